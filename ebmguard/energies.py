@@ -67,6 +67,12 @@ def check_energies(
         if not f.is_floating_point():
             what = f"{name} has dtype {f.dtype}; energies must be floating point."
             raise EnergyTypeError(f"{what} Pass the network's raw output, not labels or counts.")
+        if f.dtype.itemsize < 2 or f.layout is not torch.strided:
+            kind = f.dtype if f.layout is torch.strided else f.layout
+            raise EnergyTypeError(
+                f"{name} is {kind}, with which little can be computed; expected an ordinary "
+                f"tensor. Convert it: {'f.float()' if kind is f.dtype else 'f.to_dense()'}."
+            )
         if f.ndim == 0:
             raise ShapeError(
                 f"{name} is a single number, probably a batch mean; the weights need one energy "

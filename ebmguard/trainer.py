@@ -6,7 +6,7 @@ import difflib
 import functools
 import inspect
 import math
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypedDict, TypeGuard
@@ -23,6 +23,7 @@ __all__ = [
     "check_takes",
     "find_energy",
     "finite_number",
+    "found_lazy",
     "inner_optimizer",
     "is_function",
     "refuse_deferred",
@@ -152,14 +153,44 @@ def check_takes(sampler: object, name: str) -> None:
 
 
 def refuse_deferred(call: object) -> None:
-    """Refuse, with a ``SamplerError``, what runs after the call, where nothing is tempered."""
+    """Refuse, with a ``SamplerError``, a sampler that runs after its call, untempered."""
+    if isinstance(call, functools.partial):
+        call = call.func
     kinds = inspect.isgeneratorfunction, inspect.isasyncgenfunction, inspect.iscoroutinefunction
-    is_result = isinstance(call, Generator | AsyncGenerator | Coroutine)
-    if is_result or any(is_kind(call) for is_kind in kinds):
-        raise SamplerError(
-            "The sampler is a generator or coroutine: its steps would run after the call has "
-            "returned, on the untempered energy. Return the samples, or use g.temper(f(x)) inside."
-        )
+    if any(is_one(call) or is_one(getattr(call, "__call__", None)) for is_one in kinds):  # noqa: B004
+        raise SamplerError(f"The sampler is a generator or coroutine: {_DEFERRED}")
+
+
+def found_lazy(result: object) -> str:
+    """What is said of a sampler's result that is still to be computed; empty if it is there."""
+    parts = _parts(result)
+    lazy = [type(part).__name__ for part in parts if _is_lazy(part)]
+    if not lazy or any(hasattr(part, "shape") for part in parts):
+        return ""
+    return f"The sampler returned a {lazy[0]}, like a generator or coroutine: {_DEFERRED}"
+
+
+_DEFERRED = (
+    "its steps would run after the call has returned, on the untempered energy. Return the samples "
+    "(a list of them: list(...)), or use g.temper(f(x)) inside."
+)
+# Iterators over what is there.
+_THERE: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
+_AT_HAND = tuple(type(iter(x)) for x in _THERE)
+
+
+def _parts(x: object) -> list[object]:
+    inner = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else None
+    return [x] if inner is None else [each for part in inner for each in _parts(part)]
+
+
+def _is_lazy(x: object) -> bool:
+    future: Any = x
+    if callable(getattr(x, "add_done_callback", None)):
+        return not future.done()
+    if isinstance(x, Iterator):
+        return not isinstance(x, _AT_HAND)
+    return is_function(x) or isinstance(x, AsyncIterator) or inspect.isawaitable(x)
 
 
 def finite_number(name: str, value: object) -> float:

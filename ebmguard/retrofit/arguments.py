@@ -19,7 +19,7 @@ from ..sinks import Writer, as_sink
 from ..steering import AdaptiveSteps, SteerBeta
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
-from .callables import GuardedLoss, check_sampler
+from .callables import check_loss, check_sampler
 from .ensemble import check_variants
 from .guard import Guard
 from .loop import Loop
@@ -147,8 +147,8 @@ def guard(
         if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
             raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
-    if isinstance(loss_fn, GuardedLoss):
-        raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
+    if loss_fn is not None:
+        check_loss(loss_fn)
     if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
         raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
     if finite_number("reference_beta_star", reference_beta_star) == 0:
@@ -157,9 +157,9 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    if sampler is not None:
-        check_sampler(sampler, methods)
     trainer = check_told(Trainer(), told, sampler, process_group)
+    if sampler is not None:
+        check_sampler(sampler, methods, trainer)
     strength = Strength.of(
         beta_star=beta_star,
         beta=beta,

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..diagnostics import energy_sums, mixture_sums, weight_sums
 from ..energies import Groups, LogQ, Variant, check_energies, check_variant
-from ..errors import ConfigError, ShapeError
+from ..errors import ConfigError, EnergyTypeError, ShapeError
 from ..objective import Exponent, Terms
 
 __all__ = ["WEIGHT_SUMS", "Variants", "check_models", "check_variants", "over_models"]
@@ -111,8 +111,15 @@ def check_models(
     """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
 
     Raises:
+        EnergyTypeError: energies without numbers.
         ShapeError: energies that have not the models' dimensions first.
     """
+    for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
+        if isinstance(f, Tensor) and f.is_meta and not f.is_cuda:
+            raise EnergyTypeError(
+                f"{name} is on the device meta, which has no numbers. Put the model on a real one, "
+                'model.to_empty(device="cpu"), load its weights, and call it there.'
+            )
     if not models:
         assert isinstance(variant, str)
         check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Real
+from threading import get_ident
 from typing import Any, Unpack
 
 from torch import Tensor
@@ -240,11 +241,11 @@ class Guard:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Inside the block the sampler runs untempered and nothing is recorded: for plots."""
-        before, self._loop.is_paused = self._loop.is_paused, True
+        before, self._loop.paused_by = self._loop.paused_by, get_ident()
         try:
             yield
         finally:
-            self._loop.is_paused = before
+            self._loop.paused_by = before
 
     def attach(self, **told: Unpack[Told]) -> Guard:
         """Tell the guard about parts of the trainer that were made after it; returns the guard.

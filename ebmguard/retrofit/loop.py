@@ -7,6 +7,7 @@ import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from .optimizer import OptimizerHooks
 from .parts import Row
 from .rows import Rows, StepRow
 from .sampler_checks import FirstCalls, Unused
-from .sampling import Sampling, sampled
+from .sampling import OTHER_THREAD, Sampling, sampled
 from .settings import Settings, check_told
 from .setup import setup_of
 from .strength import Strength, StrengthAt
@@ -61,7 +62,7 @@ class Loop:
         self.compute: Callable[..., Any] = _compiled if compiles else operator.call
         self.last: Row = {}
         self.members: list[Row] = []
-        self.is_paused = False
+        self.paused_by: int | None = None  # a thread
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings = settings
         self.strength = strength
@@ -81,6 +82,11 @@ class Loop:
         self.self_check = SelfCheck()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self.rows, writer)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether a thread has paused the guard."""
+        return self.paused_by is not None
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
@@ -125,8 +131,16 @@ class Loop:
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
-        if self.is_paused or self.sampling.is_running:
+        if self.sampling.runs_here or self.paused_by == get_ident():
             return call(*args, **kwargs)
+        with self.sampling.one_thread() as is_free:
+            if is_free and not self.is_paused:
+                return self._sample(call, args, kwargs)
+            if self.strength.must_temper(self.strength_at(self.rows.step).factor):
+                raise SamplerError(OTHER_THREAD)
+            return call(*args, **kwargs)
+
+    def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.begin_sampling()
         strength, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
         if trainer.steps_argument is not None:
@@ -140,7 +154,9 @@ class Loop:
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
         factor, tempers = strength.factor_of_samples, self.strength.must_temper(strength.factor)
-        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen, tempers)
+        later = strength.is_off and self.strength.is_scheduled and self.strength.tempers
+        how = tempers, tempers or not strength.is_off, later
+        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen, *how)
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None:

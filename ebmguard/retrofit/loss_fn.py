@@ -21,6 +21,7 @@ Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 _FIX = "Keep the contrastive difference here and add the other terms outside."
+_SAMPLER = "If it is the sampler, that comes second: guard(None, sampler, ...)."
 _TURNED = {  # what a loss of the other sign does, the convention that it fits, and where f is
     "log_density": ("lower f on data, which is right if f is an energy", "energy", "high"),
     "energy": ("raise f on data, which is right if f is a log-density", "log_density", "low"),
@@ -68,10 +69,15 @@ class CallerLoss:
             dtype = torch.promote_types(f_pos.dtype, torch.float32)
             pos = f_pos.detach().to(dtype, copy=f_pos.is_inference()).requires_grad_()
             neg = f_neg.detach().to(dtype, copy=f_neg.is_inference()).requires_grad_()
-            value = loss_fn(pos, neg)
+            try:
+                value = loss_fn(pos, neg)
+            except TypeError as error:
+                raise LossError(f"loss_fn(f_pos, f_neg) failed: {error}. {_SAMPLER}") from error
             if not isinstance(value, Tensor) or value.ndim:
                 what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-                raise LossError(f"loss_fn must return one number as a 0-dim tensor; got {what}.")
+                raise LossError(
+                    f"loss_fn must return one number as a 0-dim tensor; got {what}. {_SAMPLER}"
+                )
             if not value.requires_grad:
                 raise LossError(
                     "loss_fn's result does not depend on f_pos and f_neg through autograd (a "

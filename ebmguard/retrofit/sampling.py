@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -20,12 +23,21 @@ from ..diagnostics import (
     sample_shares,
 )
 from ..errors import SamplerError
-from ..sampling import Evaluation, Recording, Tempering, find_module
-from ..trainer import Trainer, find_energy, refuse_deferred
+from ..sampling import Evaluation, Recording, Tempering, find_module, other_networks
+from ..trainer import Trainer, find_energy, found_lazy
 from .parts import Part, Row
 from .settings import Settings
 
-__all__ = ["Sampling", "sampled", "tensors"]
+__all__ = ["OTHER_THREAD", "Sampling", "sampled", "tensors"]
+
+
+_log = logging.getLogger("ebmguard")
+OTHER_THREAD = (
+    "The guarded sampler was called while another thread is inside it, or inside `with "
+    "g.paused():`, and would run untempered. Let one thread sample at a time (a lock around the "
+    "calls), call `sampler.original` for pictures and inside a sampler, or give each thread a "
+    "model and a guard of its own."
+)
 
 
 class Sampling:
@@ -33,8 +45,10 @@ class Sampling:
 
     def __init__(self, models: torch.Size) -> None:
         self.calls = 0
-        self.is_running = False
         self._models = models
+        self._free = {"turn": True}  # taken by the thread that samples; no lock could be copied
+        self._thread: int | None = None
+        self._has_warned = False
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
 
@@ -42,6 +56,29 @@ class Sampling:
     def modules(self) -> list[nn.Module]:
         """The energy modules of sampler calls so far, as long as they live."""
         return list(self._temperings)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a thread is inside a sampler call."""
+        return not self._free
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether this thread is."""
+        return self._thread == get_ident()
+
+    @contextmanager
+    def one_thread(self) -> Iterator[bool]:
+        """Whether the block may sample: not while another thread does."""
+        is_free = self._free.pop("turn", False)
+        if is_free:
+            self._thread = get_ident()
+        try:
+            yield is_free
+        finally:
+            if is_free:
+                self._thread = None
+                self._free["turn"] = True
 
     def run(
         self,
@@ -52,12 +89,19 @@ class Sampling:
         factor: float | Tensor,
         recording: Recording | None,
         must_temper: bool,
+        acts: bool,
+        later: bool,
     ) -> tuple[Any, Tempering | None]:
         """What the sampler returns on the tempered energy, and what has tempered it.
 
+        Args:
+            must_temper: refuse a call that does not run on the tempered energy.
+            acts: refuse samples that are still to be computed.
+            later: say once what will be refused.
+
         Raises:
             SamplerError: no energy module is known or among the arguments, it was never called, or
-                the sampler is a generator.
+                the sampler's steps are still to come.
             ConfigError: the module has no such method.
         """
         module, tempering = trainer.model, None
@@ -65,34 +109,52 @@ class Sampling:
             try:
                 module = find_module(call, args, kwargs)
             except SamplerError:
-                if must_temper:
+                if must_temper and not _is_one(factor):
                     raise
-        if module is not None:
+        if module is not None and (must_temper or hasattr(module, trainer.energy)):
             find_energy(module, trainer.energy)
             tempering = self._temperings.get(module)
             if tempering is None or tempering.energy != trainer.energy:
                 tempering = Tempering(module, trainer.energy, batch_dim=len(self._models))
             self._temperings[module] = tempering
-        self.is_running = True
-        try:
-            if tempering is None:
-                result = call(*args, **kwargs)
-            else:
-                result = tempering.run(call, args, kwargs, factor, recording)
-        finally:
-            self.is_running = False
-        if not isinstance(result, Tensor):
-            refuse_deferred(result)
-        if tempering is not None and not tempering.reached and must_temper:
-            raise SamplerError(
-                f"The sampler never called {type(tempering.module).__name__}.{tempering.energy}, "
-                "so it ran on the untempered energy (it calls another method such as `energy`, a "
-                "copy, or a CUDA graph that no guarded call has captured, or takes no step). Name "
-                "the method with energy=, the module with model=, or temper inside the sampler "
-                "with g.temper(energy) and guard(loss_fn, None, ...)."
-            )
+        if tempering is None:
+            result = call(*args, **kwargs)
+        else:
+            result = tempering.run(call, args, kwargs, factor, recording)
+        wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
+        if (must_temper or later) and not lazy and tempering and not tempering.reached:
+            wrong = _never_called(tempering, call, args, kwargs)
+        if wrong and (must_temper or (lazy and acts)) and not _is_one(factor):
+            raise SamplerError(wrong)
+        if wrong and (must_temper or later) and not self._has_warned:
+            self._has_warned = True
+            _log.warning("At β* = 0 nothing is tempered; above 0 this will end: %s", wrong)
         self.calls += 1
         return result, tempering
+
+
+def _is_one(factor: float | Tensor) -> bool:
+    """Read on the host, where a call would be refused otherwise."""
+    return isinstance(factor, Tensor) and bool((factor == 1).all())
+
+
+def _never_called(
+    tempering: Tempering, call: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> str:
+    energy = f"{type(tempering.module).__name__}.{tempering.energy}"
+    others = " and ".join(other_networks(tempering.module, call, args, kwargs))
+    why = f"it uses another network, {others}; a copy is another one, too"
+    if not others:
+        why = (
+            "it calls another method such as `energy`, a copy, or a CUDA graph that no guarded "
+            "call has captured, or takes no step"
+        )
+    return (
+        f"The sampler never called {energy}, so it ran on the untempered energy ({why}). For a "
+        "picture use `sampler.original`, or `with g.paused():`. To train, name the network with "
+        "model=. Name the method with energy=, or temper inside the sampler with g.temper(energy) "
+        "and guard(loss_fn, None, ...)."
+    )
 
 
 def sampled(
@@ -127,7 +189,8 @@ def sampled(
     known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
     parts: list[Part] = []
     # The norm of the drift, which the tempered energy has.
-    if tempering is None or (drift := tempering.seen.norm) is None:
+    drift = None if tempering is None else tempering.seen.norm
+    if tempering is None or drift is None or not drift.numel():
         names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
         known |= {f"sampler/{name}": math.nan for name in names}
     else:

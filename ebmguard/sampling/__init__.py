@@ -1,8 +1,9 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
 from .measured import Measured
+from .modules import find_module, other_networks
 from .recording import Draw, Evaluation, Recording, is_capturing
-from .tempering import Tempering, find_module, scale
+from .tempering import Tempering, changes, scale
 
 __all__ = [
     "Draw",
@@ -10,7 +11,9 @@ __all__ = [
     "Measured",
     "Recording",
     "Tempering",
+    "changes",
     "find_module",
     "is_capturing",
+    "other_networks",
     "scale",
 ]

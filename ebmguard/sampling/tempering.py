@@ -2,9 +2,10 @@
 
 The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, and
 the drift alone is scaled. The method is overridden on the instance for the time of the call, since
-a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Limits: another
-thread that calls the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must
-be the module that the sampler is given, not one inside it.
+a wrapper module would break closures, hooks, ``state_dict`` and compiled modules. Copies and files
+of the module that the sampler makes are those of the plain one. Limits: another thread that calls
+the module meanwhile sees the tempered energy, and ``torch.nn.DataParallel`` must be the module that
+the sampler is given, not one inside it.
 
 CUDA graphs that a sampler replays later do not call the module: they read the factor from one
 tensor, refilled at every call, and write gradient norms to others. Limit: a capture is not noticed
@@ -13,7 +14,6 @@ inside a function that ``torch.compile`` has compiled around the module.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import weakref
@@ -29,7 +29,12 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import SamplerError
 from .recording import Recording, is_capturing
 
-__all__ = ["Tempering", "find_module", "scale"]
+__all__ = ["Tempering", "changes", "scale"]
+
+
+def changes(factor: float | Tensor) -> bool:
+    """Whether energies with this factor may be others: a tensor's are never looked at."""
+    return isinstance(factor, Tensor) or factor != 1.0
 
 
 def scale(output: object, factor: float | Tensor) -> Tensor:
@@ -49,29 +54,6 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
     if isinstance(factor, Tensor):
         return output * (factor.to(output) if factor.ndim else factor)
     return output if factor == 1.0 else output * factor
-
-
-def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
-    """The only module among a sampler's arguments, bound ones included.
-
-    A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
-    SamplerError if there is none, or more than one.
-    """
-    if isinstance(sampler, functools.partial):
-        args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
-        sampler = sampler.func
-    found: list[nn.Module] = []
-    for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
-        module = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
-        if isinstance(module, nn.Module) and not any(module is other for other in found):
-            found.append(module)
-    if len(found) == 1:
-        return found[0]
-    what = "No energy module among the sampler's arguments; it is probably a closure or a global."
-    if found:
-        names = ", ".join(type(module).__name__ for module in found)
-        what = f"{len(found)} modules among the arguments ({names}); which one is the energy?"
-    raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
 
 
 class _Gradients:
@@ -200,6 +182,8 @@ class Tempering:
 
     _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
     _owner: tuple[Any, ...]
+    _state_of: Callable[[], Any]  # the module's own __getstate__
+    _replaced: dict[str, tuple[Any, Any]]  # by attribute: ours, and the module's own or None
 
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = False
@@ -209,6 +193,7 @@ class Tempering:
         self.given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._recording: Recording | None = None
+        self._is_active = False
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -251,13 +236,18 @@ class Tempering:
         The factor broadcasts against the energies; `recording` gets the module's calls.
 
         Raises:
-            SamplerError: another guard is sampling from the same module, or a CUDA graph has
-                captured a factor of another shape.
+            SamplerError: another guard is sampling from the same module, and one of the two
+                tempers it; or a CUDA graph has captured a factor of another shape.
         """
         module, name = self.module, self.energy
         attributes = vars(module)
-        existing = attributes.get(name)
-        if isinstance(getattr(existing, "__self__", None), Tempering):
+        outer = getattr(attributes.get(name), "__self__", None)
+        if isinstance(outer, Tempering):
+            if not changes(factor) and not changes(outer.given):
+                self.given, self.reached = factor, False
+                self.seen.start()
+                yield
+                return
             raise SamplerError(
                 "Two guards sample from the same module at once, which would temper it twice. "
                 "Give the inner one the plain sampler (`sampler.original`)."
@@ -271,34 +261,62 @@ class Tempering:
         self._recording = recording
         self.reached = self._captured is not None
         self.seen.start()
-        attributes[name] = self._forward
+        own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
+        self._state_of = module.__getstate__
         if compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
-            attributes["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
+            own["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
+        self._replaced = {key: (x, attributes.get(key)) for key, x in own.items()}
+        attributes.update(own)
+        self._is_active = True
         try:
             with nullcontext() if recording is None else recording.listening():
                 yield
         finally:
-            if existing is None:
-                del attributes[name]
-            else:
-                attributes[name] = existing
-            if compiled is not None:
-                attributes["_compiled_call_impl"] = compiled
-            del self._function, self._owner
+            self._is_active = False
+            self._restore(attributes)
+            del self._function, self._owner, self._state_of, self._replaced
             self._recording = None
             self.seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
 
+    def _restore(self, attributes: dict[str, Any]) -> None:
+        for key, (own, before) in self._replaced.items():
+            if attributes.get(key) is own:
+                attributes[key] = before
+                if before is None:
+                    del attributes[key]
+
+    def _state(self) -> Any:
+        """What a copy or a file of the module holds: it outlives the block."""
+        state = self._state_of()
+        if isinstance(state, dict):
+            self._restore(state := {**state})
+        return state
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Where the module is copied by its own way, or a method of it alone."""
+        if self._is_active and changes(self.given):
+            raise SamplerError(
+                f"{type(self.module).__name__}, or its method {self.energy}, is copied inside the "
+                "sampler, in a way that would keep the tempered energy. Copy it before the call."
+            )
+        return super().__reduce_ex__(protocol)
+
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self._is_active:  # the sampler has kept this method
+            return getattr(self.module, self.energy)(*args, **kwargs)
         if not torch.compiler.is_compiling():
             return self._watched(self._scaled, args, kwargs)
         self.reached = True
         return self._scaled(*args, **kwargs)
 
-    def _scaled(self, *args: Any, **kwargs: Any) -> Tensor:
-        return scale(self._function(*self._owner, *args, **kwargs), self._factor)
+    def _scaled(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._function(*self._owner, *args, **kwargs)
+        if not isinstance(output, Tensor) and not changes(self.given):
+            return output
+        return scale(output, self._factor)
 
     def _watched(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
