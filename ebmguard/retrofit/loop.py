@@ -177,15 +177,14 @@ class Loop:
 
     def _compare(self, *, acts: bool) -> None:
         """Take the output scale that was measured, or hold the one that was given against it."""
-        found, step = self.first_calls.result, self.rows.step
-        speaks = self.settings.ranks.is_first
+        found, speaks = self.first_calls.result, self.settings.ranks.is_first
         if not self.strength.awaits_scale:
-            alerts = self.first_calls.alert(self.strength.output_scale, step)
+            alerts = self.first_calls.alert(self.strength.output_scale, self.rows.step)
             self.actions.alerts += alerts
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
         elif found is not None and found.is_exact:
-            self.strength = self.strength.with_scale(found.output_scale, step)
+            self.strength = self.strength.with_scale(found.output_scale, self.rows.step)
             self._now = None
             if speaks:
                 _log.info("%s", found)
