@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..alerts import Alert, Course, Judge, Situation, error_for
+from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..check import SelfCheck, find_problems
 from ..errors import BudgetSpentError, ConfigError, SamplerError
 from ..recovery import Recoverer
@@ -110,7 +110,8 @@ class Loop:
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
             acts = {} if self.settings.action == "warn" else {"action": self.settings.action}
-            self.writer.write_alerts([alert.record() | acts for alert in alerts])
+            told = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
+            self.writer.write_alerts(told)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
             if self.course.update(row.step, self._judge.level, worst):
                 self.writer.write_verdict(row.step, str(self.course.verdict))
@@ -125,9 +126,8 @@ class Loop:
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
-        beta_star, most = numbers.get("beta_star"), self.strength.most_raised
-        now = self.actions.situation(self.trainer, beta_star, most, numbers)
-        return self.actions.advised(alert, now)
+        told = numbers.get("beta_star"), self.strength.most_raised, numbers
+        return self.actions.advised(alert, self.actions.situation(self.trainer, *told))
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
