@@ -84,4 +84,4 @@ def test_an_alert_names_its_value_its_limit_and_its_window():
     assert alert.tag == "energy_gap"
     assert alert.value == row["energy_gap"] > alert.limit > 0
     assert alert.window == GROWTH.window
-    assert alert.remedies[0].startswith("roll back")
+    assert alert.remedies[0].startswith("go back")

@@ -92,7 +92,7 @@ def test_anything_not_finite_is_an_error_at_once(tag, value):
     assert (alert.level, alert.step, alert.tag) == (Level.ERROR, 0, tag)
     assert alert.value == pytest.approx(value, nan_ok=True)
     assert alert.window == 0
-    assert alert.remedies[0].startswith("roll back")
+    assert alert.remedies[0].startswith("go back")
 
 
 @pytest.mark.parametrize("tag", ["sampler/grad_norm", "sampler/grad_norm_max", "pareto_k", "ess"])
