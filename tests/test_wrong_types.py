@@ -40,6 +40,8 @@ NOT_CALLED = {
         "Judge",
         "Course",
         "Verdict",
+        "SelfCheck",
+        "of_unknown",
         "Bands",
         "error_for",
     ),

@@ -67,8 +67,10 @@ def test_sadajem_two_losses_are_one_row_and_one_step_of_a_schedule(attach, tmp_p
     assert [row["loss"] for row in rows] == pytest.approx(means, rel=1e-5)
 
 
-def test_sadajem_the_outer_optimizer_never_ends_a_step():
-    assert jem_family.train_sadajem(Trial(0.5, attach=True), outer=True).guards[0].step == 0
+def test_sadajem_the_outer_optimizer_never_steps_and_the_run_says_so(caplog):
+    g = jem_family.train_sadajem(Trial(0.5, attach=True), outer=True).guards[0]
+    assert g.step > 0
+    assert [x for x in caplog.messages if "optimizer=" in x]
 
 
 def test_hdge_the_contrastive_chain_is_no_chain_of_f():

@@ -452,7 +452,9 @@ def test_rows_and_alerts_are_those_of_a_torch_run_with_these_energies(tmp_path, 
             np.testing.assert_allclose(value, other[name], rtol=1e-6, atol=1e-6, err_msg=name)
     for name in ("alerts.jsonl",):
         ours, original = (read_jsonl(tmp_path / run / name) for run in ("jax", "torch"))
-        assert [x["message"] for x in ours] == [x["message"] for x in original]
+        # What JAX trains cannot be rolled back, and its alerts do not say so.
+        said = [x["message"].replace('; action="rollback" next time', "") for x in original]
+        assert [x["message"] for x in ours] == said
     run = RecordedRun.read(tmp_path / "jax", ["energy_gap", "ess"])  # as `ebmguard watch` does
     assert (run.row_count, run.step) == (60, 59)
     assert run.level("energy_gap") is Level.ERROR

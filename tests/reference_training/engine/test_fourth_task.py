@@ -111,11 +111,11 @@ def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
     results = go(config_for(tmp_path, spoiled=8))
     assert results is not None
     (rollback,) = results["rollbacks"]
-    assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 1, 12)
+    assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 0, 12)
     assert results["diverged_at"] is None
-    assert steps_of(tmp_path, "metrics.jsonl") == [*range(9), *range(1, 12)]
+    assert steps_of(tmp_path, "metrics.jsonl") == [*range(9), *range(12)]
     attempts = [row["recovery/attempt"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
-    assert attempts == [0] * 9 + [1] * 11
+    assert attempts == [0] * 9 + [1] * 12
     assert all(torch.isfinite(x).all() for x in saved(tmp_path)["network"].values())
 
 

@@ -47,7 +47,7 @@ def rolled_back(tmp_path_factory):
 def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
     results = results_of(rolled_back)
     (rollback,) = results["rollbacks"]
-    assert (rollback["step"], rollback["restored_step"], rollback["attempt"]) == (AT, 1, 1)
+    assert (rollback["step"], rollback["restored_step"], rollback["attempt"]) == (AT, 0, 1)
     assert rollback["rule"] == "nonfinite"
     assert rollback in read_jsonl(rolled_back / "recovery.jsonl")
     assert results["steps"] == STEPS
@@ -59,10 +59,10 @@ def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
 
 
 def test_rows_of_steps_that_come_again_say_so(rolled_back):
-    again = [*range(AT + 1), *range(1, STEPS)]
+    again = [*range(AT + 1), *range(STEPS)]
     for name, steps in (
         ("metrics.jsonl", again),
-        ("evaluations.jsonl", [0, 3, 6, 9, *range(3, STEPS + 1, 3)]),
+        ("evaluations.jsonl", [0, 3, 6, 9, *range(0, STEPS + 1, 3)]),
     ):
         assert steps_of(rolled_back, name) == steps, name
         counted = last_course(read_jsonl(rolled_back / name))
@@ -134,7 +134,7 @@ def test_no_checkpoint_of_a_course_given_up_is_left(tmp_path):
     out = tmp_path / "killed"
     with nan_samples(AT), pytest.raises(Killed):
         go(rollback_config(out), Kill())
-    assert [file.name for file in (out / "checkpoints").glob("step-*")] == ["step-00000001.pt"]
+    assert [file.name for file in (out / "checkpoints").glob("step-*")] == ["step-00000000.pt"]
     results = go(JemConfig(out=out, resume=True))
     assert results is not None
     assert results["steps"] == STEPS
