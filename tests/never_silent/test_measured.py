@@ -261,7 +261,7 @@ def test_what_cannot_be_told_is_said_once_and_stays_as_it_is(name: str, caplog: 
     caplog.set_level(logging.INFO, "ebmguard")
     sampler, why = UNTOLD[name]
     f, x = Energy(), torch.randn(16, 2)
-    loss, sample = guard(None, sampler, beta_star=0.5, model=f)
+    loss, sample = g = guard(None, sampler, beta_star=0.5, model=f)
     for _ in range(7):
         torch.manual_seed(1)
         found = sample(f, x)
@@ -271,6 +271,7 @@ def test_what_cannot_be_told_is_said_once_and_stays_as_it_is(name: str, caplog: 
     (said,) = [each for each in caplog.records if "not be measured" in each.getMessage()]
     assert why in said.getMessage()
     assert "pass output_scale=" in said.getMessage()
+    assert why in next(str(each) for each in g.check() if each.name == "no_output_scale")
     assert (said.levelno == logging.INFO) == (name == "no noise")
 
 
