@@ -229,7 +229,7 @@ class Guard:
         loop = self._loop
         if loop.is_paused:
             return output
-        if loop.sampling.is_running:
+        if loop.sampling.turn.thread is not None:
             raise SamplerError(
                 "g.temper was called inside a guarded sampler, whose energy would be tempered "
                 "twice. Temper inline with guard(loss_fn, None, ...), or leave g.temper out."

@@ -131,9 +131,9 @@ class Loop:
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
-        if self.sampling.runs_here or self.paused_by == get_ident():
+        if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
-        with self.sampling.one_thread() as is_free:
+        with self.sampling.turn.take() as is_free:
             if is_free and not self.is_paused:
                 return self._sample(call, args, kwargs)
             if self.strength.must_temper(self.strength_at(self.rows.step).factor):

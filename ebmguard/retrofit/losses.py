@@ -17,6 +17,7 @@ from .ensemble import check_models
 from .loop import Loop
 from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .parts import Part
+from .sampling import Turn
 from .strength import StrengthAt
 from .unended import Moves
 
@@ -26,6 +27,11 @@ _log = logging.getLogger("ebmguard")
 
 # Losses that are looked at, and moves of the parameters among them that no validation makes.
 _LOOKS, _MOVES = 20, 10
+_UNDER_WAY = (
+    "The guarded loss was called while another call of it was under way: from a second "
+    "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
+    "loop; give every thread a guard of its own."
+)
 _NO_GRADIENT = (
     "The guarded loss was called only where gradients are disabled, while parameters move: such "
     "losses are taken for a validation's, and nothing is recorded. Call it where gradients are "
@@ -43,7 +49,7 @@ class Losses:
         self._is_quiet = False  # whether the loss under way leaves no trace
         self._without = 0  # losses without a gradient, before the first with one
         self._moves = Moves()
-        self._turn = [True]  # the one loss call at a time takes it; a lock could not be copied
+        self._turn = Turn()
 
     @contextmanager
     def _one_loss(self, f_pos: Tensor, f_neg: Tensor) -> Iterator[None]:
@@ -51,22 +57,14 @@ class Losses:
 
         Energies that never had a gradient are recorded where gradients are enabled.
         """
-        try:
-            turn = self._turn.pop()
-        except IndexError:
-            raise LossError(
-                "The guarded loss was called while another call of it was under way: from a second "
-                "thread, or inside loss_fn or on_alert. Losses belong to the steps of one training "
-                "loop; give every thread a guard of its own."
-            ) from None
-        is_paused = self._loop.is_paused
-        trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
-        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
-        self._is_quiet = is_paused or rests
-        try:
+        with self._turn.take() as is_free:
+            if not is_free:
+                raise LossError(_UNDER_WAY)
+            is_paused = self._loop.is_paused
+            trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
+            rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
+            self._is_quiet = is_paused or rests
             yield
-        finally:
-            self._turn.append(turn)
         if rests and not is_paused and not self._loop.rows.losses:
             self._look_for_training()
         self._has_trained |= trains and not self._is_quiet

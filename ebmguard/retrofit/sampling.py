@@ -28,7 +28,7 @@ from ..trainer import Trainer, find_energy, found_lazy
 from .parts import Part, Row
 from .settings import Settings
 
-__all__ = ["OTHER_THREAD", "Sampling", "sampled", "tensors"]
+__all__ = ["OTHER_THREAD", "Sampling", "Turn", "sampled", "tensors"]
 
 
 _log = logging.getLogger("ebmguard")
@@ -40,14 +40,40 @@ OTHER_THREAD = (
 )
 
 
+class Turn:
+    """Taken by one call at a time; a lock could not be copied.
+
+    Attributes:
+        thread: which has it.
+    """
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self._free = [True]
+
+    @contextmanager
+    def take(self) -> Iterator[bool]:
+        """Whether the block has it: not while another call does."""
+        try:
+            free = self._free.pop()
+        except IndexError:
+            yield False
+            return
+        self.thread = get_ident()
+        try:
+            yield True
+        finally:
+            self.thread = None
+            self._free.append(free)
+
+
 class Sampling:
     """Finds the energy module of a sampler call, and runs the call on its tempered output."""
 
     def __init__(self, models: torch.Size) -> None:
         self.calls = 0
         self._models = models
-        self._free = {"turn": True}  # taken by the thread that samples; no lock could be copied
-        self._thread: int | None = None
+        self.turn = Turn()
         self._has_warned = False
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
@@ -56,29 +82,6 @@ class Sampling:
     def modules(self) -> list[nn.Module]:
         """The energy modules of sampler calls so far, as long as they live."""
         return list(self._temperings)
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a thread is inside a sampler call."""
-        return not self._free
-
-    @property
-    def runs_here(self) -> bool:
-        """Whether this thread is."""
-        return self._thread == get_ident()
-
-    @contextmanager
-    def one_thread(self) -> Iterator[bool]:
-        """Whether the block may sample: not while another thread does."""
-        is_free = self._free.pop("turn", False)
-        if is_free:
-            self._thread = get_ident()
-        try:
-            yield is_free
-        finally:
-            if is_free:
-                self._thread = None
-                self._free["turn"] = True
 
     def run(
         self,
