@@ -538,7 +538,6 @@ def sampled_loss(f: Tensor, neg: Tensor) -> Tensor:
         functools.partial(lambda weight, p, n: weight * difference(p, n), 2.0),
         nn.L1Loss(),
     ],
-    ids=str,
 )
 def test_a_loss_by_any_name_is_taken(loss: Any) -> None:
     guard(loss, langevin, **HALF)
