@@ -26,6 +26,7 @@ __all__ = [
     "found_lazy",
     "inner_optimizer",
     "is_function",
+    "leaves",
     "refuse_deferred",
 ]
 
@@ -163,7 +164,7 @@ def refuse_deferred(call: object) -> None:
 
 def found_lazy(result: object) -> str:
     """What is said of a sampler's result that is still to be computed; empty if it is there."""
-    parts = _parts(result)
+    parts = [*leaves(result)]
     lazy = [type(part).__name__ for part in parts if _is_lazy(part)]
     if not lazy or any(hasattr(part, "shape") for part in parts):
         return ""
@@ -179,9 +180,10 @@ _THERE: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
 _AT_HAND = tuple(type(iter(x)) for x in _THERE)
 
 
-def _parts(x: object) -> list[object]:
+def leaves(x: object) -> Iterator[object]:
+    """What a sampler has returned, alone or in tuples, lists and dicts."""
     inner = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else None
-    return [x] if inner is None else [each for part in inner for each in _parts(part)]
+    yield from [x] if inner is None else (each for part in inner for each in leaves(part))
 
 
 def _is_lazy(x: object) -> bool:

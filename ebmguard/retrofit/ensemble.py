@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from ..diagnostics import energy_sums, mixture_sums, weight_sums
 from ..energies import Groups, LogQ, Variant, check_energies, check_variant
 from ..errors import ConfigError, EnergyTypeError, ShapeError
 from ..objective import Exponent, Terms
+from ..ranks import Batch
 
 __all__ = ["WEIGHT_SUMS", "Variants", "check_models", "check_variants", "over_models"]
 
@@ -100,13 +101,7 @@ def _column(first: float, second: float, dtype: torch.dtype, device: torch.devic
 
 
 def check_models(
-    models: torch.Size,
-    variant: Variants,
-    f_pos: Tensor,
-    f_neg: Tensor,
-    beta_star: float | Tensor,
-    groups: Groups | None,
-    log_q: LogQ | None,
+    models: torch.Size, variant: Variants, own: Batch, beta_star: float | Tensor
 ) -> None:
     """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
 
@@ -114,34 +109,34 @@ def check_models(
         EnergyTypeError: energies without numbers.
         ShapeError: energies that have not the models' dimensions first.
     """
+    f_pos, f_neg, groups, log_q = own[:4]
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if isinstance(f, Tensor) and f.is_meta and not f.is_cuda:
             raise EnergyTypeError(
                 f"{name} is on the device meta, which has no numbers. Put the model on a real one, "
                 'model.to_empty(device="cpu"), load its weights, and call it there.'
             )
-    if not models:
-        assert isinstance(variant, str)
-        check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
-        return
-    for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         is_tensor = isinstance(f, Tensor) and f.is_floating_point()  # else the check below says it
-        if is_tensor and (f.ndim != len(models) + 1 or f.shape[:-1] != models):
+        has_models = is_tensor and f.ndim == len(models) + 1 and f.shape[:-1] == models
+        if models and is_tensor and not has_models:
             raise ShapeError(
                 f"beta_star has model dimensions {tuple(models)}, so {name} must have shape "
                 f"({', '.join(map(str, models))}, samples); got {tuple(f.shape)}."
             )
-    for name, q, f in zip(("log_q_pos", "log_q_neg"), log_q or (), (f_pos, f_neg), strict=False):
-        if isinstance(q, Tensor) and q.shape != f.shape:
-            raise ShapeError(
-                f"{name} has shape {tuple(q.shape)}; expected {tuple(f.shape)}, one log-density "
-                "per sample: log q(x), summed over the dimensions of x."
-            )
-    first, given = (0,) * len(models), (f_pos, f_neg, *(log_q or ()))
-    pos, neg, *own = (x[first] if isinstance(x, Tensor) else x for x in given)
-    both: Any = tuple(own) or None
+    if models:
+        names = "log_q_pos", "log_q_neg"
+        for name, q, f in zip(names, log_q or (), (f_pos, f_neg), strict=False):
+            if isinstance(q, Tensor) and q.shape != f.shape:
+                raise ShapeError(
+                    f"{name} has shape {tuple(q.shape)}; expected {tuple(f.shape)}, one "
+                    "log-density per sample: log q(x), summed over the dimensions of x."
+                )
+        first, beta_star = (0,) * len(models), 1.0
+        given = (f_pos, f_neg, *(log_q or ()))
+        f_pos, f_neg, *rest = (x[first] if isinstance(x, Tensor) else x for x in given)
+        log_q = cast("LogQ | None", tuple(rest) or None)
     for name in {variant} if isinstance(variant, str) else {*variant}:
-        check_energies(pos, neg, variant=name, groups=groups, log_q=both)
+        check_energies(f_pos, f_neg, beta_star, variant=name, groups=groups, log_q=log_q)
 
 
 def check_variants(variant: object, models: torch.Size) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LossError
 from ..sampling import Measured, Tempering, is_capturing
+from ..trainer import leaves
 from .sampler_checks import is_compiled
-from .sampling import tensors
 from .settings import Settings
 
 __all__ = ["FirstLosses"]
@@ -123,7 +123,7 @@ class FirstLosses:
             return
         if self._are_old:
             self._samples, self._are_old = [], False
-        found = [x for x in tensors(samples) if _is_plain(x)]
+        found = [x for x in leaves(samples) if _is_plain(x)]
         shape = tempering.seen.output_shape
         self._follows_one = bool(shape) and shape.numel() in map(len, found)
         # Of two alike one may be the data; and states that are whole numbers may be data's, too.
@@ -271,7 +271,7 @@ class FirstLosses:
         _log.warning("%s", wrong)
 
 
-def _is_plain(x: object) -> bool:
+def _is_plain(x: object) -> TypeGuard[Tensor]:
     """Whether it is a batch whose numbers can be read."""
     if type(x) not in (Tensor, nn.Parameter) or is_capturing():
         return False

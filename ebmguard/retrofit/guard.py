@@ -14,6 +14,7 @@ from ..alerts import Verdict
 from ..check import Problem, find_problems
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
+from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import is_own
 from ..trainer import Told, Trainer
@@ -21,8 +22,7 @@ from .actions import SgldSteps
 from .callables import GuardedLoss, wrap_sampler
 from .loop import Loop
 from .losses import Losses
-from .parts import Row
-from .setup import setup_of
+from .rows import Row
 
 __all__ = ["Guard"]
 
@@ -86,11 +86,11 @@ class Guard:
 
         May be replaced, by what captures CUDA graphs, say.
         """
-        return self._loop.compute
+        return self._loop.measure.compute
 
     @compute.setter
     def compute(self, compute: Callable[..., Any]) -> None:
-        self._loop.compute = compute
+        self._loop.measure.compute = compute
 
     @property
     def measured(self) -> Measured | None:
@@ -152,7 +152,7 @@ class Guard:
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
-        return self._losses.loss(f_pos, f_neg, groups, log_q)
+        return self._losses.loss(Batch(f_pos, f_neg, groups, log_q))
 
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
@@ -163,7 +163,7 @@ class Guard:
         of :meth:`loss`. Gradients that arrive are multiplied by (1 - w⁺_i) and by M · GradScale ·
         w_j (of the ``variant``), so that a plain difference of means gets the guarded gradient.
         """
-        return self._losses.reweight(f_pos, f_neg, groups, log_q)
+        return self._losses.reweight(Batch(f_pos, f_neg, groups, log_q))
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
@@ -280,7 +280,7 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        return find_problems(setup_of(self._loop, self._loop.strength_at(self.step), example))
+        return find_problems(self._loop.setup(self._loop.strength_at(self.step), example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.

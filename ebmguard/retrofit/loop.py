@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import logging
-import operator
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from threading import get_ident
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Level, Situation, error_for
-from ..check import SelfCheck, find_problems
+from ..check import SelfCheck, Setup, find_problems
 from ..errors import BudgetSpentError, ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
@@ -25,12 +23,10 @@ from .actions import Actions
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
-from .parts import Row
-from .rows import Rows, StepRow
+from .rows import Row, Rows, StepRow
 from .sampler_checks import FirstCalls, Unused
-from .sampling import OTHER_THREAD, Sampling, sampled
+from .sampling import OTHER_THREAD, Sampling
 from .settings import Settings, check_told
-from .setup import setup_of
 from .strength import Strength, StrengthAt
 from .unended import ENDLESS
 
@@ -59,7 +55,6 @@ class Loop:
         compiles: bool,
     ) -> None:
         self.trainer = Trainer()
-        self.compute: Callable[..., Any] = _compiled if compiles else operator.call
         self.last: Row = {}
         self.members: list[Row] = []
         self.paused_by: int | None = None  # a thread
@@ -74,8 +69,8 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self.has_sampler = has_sampler
         self._now: tuple[object, StrengthAt] | None = None
-        self.sampling = Sampling(settings.models)
-        self.measure = Measure(settings)
+        self.sampling = Sampling(settings.sample_dim)
+        self.measure = Measure(settings, compiles=compiles)
         self._judge = judge
         self.course = Course()
         self.unused = Unused()
@@ -122,7 +117,39 @@ class Loop:
 
     def _check_itself(self, row: StepRow) -> None:
         if self.self_check.is_due(row.numbers) and self._now and self.settings.ranks.is_first:
-            self.self_check.say(find_problems(setup_of(self, self._now[1], is_running=True)))
+            self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
+
+    def setup(
+        self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
+    ) -> Setup:
+        """What the checks look at, at a step's strength."""
+        settings, recoverer, found = self.settings, self.actions.recoverer, self.first_calls.result
+        awaits = self.strength.awaits_scale and self.first_calls.calls_left > 0
+        in_group = dist.is_available() and dist.is_initialized()
+        followed: Iterable[str] = ()
+        if recoverer is not None and not is_running:
+            followed = recoverer.settings.not_followed(self.situation)
+        return Setup(
+            trainer=self.trainer,
+            has_sampler=self.has_sampler or self.is_inline,
+            beta_star=now.numbers[0],
+            output_scale=now.output_scale,
+            tempers=self.strength.tempers or awaits,
+            measured="" if found is None else str(found),
+            factor=now.numbers[1],
+            sign=settings.sign,
+            action=settings.action,
+            judge_in_loss=settings.judge_in_loss,
+            has_sinks=bool(self.writer.sinks),
+            is_distributed=in_group and dist.get_world_size() > 1,
+            joins_ranks=settings.process_group is not None,
+            models=len(settings.models),
+            not_followed=tuple(followed),
+            chains="" if recoverer is None else recoverer.chains.found,
+            unknown=self.self_check.unknown,
+            is_running=is_running,
+            example=example,
+        )
 
     def _advised(self, alert: Alert, row: StepRow) -> Alert:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
@@ -142,7 +169,7 @@ class Loop:
 
     def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.begin_sampling()
-        strength, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
+        now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
         if trainer.steps_argument is not None:
             steps = self.actions.ask_steps(for_refinement=False)
             kwargs = {**kwargs, trainer.steps_argument: steps.steps}
@@ -153,26 +180,27 @@ class Loop:
         seen = recording
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        factor, tempers = strength.factor_of_samples, self.strength.must_temper(strength.factor)
-        later = strength.is_off and self.strength.is_scheduled and self.strength.tempers
-        how = tempers, tempers or not strength.is_off, later
-        result, tempering = self.sampling.run(call, args, kwargs, trainer, factor, seen, *how)
+        run = call, args, kwargs, trainer, self.strength, now, seen
+        result, tempering = self.sampling.run(*run)
         if recoverer is not None:
             recoverer.chains.leave(result)
+        tempers = self.strength.must_temper(now.factor)
         if recording is not None:
             self.first_calls.take(recording, tempering)
         if awaits:
-            self._compare(acts=self.strength.is_scheduled or not strength.is_off)
+            self._compare(acts=self.strength.is_scheduled or not now.is_off)
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
-        last_two = () if seen is None else seen.evaluations[-2:]
-        before, finer = self.measure.known_by(), self.actions.refined_by
-        found, known_by = sampled(
-            tempering, result, trainer, self.settings, self.compute, before, last_two, finer, slow
+        self.measure.sampled(
+            trainer,
+            tempering,
+            result,
+            () if seen is None else seen.evaluations[-2:],
+            refinement=self.actions.refined_by,
+            slow=slow,
+            parts_of=call.parts if isinstance(call, Mixture) else None,
         )
-        parts = call.parts if isinstance(call, Mixture) else None
-        self.measure.samples(trainer, found, known_by, parts)
         module = None if tempering is None else tempering.module
-        self.unused.sample(module, acts=not strength.is_off, tempers=tempers)
+        self.unused.sample(module, acts=not now.is_off, tempers=tempers)
         return result
 
     def _compare(self, *, acts: bool) -> None:
@@ -358,15 +386,6 @@ class Loop:
             self.strength = self.strength.with_scale(known.output_scale, self.rows.step)
         self.actions.load_steering(state)
         self._now = None
-
-
-@cache
-def _compiled_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(function, fullgraph=True)
-
-
-def _compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return _compiled_of(function)(*args, **kwargs)
 
 
 def _write_the_rest(rows: Rows, writer: Writer) -> None:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from ..energies import Groups, LogQ, per_sample, widened
+from ..energies import per_sample, widened
 from ..errors import LossError, SamplerError
 from ..ranks import Batch, whole_batch
 from ..sampling import is_capturing
 from .ensemble import check_models
 from .loop import Loop
 from .loss_fn import CallerLoss, no_gradient, scaled_gradient
-from .parts import Part
+from .rows import Part
 from .sampling import Turn
 from .strength import StrengthAt
 from .unended import Moves
@@ -52,8 +52,8 @@ class Losses:
         self._turn = Turn()
 
     @contextmanager
-    def _one_loss(self, f_pos: Tensor, f_neg: Tensor) -> Iterator[None]:
-        """Let one thread in; of a loss that cannot train, a validation's, record nothing.
+    def _one_loss(self, own: Batch) -> Iterator[StrengthAt]:
+        """Let one thread in, begin; of a loss that cannot train, a validation's, record nothing.
 
         Energies that never had a gradient are recorded where gradients are enabled.
         """
@@ -61,10 +61,10 @@ class Losses:
             if not is_free:
                 raise LossError(_UNDER_WAY)
             is_paused = self._loop.is_paused
-            trains = any(getattr(f, "requires_grad", False) for f in (f_pos, f_neg))
+            trains = any(getattr(f, "requires_grad", False) for f in own[:2])
             rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
             self._is_quiet = is_paused or rests
-            yield
+            yield self._begin(own)
         if rests and not is_paused and not self._loop.rows.losses:
             self._look_for_training()
         self._has_trained |= trains and not self._is_quiet
@@ -76,43 +76,37 @@ class Losses:
             self._without = _LOOKS
             _log.warning(_NO_GRADIENT)
 
-    def loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> Tensor:
+    def loss(self, own: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
-        loop = self._loop
-        with self._one_loss(f_pos, f_neg):
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+        loop, sides = self._loop, own[:2]
+        with self._one_loss(own) as strength:
             if not self._is_quiet:
-                is_off, step = strength.is_off, loop.rows.step
-                loop.first_losses.check_gradients(f_pos, f_neg, step, only_warns=is_off)
+                step = loop.rows.step
+                loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
             loss = weight = None
             if strength.is_off:
-                loss = self._caller_loss.plain(f_pos, f_neg)
+                loss = self._caller_loss.plain(*sides)
             else:
-                weight = self._caller_loss.weight(f_pos, f_neg, loop.settings.models)
-            loss = self._take_loss(f_pos, f_neg, groups, log_q, strength, loss, weight)
+                weight = self._caller_loss.weight(*sides, loop.settings.models)
+            shown = None if loss is None else {"loss": loss}
+            loss = self._take(own, strength, loss, weight, shown)
             if loop.actions.is_pending and (loss.requires_grad or not self._is_quiet):
-                return no_gradient(f_pos) + no_gradient(f_neg)
+                return no_gradient(own.f_pos) + no_gradient(own.f_neg)
             loss = loss.sum() if loss.ndim else loss
             loop.first_calls.watch(loss, loop.trainer.optimizer)
             return loss
 
-    def reweight(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> tuple[Tensor, Tensor]:
+    def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
-        loop = self._loop
-        with self._one_loss(f_pos, f_neg):
-            strength = self._begin_loss(f_pos, f_neg, groups, log_q)
+        loop, (f_pos, f_neg) = self._loop, own[:2]
+        with self._one_loss(own) as strength:
             if not torch.is_grad_enabled():
                 return f_pos, f_neg
             # In float32 at least: the factors have digits that half precision would lose.
             pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
                 off = torch.zeros(()) if strength.is_off else None
-                beside = groups, log_q, strength
-                loss = self._take_loss(pos, neg, *beside, off, None, is_shown=False)
+                loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
             if loop.actions.is_pending:
                 zero = f_pos.new_zeros(())
                 return scaled_gradient(f_pos, zero), scaled_gradient(f_neg, zero)
@@ -125,9 +119,7 @@ class Losses:
                 scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
             )
 
-    def _begin_loss(
-        self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
-    ) -> StrengthAt:
+    def _begin(self, own: Batch) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         loop = self._loop
         if is_capturing():
@@ -148,18 +140,17 @@ class Losses:
         strength = loop.strength_at(loop.rows.step + begins)
         if not strength.is_off:
             loop.strength.check_known(loop.first_calls.result)
-        told = loop.settings.models, loop.settings.variant
-        check_models(*told, f_pos, f_neg, strength.beta_star, groups, log_q)
+        check_models(loop.settings.models, loop.settings.variant, own, strength.beta_star)
         if loop.has_sampler and not loop.sampling.calls and not self._is_quiet:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
                 "elsewhere. Draw them with the sampler that guard() returned (is the name still "
                 "bound to the original one?), or pass sampler=None."
             )
-        self._caller_loss.check(f_pos, f_neg)
+        self._caller_loss.check(*own[:2])
         if not self._is_quiet:
-            is_off = strength.is_off
-            loop.first_losses.check(f_pos, f_neg, loop.first_calls.result, only_warns=is_off)
+            found = loop.first_calls.result
+            loop.first_losses.check(*own[:2], found, only_warns=strength.is_off)
             if loop.actions.recoverer is not None:
                 loop.actions.recoverer.keep_first(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
@@ -167,52 +158,46 @@ class Losses:
             return loop.strength_at(loop.rows.step)  # which that row may have steered
         return strength
 
-    def _take_loss(
+    def _take(
         self,
-        f_pos: Tensor,
-        f_neg: Tensor,
-        groups: Groups | None,
-        log_q: LogQ | None,
+        own: Batch,
         strength: StrengthAt,
         loss: Tensor | None,
-        weight: Tensor | None,
-        *,
-        is_shown: bool = True,
+        weight: Tensor | None = None,
+        shown: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """The loss of a call, measured; where one is given, β* = 0, that one.
 
         Args:
-            weight: factor on it.
-            is_shown: whether the row has the loss.
+            weight: factor on it, shown in the row with the result.
+            shown: what else the row has of it.
         """
-        loop = self._loop
+        loop, settings = self._loop, self._loop.settings
         if not self._is_quiet:
             loop.unused.loss()
             loop.rows.note(loop.actions.notes())
-        slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not f_pos.is_cuda)
-        settings, sides = loop.settings, (f_pos, f_neg)
+        slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not own.f_pos.is_cuda)
+        sides: Iterable[Tensor] = own[:2]
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
-            sides = f_pos.detach(), f_neg.detach()
+            sides = (f.detach() for f in sides)
         pos, neg = map(widened if settings.models else per_sample, sides)
         if settings.sign < 0:
             pos, neg = -pos, -neg
-        own = Batch(pos, neg, groups, log_q, loop.measure.parts_of(neg))
+        own = own._replace(f_pos=pos, f_neg=neg, of_neg=loop.measure.parts_of(neg))
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
             own = whole_batch(settings.process_group, own, same=(star, settings.variant))
-        found, sums = loop.measure.computed(own, strength, loop.compute)
+        found, sums = loop.measure.computed(own, strength)
         if loss is None:
             assert found is not None
             loss = found if weight is None else weight * found
         if not self._is_quiet:
-            tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
-            numbers = loop.measure.loss(loop.trainer, own, strength, sums, **tier)
-            parts, known, samples = numbers
-            shown = {} if weight is None else {"loss": loss, "loss_weight": weight}
-            if strength.is_off and is_shown:
-                shown["loss"] = loss
+            parts, known, samples = loop.measure.loss(
+                loop.trainer, own, strength, sums, slow=slow, is_pooled=loop.rows.is_pooled
+            )
+            shown = shown if weight is None else {"loss": loss, "loss_weight": weight}
             if shown:
-                shown = {name: x.detach() for name, x in shown.items()}
-                parts.append(Part.of(shown, settings.models))
+                detached = {name: x.detach() for name, x in shown.items()}
+                parts.append(Part.of(detached, settings.models))
             loop.follow(loop.rows.add(parts, known, samples))
         return loss

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,23 +14,28 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from ..diagnostics import (
+    ChainState,
     buffer_diagnostics,
+    drift_to_noise,
     grad_scale_of,
+    metropolis_acceptance,
     named_energies,
     named_mixture,
     named_nonfinite,
+    named_samples,
     named_weights,
+    oriented,
     pareto_k,
+    sample_shares,
 )
 from ..energies import SMALLEST
 from ..errors import Stateful
 from ..ranks import Batch, gathered
+from ..sampling import Evaluation, Tempering
 from ..tags import REFERENCE
-from ..trainer import Trainer
+from ..trainer import Trainer, leaves
 from .ensemble import WEIGHT_SUMS, over_models
-from .optimizer import Update
-from .parts import Part, Row, joined_row, named_in_turn
-from .rows import POOLED_STEPS
+from .rows import POOLED_STEPS, Part, Row, joined_row
 from .settings import Settings
 from .strength import StrengthAt
 
@@ -37,14 +43,19 @@ __all__ = ["Measure"]
 
 
 class Measure(Stateful):
-    """Assembles the named numbers of a step from the families of diagnostics."""
+    """Assembles the named numbers of a step from the families of diagnostics.
+
+    Attributes:
+        compute: calls pure functions of tensors.
+    """
 
     _owner = "the diagnostics"
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, compiles: bool) -> None:
+        self.compute: Callable[..., Any] = _compiled if compiles else operator.call
         self._settings = settings
         self._from_sampler: list[tuple[list[Part], Row]] = []  # each call since the latest loss
-        self._parts: dict[str, slice] = {}  # whose the latest samples are, in a mixture
+        self._parts: Mapping[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._update: dict[str, Tensor] = {}
@@ -68,34 +79,92 @@ class Measure(Stateful):
         super()._take(read)
         self._from_sampler = []
 
-    def known_by(self) -> Tensor | None:
-        """What the samples of this sampler call's place in the step before are known by."""
-        return self._known_by.get(len(self._from_sampler))
-
-    def samples(
+    def sampled(
         self,
         trainer: Trainer,
-        found: tuple[list[Part], Row],
-        known_by: Tensor | None,
-        parts: Mapping[str, slice] | None,
+        tempering: Tempering | None,
+        samples: object,
+        evaluations: Sequence[Evaluation],
+        *,
+        refinement: int,
+        slow: bool,
+        parts_of: Mapping[str, slice] | None,
     ) -> None:
-        """Keep what a sampler call shows, until the loss; of a mixture, which samples are whose."""
-        self._parts = dict(parts or {})
-        if known_by is not None:
-            self._known_by[len(self._from_sampler)] = known_by
-        # Now, since another sampler may draw from the same buffer before the loss.
-        of_buffer, known = found
-        self._from_sampler.append(([*of_buffer, *_of_buffer(trainer.buffer)], known))
+        """Keep what a sampler call shows, until the loss.
+
+        Which tags there are depends on what is attached, not on what the sampler did, so that all
+        ranks have the same. NaN is unknown.
+
+        Args:
+            samples: what the sampler returned; its first floating-point tensor is looked at.
+            evaluations: the last two, if they were recorded.
+            refinement: in how many finer steps the sampler has split each one.
+            slow: include the tier that is not taken at every step.
+            parts_of: of a mixture, which samples are whose.
+        """
+        self._parts = parts_of or {}
+        models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
+        if steps is not None:
+            by = {"step_size": refinement, "noise_std": math.sqrt(refinement)}
+            steps = {name: x / by[name] for name, x in steps.items()}
+        # None also where a CUDA graph may have others than those that were recorded.
+        count = None if tempering is None else tempering.evaluations
+        known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
+        parts: list[Part] = []
+        # The norm of the drift, which the tempered energy has.
+        drift = None if tempering is None else tempering.seen.norm
+        if tempering is None or drift is None or not drift.numel():
+            names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
+            known |= {f"sampler/{name}": math.nan for name in names}
+        else:
+            # A factor that is a tensor is read with the row.
+            f, entries = tempering.given, tempering.seen.entries
+            factor, size = (f, 1.0) if isinstance(f, Tensor) else (None, abs(f))
+            own = (models.numel(),) if models and _has_models(drift, models) else ()
+            sums = self.compute(_norms, drift.reshape(*own, -1), factor)
+            parts.append(Part(sums, partial(_named_norms, entries, steps, size)))
+        if slow and steps is not None:
+            # Mean Metropolis acceptance, where the two are a step of the same chains.
+            seen = evaluations if count is not None and len(evaluations) == 2 else ()
+            first, last = [self._point(each) for each in seen] or (None, None)
+            if first is None or last is None or first.x.shape != last.x.shape:
+                known["sampler/acceptance"] = math.nan
+            else:
+                acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
+                parts.append(Part.of({"sampler/acceptance": acceptance}, models))
+        found = (x for x in leaves(samples) if isinstance(x, Tensor))
+        x = next((x.detach() for x in found if x.is_floating_point() and x.numel()), None)
+        if x is not None:
+            given = _rows(x, models), self._known_by.get(call), trainer.clamp
+            shares, self._known_by[call] = self.compute(sample_shares, *given)
+            parts.append(Part(shares, named_samples))
+        # The buffer now, since another sampler may draw from it before the loss.
+        self._from_sampler.append(([*parts, *_of_buffer(trainer.buffer)], known))
+
+    def _point(self, seen: Evaluation) -> ChainState | None:
+        """The chains' state, ``(*models, B, d)``; None where the layout does not tell samples."""
+        x, output, models = seen.x, seen.output, self._settings.models
+        leading = x.shape[: len(models) + 1]
+        if output is None or seen.is_joint or output.shape[: len(leading)] != leading:
+            return None
+        if not _has_models(x, models) or not x.numel() or x.is_complex() or output.is_complex():
+            return None
+        parts = (x, output, seen.cotangent, seen.gradient)
+        flat = (x.reshape(*leading, -1) for x in parts if x is not None)
+        return oriented(*flat, sign=self._settings.sign)
 
     @torch.no_grad()
-    def update(self, update: Update) -> None:
-        """Keep what an optimizer step shows for the next row, that of the network it has made."""
+    def update(self, gradient_norm: Tensor, norm: Tensor, relative_norm: Tensor) -> None:
+        """Keep what an optimizer step shows for the next row, that of the network it has made.
+
+        See :class:`~.optimizer.OptimizerHooks`.
+        """
         self._update = {  # in float32, as a state that is loaded has them
-            "optim/grad_norm": update.gradient_norm.float(),
-            "optim/update_norm": update.norm.float(),
+            "optim/grad_norm": gradient_norm.float(),
+            "optim/update_norm": norm.float(),
             # Adaptive optimizers divide by the gradient's recent size, which undoes GradScale
             # (Appendix H): the network keeps moving on next to no evidence.
-            "optim/amplification": (update.relative_norm / self._grad_scale()).float(),
+            "optim/amplification": (relative_norm / self._grad_scale()).float(),
         }
 
     def parts_of(self, f_neg: Tensor) -> tuple[Tensor, ...]:
@@ -106,12 +175,10 @@ class Measure(Stateful):
         whose = [f_neg.new_full((size,), i) for i, size in enumerate(sizes, 1)]
         return (torch.cat(whose),)
 
-    def computed(
-        self, own: Batch, strength: StrengthAt, compute: Callable[..., Any]
-    ) -> tuple[Tensor | None, Tensor]:
+    def computed(self, own: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
         """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
 
-        ``own`` is of all ranks, high on data; ``compute`` calls pure functions.
+        ``own`` is of all ranks, high on data.
         """
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
@@ -124,7 +191,7 @@ class Measure(Stateful):
         variant = None if strength.is_off else settings.variant
         given = *own[:2], star, settings.reference_beta_star, *own[2:4], whose
         found: tuple[Tensor | None, Tensor]
-        found = compute(over_models, settings.models, *given, variant=variant)
+        found = self.compute(over_models, settings.models, *given, variant=variant)
         return found
 
     def loss(
@@ -192,23 +259,19 @@ class Measure(Stateful):
         """The parts of all ranks as one, whose numbers are joined; none if there are no numbers."""
         group = self._settings.process_group
         assert group is not None
-        own = [part for part in parts if part.values.numel()]
-        if known:  # filled in on the device: a copy from the host would wait
-            own.append(Part.of({k: like.new_full((), x) for k, x in known.items()}))
-        if not own:  # sampled inline, without a buffer
+        # Filled in on the device: a copy from the host would wait.
+        own = [Part.of({k: like.new_full((), x) for k, x in known.items()})] if known else []
+        whole = Part.mean([([*parts, *own], {})])
+        n = whole.values.shape[-1]
+        if not n:  # sampled inline, without a buffer
             return []
-        everyone = gathered(group, *(part.values for part in own))
-        # (..., ranks, numbers) of each part, of which some are those of every model.
-        pairs = zip(everyone, own, strict=True)
-        wide = [x if part.is_shared else x.movedim(0, 1) for x, part in pairs]
-        if models := self._settings.models:
-            wide = [x.expand(models.numel(), -1, -1) for x in wide]
+        (everyone,) = gathered(group, whole.values)
 
         def named(values: Sequence[float]) -> Row:
-            each = iter(values)
-            return joined_row([named_in_turn(own, each) for _ in sizes[0]], *sizes)
+            rows = [whole.named(values[start : start + n]) for start in range(0, len(values), n)]
+            return joined_row(rows, *sizes)
 
-        return [Part(torch.cat(wide, -1).flatten(-2), named)]
+        return [Part(everyone.movedim(0, -2).flatten(-2), named)]
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
         """At β* and at the reference, of the steps that are pooled."""
@@ -222,6 +285,40 @@ class Measure(Stateful):
             logs.append(both.log_softmax(-1) + math.log(f.shape[-1]))
         own, reference = pareto_k(torch.cat(logs, -1)).unbind()
         return {"pareto_k": own, f"{REFERENCE}pareto_k": reference}
+
+
+def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
+    """Mean and largest of norms ``(..., B)``, and the size of the factor where it is a tensor."""
+    sums = [norm.mean(-1).float(), norm.amax(-1).float()]
+    if factor is not None:
+        size = factor.detach().abs().to(sums[0]).flatten()
+        sums.append(size.expand_as(sums[0]) if sums[0].ndim else size[0])
+    return torch.stack(sums, -1)
+
+
+def _named_norms(
+    entries: int, steps: Mapping[str, float] | None, size: float, sums: Sequence[float]
+) -> Row:
+    """Of the norm of f's gradient, and of the drift's, that of the tempered f."""
+    mean, largest, *read = sums
+    size = read[0] if read else size
+    found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
+    found = {name: x / size if size else math.nan for name, x in found.items()}
+    if steps is not None:
+        found["sampler/drift_to_noise"] = drift_to_noise(mean, entries=entries, **steps)
+    return found
+
+
+def _has_models(x: Tensor, models: torch.Size) -> bool:
+    """Whether each model has samples of its own in x, instead of all sharing the same."""
+    return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
+
+
+def _rows(x: Tensor, models: torch.Size) -> Tensor:
+    """Samples with their entries in one dimension: ``(..., B, d)``."""
+    leading = len(models) if _has_models(x, models) else 0
+    rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
+    return rows.flatten(0, leading - 1) if leading > 1 else rows
 
 
 def _of_buffer(buffer: object) -> list[Part]:
@@ -266,3 +363,12 @@ def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:
 
 # Float64 holds any number exactly; they are turned back where they are used.
 _restored = partial(torch.as_tensor, dtype=torch.float64)
+
+
+@cache
+def _compiled_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, fullgraph=True)
+
+
+def _compiled(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return _compiled_of(function)(*args, **kwargs)

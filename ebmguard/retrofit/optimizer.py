@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,15 +20,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from ..ranks import copies, gathered, is_sharded, local
 from .unended import Unended
 
-__all__ = ["OptimizerHooks", "Update", "total_norm"]
-
-
-class Update(NamedTuple):
-    """Sizes of one optimizer step, as 0-dim tensors, NaN where they are unknown."""
-
-    gradient_norm: Tensor  # of all parameters, without an AMP scale
-    norm: Tensor  # ‖update‖
-    relative_norm: Tensor  # ‖update / lr‖, by each group's rate; NaN where the step was left out
+__all__ = ["OptimizerHooks", "total_norm"]
 
 
 class OptimizerHooks:
@@ -39,7 +31,10 @@ class OptimizerHooks:
             gradients were not finite and the step changed nothing, else 0.0, as a float or, where
             the device decides, a 0-dim tensor; and with whether the scaler decided.
         is_watched: whether the step that is about to be taken is to be measured.
-        on_update: called with its sizes before `on_step`; not where the scaler left it out.
+        on_update: called before `on_step` with three norms, 0-dim tensors that are NaN where they
+            are unknown: of the gradient, without an AMP scale; of the update; and of it divided by
+            each group's learning rate, NaN where the step was left out. Not called where the scaler
+            left it out.
         process_group: ranks that skip a step together. A step that the scaler left out of its own
             accord is reported as this rank's.
 
@@ -53,14 +48,14 @@ class OptimizerHooks:
         scaler: torch.amp.GradScaler | None,
         on_step: Callable[[float | Tensor, bool], None],
         is_watched: Callable[[], bool],
-        on_update: Callable[[Update], None],
+        on_update: Callable[[Tensor, Tensor, Tensor], None],
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._on_step = on_step
         self._process_group = process_group
         self._is_watched = is_watched
         self._on_update = on_update
-        self._update: _PendingUpdate | None = None
+        self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = Unended(optimizer)
         self._has_scaler = scaler is not None and scaler.is_enabled()
         self._scaled = self._has_scaler
@@ -85,7 +80,7 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._withheld and all(p.grad is None for p, _ in self._withheld):
             return None  # the step of a class calls that of its parent, which has hooks, too
-        self._update, self._skipped = None, 0.0
+        self._measure, self._skipped = None, 0.0
         self.unended.is_stepping = True
         self._withheld.clear()  # of a step that raised, whose gradients are old by now
         self._take_flag(optimizer)
@@ -111,7 +106,7 @@ class OptimizerHooks:
     def _look(self, optimizer: Optimizer, *, has_gradients: bool) -> None:
         """Copy what measures the step, and leave it out where a gradient is not finite."""
         if self._is_watched():
-            self._update = _PendingUpdate(optimizer, self._process_group, has_gradients)
+            self._measure = self._measuring(optimizer, has_gradients=has_gradients)
         if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -141,11 +136,55 @@ class OptimizerHooks:
         for p, gradient in self._withheld:
             p.grad = gradient
         self._withheld.clear()
-        if self._update is not None:
-            update, self._update = self._update.finish(self._skipped), None
-            if update is not None:
-                self._on_update(update)
+        if self._measure is not None:
+            self._measure(self._skipped)
+            self._measure = None
         self._on_step(self._skipped, self._scaled)
+
+    def _measuring(
+        self, optimizer: Optimizer, *, has_gradients: bool
+    ) -> Callable[[float | Tensor], None] | None:
+        """What tells ``on_update`` the sizes of the step about to be taken; None: nothing moves."""
+        # Of each group the parameters, copies of what they are, and the learning rate.
+        groups: list[tuple[list[Tensor], list[Tensor], float | Tensor]] = []
+        for group in optimizer.param_groups:
+            lr = group.get("lr", math.nan)
+            lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
+            if own := [p for p in group["params"] if p.requires_grad and p.numel()]:
+                groups.append((own, [local(p.detach()).clone() for p in own], lr))
+        if not groups:
+            return None
+        every = [p for own, *_ in groups for p in own]
+        # Of parameters that are sharded over ranks each rank measures its part.
+        ranks = self._process_group if any(map(is_sharded, every)) else None
+        world = None if ranks is None else dist.get_world_size(ranks)
+        of_gradient = torch.full((), torch.nan, device=every[0].device)
+        moved = [(p, _dense(p.grad)) for p in every if p.grad is not None]
+        if has_gradients and moved:
+            of_gradient = _norm([x for _, x in moved], [p for p, _ in moved], world)
+            # Fused optimizers divide by the scale themselves.
+            if (scale := getattr(optimizer, "grad_scale", None)) is not None:
+                of_gradient = of_gradient / scale.to(of_gradient.device)
+
+        @torch.no_grad()
+        def finish(skipped: float | Tensor) -> None:
+            norms = [
+                _norm(torch._foreach_sub([local(p) for p in own], before), own, world)
+                for own, before, _ in groups
+            ]
+            device = norms[0].device
+            table = torch.stack([x.to(device) for x in (of_gradient, *norms)])
+            if ranks is not None:
+                table = torch.linalg.vector_norm(*gathered(ranks, table), dim=0)
+            lrs = [lr.to(device) if isinstance(lr, Tensor) else lr for *_, lr in groups]
+            relative = torch.stack([x / lr for x, lr in zip(table[1:], lrs, strict=True)])
+            if isinstance(skipped, Tensor):
+                relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
+            elif skipped:
+                relative = relative * torch.nan
+            self._on_update(table[0], *map(torch.linalg.vector_norm, (table[1:], relative)))
+
+        return finish
 
     def _take_flag(self, optimizer: Optimizer) -> None:
         """Take back what the optimizer was given, never what a scaler has given it."""
@@ -198,66 +237,18 @@ class _WatchedStep:
         return getattr, (self._scaler, "step")
 
 
-class _PendingUpdate:
-    """An optimizer step that is about to be taken, with a copy of the parameters before it."""
-
-    def __init__(
-        self, optimizer: Optimizer, process_group: dist.ProcessGroup | None, has_gradients: bool
-    ) -> None:
-        # Of each group the parameters, what they were, and the learning rate.
-        self._groups: list[tuple[list[Tensor], list[Tensor], float | Tensor]] = []
-        for group in optimizer.param_groups:
-            lr = group.get("lr", math.nan)
-            lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
-            if parameters := [p for p in group["params"] if p.requires_grad and p.numel()]:
-                before = [local(p.detach()).clone() for p in parameters]
-                self._groups.append((parameters, before, lr))
-        every = [p for parameters, *_ in self._groups for p in parameters]
-        # Of parameters that are sharded over ranks each rank measures its part.
-        self._process_group = process_group if any(map(is_sharded, every)) else None
-        self._gradient_norm: Tensor | None = None
-        moved = [(p, _dense(p.grad)) for p in every if p.grad is not None]
-        if has_gradients and moved:
-            norm = self._norm([gradient for _, gradient in moved], [p for p, _ in moved])
-            # Fused optimizers divide by the scale themselves.
-            scale = getattr(optimizer, "grad_scale", None)
-            self._gradient_norm = norm if scale is None else norm / scale.to(norm.device)
-
-    @torch.no_grad()
-    def finish(self, skipped: float | Tensor) -> Update | None:
-        """Measure it, once the step is over; None where there are no parameters."""
-        if not self._groups:
-            return None
-        norms = [
-            self._norm(torch._foreach_sub([local(p) for p in parameters], before), parameters)
-            for parameters, before, _ in self._groups
-        ]
-        device, own = norms[0].device, self._gradient_norm
-        of_gradient = torch.full_like(norms[0], torch.nan) if own is None else own.to(device)
-        table = torch.stack([of_gradient, *(x.to(device) for x in norms)])
-        if self._process_group is not None:
-            table = torch.linalg.vector_norm(*gathered(self._process_group, table), dim=0)
-        gradient_norm, *norms = table.unbind()
-        lrs = [lr.to(device) if isinstance(lr, Tensor) else lr for *_, lr in self._groups]
-        relative = torch.stack([x / lr for x, lr in zip(norms, lrs, strict=True)])
-        if isinstance(skipped, Tensor):
-            relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
-        elif skipped:
-            relative = relative * torch.nan
-        return Update(gradient_norm, *map(torch.linalg.vector_norm, (table[1:], relative)))
-
-    def _norm(self, tensors: Sequence[Tensor], parameters: Sequence[Tensor]) -> Tensor:
-        """‖all tensors‖; where some are sharded, this rank's share, whose squares add up to it."""
-        if self._process_group is None:
-            return total_norm(tensors)
-        world = dist.get_world_size(self._process_group)
-        on_ranks = [copies(p, world) for p in parameters]
-        found = [
-            total_norm([x for x, c in zip(tensors, on_ranks, strict=True) if c == count])
-            / math.sqrt(count)
-            for count in sorted(set(on_ranks))
-        ]
-        return total_norm(found)
+def _norm(tensors: Sequence[Tensor], like: Sequence[Tensor], world: int | None) -> Tensor:
+    """‖all tensors‖; where parameters like them are sharded over a world of ranks, this rank's
+    share, whose squares add up to it.
+    """
+    if world is None:
+        return total_norm(tensors)
+    shares = [copies(p, world) for p in like]
+    found = []
+    for count in sorted({*shares}):
+        own = [x for x, c in zip(tensors, shares, strict=True) if c == count]
+        found.append(total_norm(own) / math.sqrt(count))
+    return total_norm(found)
 
 
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:

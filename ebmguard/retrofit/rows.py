@@ -8,18 +8,21 @@ long done, so the queue of a GPU never runs dry, and all ranks read the same row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from functools import reduce
+from itertools import islice
+from operator import or_
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from .parts import Part, Row, pooled, read_parts
+from ..tags import TAGS
 
-__all__ = ["POOLED_STEPS", "Rows", "StepRow"]
+__all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow", "joined_row", "pooled"]
 
-_Values: TypeAlias = "Tensor | list[float]"
+Row: TypeAlias = dict[str, float]
 
 # Steps between a row's measurement and its reading on a GPU.
 _LAG = 2
@@ -28,6 +31,43 @@ _LAG = 2
 _SLOW_EVERY = 50
 # The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
 POOLED_STEPS = 16
+
+
+class Part(NamedTuple):
+    """Numbers of a row that were measured together."""
+
+    values: Tensor  # (n,), or (models, n) where each member of an ensemble has its own
+    named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether they are those of every member."""
+        return self.values.ndim < 2
+
+    @classmethod
+    def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
+        """Of 0-dim tensors by tag, or of ``(*models,)`` where one has the models' dimensions."""
+        values = list(numbers.values())
+        if models and any(x.ndim for x in values):
+            values = [x.expand(*models).flatten() for x in values]
+        names = tuple(numbers)
+        return cls(_stack(values).movedim(0, -1), lambda read: dict(zip(names, read, strict=True)))
+
+    @classmethod
+    def mean(cls, calls: Sequence[tuple[Sequence[Part], Row]]) -> Part:
+        """Of several calls that make one step, which may differ in what they have."""
+        parts = [part for own, _ in calls for part in own]
+        most = max((len(part.values) for part in parts if not part.is_shared), default=0)
+        flat = [part.values.expand(most, -1) if most else part.values for part in parts]
+
+        def named(values: Sequence[float]) -> Row:
+            each, rows = iter(values), []
+            for own, known in calls:
+                found = (x.named([*islice(each, x.values.shape[-1])]) for x in own)
+                rows.append(reduce(or_, found, known))
+            return pooled(rows)
+
+        return cls(torch.cat(flat, -1) if flat else torch.zeros(0), named)
 
 
 @dataclass
@@ -110,19 +150,13 @@ class Rows:
         Returns:
             the row so far where the lag is 0; else nothing yet.
         """
-        flat = {name: x.detach().flatten() for name, x in (samples or {}).items()}
+        self._open.samples |= {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
             self._open.calls.append((parts, known or {}))
-            self._open.samples.update(flat)
             return []
-        row, members = read_parts(parts, known or {}, [part.values.tolist() for part in parts])
-        self._open.rows.append(row)
-        self._open.members.append(members)
-        self._open.samples.update({name: x.tolist() for name, x in flat.items()})
+        self._open.read(parts, known or {}, [part.values.tolist() for part in parts])
         self._open.has_news = False
-        so_far = self._open.on_host(self.step)
-        so_far.is_over, so_far.is_news = False, True
-        return [so_far]
+        return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
         """Numbers that the host knows already, of the present step or of a row whose step is over.
@@ -175,13 +209,13 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        if not self._open.is_empty:
+        if self._open != _OpenRow():
             self._queue.append(self._open.on_its_way(self.step))
             self._open = _OpenRow()
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
         while self._queue and self._queue[0].row.step <= step:
-            yield self._queue.popleft().read()
+            yield self._queue.popleft().arrived()
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
         """What a checkpoint needs: also rows that are not due yet, read early and kept.
@@ -189,7 +223,7 @@ class Rows:
         With ``is_over`` the present step ends here, with the open row.
         """
         now = [self._open.on_its_way(self.step)] if is_over else []
-        rows = [each.read() for each in (*self._queue, *now)]
+        rows = [each.arrived() for each in (*self._queue, *now)]
         return {
             "step": self.step + is_over,
             "losses": self.losses,
@@ -203,13 +237,11 @@ class Rows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self._open = _OpenRow()
-        self._queue = deque(
-            _Pending(
-                StepRow(step, dict(row), {}, list(members), is_news=is_news, logged=dict(logged)),
-                dict(samples),
-            )
+        rows = (
+            StepRow(step, dict(row), dict(samples), list(members), True, is_news, dict(logged))
             for step, row, samples, members, is_news, logged in state["rows"]
         )
+        self._queue = deque(_Pending(row, _OpenRow()) for row in rows)
         self.step, self.losses = int(state["step"]), int(state["losses"])
         self._set_lag(int(state["lag"]))
         self.losses_in_step = 0
@@ -220,17 +252,27 @@ class Rows:
 
 @dataclass
 class _OpenRow:
-    calls: list[tuple[Sequence[Part], Row]] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)  # instead of calls where the lag is 0
+    calls: list[tuple[Sequence[Part], Row]] = field(default_factory=list)  # not read yet
+    rows: list[Row] = field(default_factory=list)  # of calls that were read
     members: list[list[Row]] = field(default_factory=list)
-    samples: dict[str, _Values] = field(default_factory=dict)
+    samples: dict[str, Tensor] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self.calls or self.rows or self.notes or self.logged)
+    def read(self, parts: Sequence[Part], known: Row, values: Sequence[list[Any]]) -> None:
+        """Take the values of a call, now on the host."""
+        shared, each = dict(known), []
+        for part, own in zip(parts, values, strict=True):
+            if part.is_shared:
+                shared |= part.named(own)
+            else:
+                each.append([*map(part.named, own)])
+        members = [reduce(or_, rows, shared) for rows in zip(*each, strict=True)]
+        # A zero loses its sign, which says nothing and would be read as less than nothing.
+        rows = [{name: x + 0.0 for name, x in row.items()} for row in members or [shared]]
+        self.rows.append(pooled(rows))
+        self.members += [rows] if members else []
 
     def on_host(self, step: int) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
@@ -243,21 +285,19 @@ class _OpenRow:
 
     def on_its_way(self, step: int) -> _Pending:
         """The row of this step, now that it is over."""
-        samples = {k: _to_host(x) if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
-        pending = _Pending(self.on_host(step), samples, self.calls, tuple(late))
-        sent = [part.values.flatten() for parts, _ in self.calls for part in parts]
-        sent += [x.reshape(1) for x in late.values()]
+        self.samples = {name: _to_host(x) for name, x in self.samples.items()}
+        sent = [part.values for parts, _ in self.calls for part in parts]
+        sent += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
+        pending = _Pending(self.on_host(step), self)
         for device in {x.device for x in sent}:
             # One copy for all: the numbers of a step are those of one device, as a rule.
-            own = [i for i, x in enumerate(sent) if x.device == device]
-            pending.places += own
-            pending.sizes += [sent[i].numel() for i in own]
-            pending.numbers.append(_to_host(torch.cat([sent[i] for i in own])))
+            own = {i: x for i, x in enumerate(sent) if x.device == device}
+            arrived = None
+            numbers = _to_host(torch.cat([x.flatten() for x in own.values()]))
             if device.type == "cuda":
                 arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 arrived.record(torch.cuda.current_stream(device))
-                pending.arrived.append(arrived)
+            pending.sent.append(({i: x.shape for i, x in own.items()}, numbers, arrived))
         return pending
 
 
@@ -266,42 +306,33 @@ class _Pending:
     """A row on its way to the host: what is there already, and what is coming."""
 
     row: StepRow
-    samples: dict[str, _Values]
-    calls: Sequence[tuple[Sequence[Part], Row]] = ()
-    late: tuple[str, ...] = ()  # names of the trainer's own numbers that a device has
-    # Of each device, and the places of the parts in it, and their sizes.
-    numbers: list[Tensor] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    arrived: list[torch.cuda.Event] = field(default_factory=list)
+    open: _OpenRow
+    # Of each device the shapes of what it has sent, by place; their numbers; when they are there.
+    sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
+        default_factory=list
+    )
 
-    def read(self) -> StepRow:
-        for event in self.arrived:
-            event.synchronize()
-        samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
-        values = [x for own in self.numbers for x in own.tolist()]
-        cut, start = {}, 0
-        for place, size in zip(self.places, self.sizes, strict=True):
-            cut[place] = values[start : start + size]
-            start += size
-        parts = iter(cut[place] for place in sorted(cut))
-        rows, members = [], []
-        for own, known in self.calls:
-            row, each = read_parts(own, known, [_rows(part.values, next(parts)) for part in own])
-            rows.append(row)
-            members += [each] if each else []
-        numbers = pooled(rows) | self.row.numbers
-        logged = self.row.logged | {name: next(parts)[0] for name in self.late}
-        means = [pooled(each) for each in zip(*members, strict=True)] or self.row.members
-        return replace(self.row, numbers=numbers, samples=samples, members=means, logged=logged)
-
-
-def _rows(like: Tensor, values: list[float]) -> list[Any]:
-    """The values as ``like.tolist()`` has them."""
-    if like.ndim < 2:
-        return values
-    n = like.shape[-1]
-    return [values[start : start + n] for start in range(0, len(values), n)]
+    def arrived(self) -> StepRow:
+        """The whole row."""
+        values: dict[int, Any] = {}
+        for shapes, numbers, event in self.sent:
+            if event is not None:
+                event.synchronize()
+            each = torch.split(numbers, [shape.numel() for shape in shapes.values()])
+            values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, each, strict=True)}
+        coming = (values[i] for i in sorted(values))
+        whole = replace(self.open, rows=[], members=[], notes={})
+        for parts, known in self.open.calls:
+            whole.read(parts, known, [next(coming) for _ in parts])
+        late = {k: next(coming) for k, x in self.open.logged.items() if isinstance(x, Tensor)}
+        found, row = whole.on_host(self.row.step), self.row
+        return replace(
+            row,
+            numbers=found.numbers | row.numbers,
+            samples=row.samples | {name: x.tolist() for name, x in self.open.samples.items()},
+            members=found.members or row.members,
+            logged=row.logged | late,
+        )
 
 
 def _to_host(x: Tensor) -> Tensor:
@@ -309,3 +340,47 @@ def _to_host(x: Tensor) -> Tensor:
         return x.detach().cpu()
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     return host.copy_(x, non_blocking=True)
+
+
+def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
+    """The numbers of all ranks, from rows of the same names, joined as :mod:`.tags` says.
+
+    ``positives`` and ``negatives`` are each rank's numbers of samples, which weigh some averages. A
+    rank counts as many sampler's samples as negatives.
+    """
+    both = [n + m for n, m in zip(positives, negatives, strict=True)]
+    simple: dict[str, Callable[[list[float]], float]] = {"lowest": min, "highest": max, "sum": sum}
+    weights = {"positives": positives, "negatives": negatives, "both": both}
+
+    def join(name: str) -> float:
+        values = [row[name] for row in rows]
+        how = TAGS[name].join if name in TAGS else "average"
+        if any(x != x for x in values):
+            return float("nan")
+        if how in simple:
+            return simple[how](values)
+        by = weights.get(how, [1] * len(rows))
+        return sum(x * w for x, w in zip(values, by, strict=True)) / sum(by)
+
+    return {name: join(name) for name in rows[0]}
+
+
+def pooled(rows: Sequence[Row]) -> Row:
+    """Their means by name, each over the rows that have it."""
+    if len(rows) < 2:
+        return dict(rows[0]) if rows else {}
+    pools: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            pools.setdefault(name, []).append(value)
+    return {name: sum(pool) / len(pool) for name, pool in pools.items()}
+
+
+def _stack(values: Sequence[Tensor]) -> Tensor:
+    dtypes = {x.dtype for x in values}
+    if dtypes == {torch.float32}:
+        return torch.stack([*values]).detach()
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
+    torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
+    return table

@@ -13,7 +13,7 @@ from ebmguard.diagnostics import (
     nonfinite_diagnostics,
     sample_shares,
 )
-from ebmguard.retrofit.parts import joined_row
+from ebmguard.retrofit.rows import joined_row
 
 Row = dict[str, float]
 SIZES = [4, 1, 7], [10, 3, 3]  # of three ranks

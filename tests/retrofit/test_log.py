@@ -11,8 +11,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.parts import Part
-from ebmguard.retrofit.rows import Rows
+from ebmguard.retrofit.rows import Part, Rows
 
 
 class Kept:

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from ebmguard.retrofit.parts import Part
-from ebmguard.retrofit.rows import Rows, StepRow
+from ebmguard.retrofit.rows import Part, Rows, StepRow
 
 NO_MODELS = torch.Size()
 
@@ -128,8 +127,8 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     add(rows, {"a": 2 * x}, {"f": 3 * f})
     over(rows)
     (pending,) = rows._queue
-    samples = pending.samples["f"]
-    (numbers,) = pending.numbers
+    samples = pending.open.samples["f"]
+    ((_, numbers, _),) = pending.sent
     assert isinstance(samples, torch.Tensor)
     assert not numbers.requires_grad
     assert not samples.requires_grad
