@@ -132,11 +132,11 @@ class Loop:
         return Setup(
             trainer=self.trainer,
             has_sampler=self.has_sampler or self.is_inline,
-            beta_star=now.numbers[0],
+            beta_star=tuple(now.numbers[0]),
             output_scale=now.output_scale,
             tempers=self.strength.tempers or awaits,
             measured="" if found is None else str(found),
-            factor=now.numbers[1],
+            factor=tuple(now.numbers[1]),
             sign=settings.sign,
             action=settings.action,
             judge_in_loss=settings.judge_in_loss,
@@ -163,7 +163,7 @@ class Loop:
         with self.sampling.turn.take() as is_free:
             if is_free and not self.is_paused:
                 return self._sample(call, args, kwargs)
-            if self.strength.must_temper(self.strength_at(self.rows.step).factor):
+            if self.strength_at(self.rows.step).must_temper:
                 raise SamplerError(OTHER_THREAD)
             return call(*args, **kwargs)
 
@@ -184,7 +184,6 @@ class Loop:
         result, tempering = self.sampling.run(*run)
         if recoverer is not None:
             recoverer.chains.leave(result)
-        tempers = self.strength.must_temper(now.factor)
         if recording is not None:
             self.first_calls.take(recording, tempering)
         if awaits:
@@ -200,7 +199,7 @@ class Loop:
             parts_of=call.parts if isinstance(call, Mixture) else None,
         )
         module = None if tempering is None else tempering.module
-        self.unused.sample(module, acts=not now.is_off, tempers=tempers)
+        self.unused.sample(module, acts=not now.is_off, tempers=now.must_temper)
         return result
 
     def _compare(self, *, acts: bool) -> None:
@@ -212,8 +211,7 @@ class Loop:
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
         elif found is not None and found.is_exact:
-            self.strength = self.strength.with_scale(found.output_scale, self.rows.step)
-            self._now = None
+            self.strength, self._now = self.strength.knowing(found, self.rows.step), None
             if speaks:
                 _log.info("%s", found)
         elif speaks and acts and not (self.first_calls.calls_left or self.strength.tempers):
@@ -381,9 +379,7 @@ class Loop:
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
         self.first_calls.load_state_dict(state["measured"])
-        known = self.first_calls.result
-        if self.strength.awaits_scale and known is not None and known.is_exact:
-            self.strength = self.strength.with_scale(known.output_scale, self.rows.step)
+        self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self.actions.load_steering(state)
         self._now = None
 

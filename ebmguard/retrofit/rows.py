@@ -113,7 +113,7 @@ class Rows:
         self._models = models
         self._in_loss = in_loss
         self._open = _OpenRow()
-        self._queue: deque[_Pending] = deque()
+        self._queue: deque[_OpenRow] = deque()
 
     @property
     def is_slow(self) -> bool:
@@ -241,7 +241,7 @@ class Rows:
             StepRow(step, dict(row), dict(samples), list(members), True, is_news, dict(logged))
             for step, row, samples, members, is_news, logged in state["rows"]
         )
-        self._queue = deque(_Pending(row, _OpenRow()) for row in rows)
+        self._queue = deque(_OpenRow(row=row) for row in rows)
         self.step, self.losses = int(state["step"]), int(state["losses"])
         self._set_lag(int(state["lag"]))
         self.losses_in_step = 0
@@ -259,6 +259,12 @@ class _OpenRow:
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
+    # Once the step is over: its row so far; and of each device the shapes of what it has sent, by
+    # place, their numbers, and when these are there.
+    row: StepRow | None = None
+    sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
+        default_factory=list
+    )
 
     def read(self, parts: Sequence[Part], known: Row, values: Sequence[list[Any]]) -> None:
         """Take the values of a call, now on the host."""
@@ -283,12 +289,12 @@ class _OpenRow:
         numbers = pooled(self.rows) | self.notes
         return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
 
-    def on_its_way(self, step: int) -> _Pending:
-        """The row of this step, now that it is over."""
+    def on_its_way(self, step: int) -> _OpenRow:
+        """The row of this step, now that it is over: sends what devices have to the host."""
+        self.row = self.on_host(step)
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
         sent = [part.values for parts, _ in self.calls for part in parts]
         sent += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
-        pending = _Pending(self.on_host(step), self)
         for device in {x.device for x in sent}:
             # One copy for all: the numbers of a step are those of one device, as a rule.
             own = {i: x for i, x in enumerate(sent) if x.device == device}
@@ -297,23 +303,12 @@ class _OpenRow:
             if device.type == "cuda":
                 arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 arrived.record(torch.cuda.current_stream(device))
-            pending.sent.append(({i: x.shape for i, x in own.items()}, numbers, arrived))
-        return pending
-
-
-@dataclass
-class _Pending:
-    """A row on its way to the host: what is there already, and what is coming."""
-
-    row: StepRow
-    open: _OpenRow
-    # Of each device the shapes of what it has sent, by place; their numbers; when they are there.
-    sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
-        default_factory=list
-    )
+            self.sent.append(({i: x.shape for i, x in own.items()}, numbers, arrived))
+        return self
 
     def arrived(self) -> StepRow:
-        """The whole row."""
+        """The whole row, once its step is over."""
+        assert self.row is not None
         values: dict[int, Any] = {}
         for shapes, numbers, event in self.sent:
             if event is not None:
@@ -321,17 +316,17 @@ class _Pending:
             each = torch.split(numbers, [shape.numel() for shape in shapes.values()])
             values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, each, strict=True)}
         coming = (values[i] for i in sorted(values))
-        whole = replace(self.open, rows=[], members=[], notes={})
-        for parts, known in self.open.calls:
-            whole.read(parts, known, [next(coming) for _ in parts])
-        late = {k: next(coming) for k, x in self.open.logged.items() if isinstance(x, Tensor)}
-        found, row = whole.on_host(self.row.step), self.row
+        late = _OpenRow()
+        for parts, known in self.calls:
+            late.read(parts, known, [next(coming) for _ in parts])
+        late.logged = {k: next(coming) for k, x in self.logged.items() if isinstance(x, Tensor)}
+        found, row = late.on_host(self.row.step), self.row
         return replace(
             row,
             numbers=found.numbers | row.numbers,
-            samples=row.samples | {name: x.tolist() for name, x in self.open.samples.items()},
+            samples=row.samples | {name: x.tolist() for name, x in self.samples.items()},
             members=found.members or row.members,
-            logged=row.logged | late,
+            logged=row.logged | found.logged,
         )
 
 

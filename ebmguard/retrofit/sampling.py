@@ -88,7 +88,7 @@ class Sampling:
             ConfigError: the module has no such method.
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
-        must_temper = strength.must_temper(now.factor)
+        must_temper = now.must_temper
         # What β* = 0 allows and a later step of the schedule does not is said once.
         later = now.is_off and strength.is_scheduled and strength.tempers
         if module is None:

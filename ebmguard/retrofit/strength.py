@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..check.training import TYPED_IN, implied_scale
 from ..errors import ConfigError
+from ..sampling import Measured
 from ..trainer import finite_number
 
 __all__ = ["Schedulable", "Strength", "StrengthAt"]
@@ -40,17 +41,27 @@ class StrengthAt:
     beta_star: float | Tensor  # exponent on raw outputs, or one for each member of an ensemble
     factor: float | Tensor  # of the energy during sampling; the number 1.0 leaves it untouched
     output_scale: float | None = None  # o, where it is known
+    is_measured: bool = False  # whether o was measured, not asked for
 
     @property
-    def numbers(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def numbers(self) -> tuple[list[float], list[float]]:
         """The exponents and the factors, read on the host: not in a step."""
-        return _flat(self.beta_star), _flat(self.factor)
+        return _read(self.beta_star), _read(self.factor)
 
     @property
     def factor_of_samples(self) -> float | Tensor:
         """The factor; of an ensemble ``(*models, 1)``, which broadcasts against its energies."""
         factor = self.factor
         return factor[..., None] if isinstance(factor, Tensor) and factor.ndim else factor
+
+    @property
+    def must_temper(self) -> bool:
+        """Whether a sampler call that is not tempered by the factor is a mistake.
+
+        Not by a factor that no sampler shows, where the scale was measured and not asked for.
+        """
+        unseen = _NEGLIGIBLE if self.is_measured else 0.0
+        return isinstance(self.factor, Tensor) or abs(self.factor - 1) > unseen
 
     @property
     def is_off(self) -> bool:
@@ -105,15 +116,6 @@ class Strength:
         """Whether the sampler's factor is known (otherwise the sampler is left as it is)."""
         return any(x is not None for x in (self.output_scale, self.sampler_scale))
 
-    def must_temper(self, factor: float | Tensor) -> bool:
-        """Whether a sampler call that is not tempered by this factor is a mistake.
-
-        Not by a factor that no sampler shows, where the scale was measured and not asked for.
-        """
-        if isinstance(factor, Tensor):
-            return True
-        return abs(factor - 1) > (_NEGLIGIBLE if self.is_measured else 0.0)
-
     @property
     def is_scheduled(self) -> bool:
         """Whether a value may change from step to step: a tensor's, too."""
@@ -161,11 +163,16 @@ class Strength:
                 f"{tuple(self.models)} at step 0; a schedule must keep them. Return a tensor of "
                 "that shape."
             )
-        return StrengthAt(star, self._factor(star, step), self.output_scale)
+        return StrengthAt(star, self._factor(star, step), self.output_scale, self.is_measured)
 
-    def with_scale(self, output_scale: float, step: int) -> Strength:
-        """The same with the output scale that was measured; ConfigError if β* is above it."""
-        strength = replace(self, output_scale=output_scale)
+    def knowing(self, found: Measured | None, step: int) -> Strength:
+        """The same with the output scale that was found, where it waits for one.
+
+        ConfigError if β* is above it.
+        """
+        if not self.awaits_scale or found is None or not found.is_exact:
+            return self
+        strength = replace(self, output_scale=found.output_scale)
         strength.at(step)
         return strength
 
@@ -199,8 +206,8 @@ class Strength:
     def _factor(self, star: float | Tensor, step: int) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
-            lowest = _lowest(scale, step)
-            if lowest is not None and lowest < 0:
+            lowest = min(_read(scale, step), default=0.0)
+            if lowest < 0:
                 raise ConfigError(
                     f"sampler_scale={lowest:g} at step {step}; a negative factor would make the "
                     "sampler run away from the data. 1.0 leaves it as it is; (1 - beta) is the "
@@ -218,9 +225,8 @@ class Strength:
         if isinstance(star, Tensor) and star.device.type != "mps":
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
-        lowest = _lowest(factor, step)
-        if lowest is not None:  # else it is read with its row, some steps later: check_measured
-            _check_factor(lowest, self.output_scale, step)
+        # What only a device knows is read with its row, some steps later: check_measured.
+        _check_factor(min(_read(factor, step), default=1.0), self.output_scale, step)
         return factor.clamp(min=0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
@@ -247,7 +253,7 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
                 f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; "
                 "expected floating point, and one entry for each model."
             )
-        if _may_be_read(value, step) and not bool(torch.isfinite(value).all()):
+        if not all(map(math.isfinite, _read(value, step))):
             raise ConfigError(
                 f"{name} holds values that are not finite at step {step}: {value.tolist()}."
             )
@@ -255,15 +261,11 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
     return finite_number(f"{name}(step={step})" if scheduled else name, value)
 
 
-def _lowest(factor: float | Tensor, step: int) -> float | None:
-    """None where only a device knows."""
-    if not isinstance(factor, Tensor):
-        return factor
-    return float(factor.min()) if _may_be_read(factor, step) else None
-
-
-def _may_be_read(x: Tensor, step: int) -> bool:
-    return step == 0 or x.device.type == "cpu"  # later steps must not wait for a device
+def _read(x: float | Tensor, step: int = 0) -> list[float]:
+    """The numbers; after step 0, which nothing may wait for, none of a device's."""
+    if not isinstance(x, Tensor):
+        return [float(x)]
+    return x.flatten().tolist() if step == 0 or x.device.type == "cpu" else []
 
 
 def _output_scale(output_scale: object, step: float | None, noise: float | None) -> float | None:
@@ -299,7 +301,3 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
             "sampler really has."
         )
     return scale
-
-
-def _flat(value: float | Tensor) -> tuple[float, ...]:
-    return tuple(value.flatten().tolist()) if isinstance(value, Tensor) else (float(value),)

@@ -127,7 +127,7 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     add(rows, {"a": 2 * x}, {"f": 3 * f})
     over(rows)
     (pending,) = rows._queue
-    samples = pending.open.samples["f"]
+    samples = pending.samples["f"]
     ((_, numbers, _),) = pending.sent
     assert isinstance(samples, torch.Tensor)
     assert not numbers.requires_grad
