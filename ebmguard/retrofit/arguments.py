@@ -25,8 +25,7 @@ from .guard import Guard
 from .loop import Loop
 from .loss_fn import CallerLoss, Convention, LossFn
 from .losses import Losses
-from .settings import Action, Settings, check_told
-from .strength import Schedulable, Strength
+from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
 

@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import ConfigError, LossError
 from ..sampling import Measured, Tempering, is_capturing
 from ..trainer import leaves
-from .sampler_checks import is_compiled
-from .settings import Settings
+from .strength import Settings
+from .watches import is_compiled
 
 __all__ = ["FirstLosses"]
 

@@ -24,11 +24,9 @@ from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
-from .sampler_checks import FirstCalls, Unused
 from .sampling import OTHER_THREAD, Sampling
-from .settings import Settings, check_told
-from .strength import Strength, StrengthAt
-from .unended import ENDLESS
+from .strength import Settings, Strength, StrengthAt, check_told
+from .watches import ENDLESS, FirstCalls, Unused
 
 __all__ = ["Loop"]
 

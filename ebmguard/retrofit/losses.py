@@ -19,7 +19,7 @@ from .loss_fn import CallerLoss, no_gradient, scaled_gradient
 from .rows import Part
 from .sampling import Turn
 from .strength import StrengthAt
-from .unended import Moves
+from .watches import Moves
 
 __all__ = ["Losses"]
 

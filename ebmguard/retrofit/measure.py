@@ -36,8 +36,7 @@ from ..tags import REFERENCE
 from ..trainer import Trainer, leaves
 from .ensemble import WEIGHT_SUMS, over_models
 from .rows import POOLED_STEPS, Part, Row, joined_row
-from .settings import Settings
-from .strength import StrengthAt
+from .strength import Settings, StrengthAt
 
 __all__ = ["Measure"]
 

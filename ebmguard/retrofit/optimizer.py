@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from ..ranks import copies, gathered, is_sharded, local
-from .unended import Unended
+from .watches import Unended
 
 __all__ = ["OptimizerHooks", "total_norm"]
 
@@ -40,6 +41,7 @@ class OptimizerHooks:
 
     Attributes:
         unended: watches for losses that no step of this optimizer ends.
+        has_stepped: whether it has, since the scaler was last asked to.
     """
 
     def __init__(
@@ -62,18 +64,23 @@ class OptimizerHooks:
         self._skipped: float | Tensor = 0.0
         self._flag: Tensor | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
-        self._stepped = False
-        self._undo: list[Callable[[], None]] = [
-            optimizer.register_step_post_hook(self._after).remove,
-            optimizer.register_step_pre_hook(self._before).remove,
+        self.has_stepped = False
+        self._hooks: list[RemovableHandle | _WatchedStep] = [
+            optimizer.register_step_post_hook(self._after),
+            optimizer.register_step_pre_hook(self._before),
         ]
         if scaler is not None and self._has_scaler:
-            self._watch_scaler(optimizer, scaler)
+            self._hooks.append(_WatchedStep(self, optimizer, scaler))
 
     def remove(self) -> None:
         """Take every hook off again."""
-        while self._undo:
-            self._undo.pop()()
+        while self._hooks:
+            self._hooks.pop().remove()
+
+    def left_out(self) -> None:
+        """The scaler has left out a step."""
+        if self._hooks:
+            self._on_step(1.0, True)
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -127,7 +134,7 @@ class OptimizerHooks:
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.unended.is_stepping:
             return  # the parent's step, inside this one, has told it
-        self._stepped, self.unended.is_stepping = True, False
+        self.has_stepped, self.unended.is_stepping = True, False
         if self._scaled:
             # Fused optimizers leave a step out by themselves; the scaler has told them.
             found = getattr(optimizer, "found_inf", None)
@@ -197,41 +204,33 @@ class OptimizerHooks:
             dist.all_reduce(flag, dist.ReduceOp.MAX, self._process_group)
         return flag
 
-    def _watch_scaler(self, attached: Optimizer, scaler: torch.amp.GradScaler) -> None:
-        # GradScaler has no hooks, and a step that it leaves out never reaches the optimizer's.
-        before = vars(scaler).get("step")  # another library's, say
-        watched = _WatchedStep(self, attached, scaler)
-        vars(scaler)["step"] = watched
-
-        def undo() -> None:
-            if vars(scaler).get("step") is watched:
-                del vars(scaler)["step"]
-                vars(scaler).update({} if before is None else {"step": before})
-
-        self._undo.append(undo)
-
-    def scaler_stepped(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
-        self._stepped = False
-        result = step(*args, **kwargs)
-        if self._undo and not self._stepped:
-            self._on_step(1.0, True)
-        return result
-
 
 class _WatchedStep:
-    """``scaler.step`` with a look at whether it stepped; copied or pickled, the step as it was."""
+    """``scaler.step`` with a look at whether it stepped; copied or pickled, the step as it was.
+
+    GradScaler has no hooks, and a step that it leaves out never reaches the optimizer's.
+    """
 
     def __init__(
         self, hooks: OptimizerHooks, attached: Optimizer, scaler: torch.amp.GradScaler
     ) -> None:
-        self._hooks, self._attached = hooks, attached
-        self._scaler, self._step = scaler, scaler.step
+        self._hooks, self._attached, self._scaler = hooks, attached, scaler
+        self._before = vars(scaler).get("step")  # another library's, say
+        self._step = scaler.step
+        vars(scaler)["step"] = self
 
     def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if optimizer is not self._attached:
-            return self._step(optimizer, *args, **kwargs)
-        return self._hooks.scaler_stepped(self._step, optimizer, *args, **kwargs)
+        self._hooks.has_stepped = False
+        result = self._step(optimizer, *args, **kwargs)
+        if optimizer is self._attached and not self._hooks.has_stepped:
+            self._hooks.left_out()
+        return result
+
+    def remove(self) -> None:
+        own = vars(self._scaler)
+        if own.get("step") is self:
+            del own["step"]
+            own.update({} if self._before is None else {"step": self._before})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._scaler, "step")

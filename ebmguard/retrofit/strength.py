@@ -1,5 +1,6 @@
-"""How strong the guard acts at a step: the exponent β* of the loss and the factor on the sampler.
+"""What ``guard()`` was told once and for all, and how strong it acts at a step.
 
+Its strength is the exponent β* of the loss and the factor on the sampler.
 The sampler runs on ``sampler_scale * f``: (1 - β*/o) f where the output scale o is known (Eq. 7; o
 of Appendix G and M.2), f itself where it is not.
 """
@@ -10,18 +11,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ..check.training import TYPED_IN, implied_scale
 from ..errors import ConfigError
+from ..ranks import Ranks, check_shards
 from ..sampling import Measured
-from ..trainer import finite_number
+from ..trainer import Told, Trainer, check_takes, finite_number
+from .ensemble import Variants
 
-__all__ = ["Schedulable", "Strength", "StrengthAt"]
+__all__ = ["Action", "Schedulable", "Settings", "Strength", "StrengthAt", "check_told"]
 
+Action: TypeAlias = Literal["warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
 _NO_MODELS = torch.Size()
@@ -32,6 +37,42 @@ _NEEDS_SCALE = (
     "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= and "
     "noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
 )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments of :func:`ebmguard.guard` that hold for the whole run."""
+
+    sign: int  # 1 where the network's output is high on data, -1 where it is low
+    variant: Variants
+    models: torch.Size  # model dimensions of an ensemble; none for a single model
+    reference_beta_star: float
+    action: Action
+    judge_in_loss: bool | None
+    process_group: dist.ProcessGroup | None
+
+    @property
+    def sample_dim(self) -> int:
+        """The dimension of energies that counts samples."""
+        return len(self.models)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that train together."""
+        return Ranks(self.process_group)
+
+
+def check_told(
+    trainer: Trainer, told: Told, sampler: object, process_group: dist.ProcessGroup | None
+) -> Trainer:
+    """A trainer and what the guard of this sampler is told of it now, else a ``ConfigError``."""
+    trainer = trainer.extended(**told)
+    if trainer.optimizer is not None:
+        trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+        check_shards(trained, process_group)
+    if trainer.steps_argument is not None:
+        check_takes(sampler, trainer.steps_argument)
+    return trainer
 
 
 @dataclass(frozen=True)
