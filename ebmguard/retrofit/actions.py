@@ -50,8 +50,8 @@ class Actions:
     ) -> None:
         self.alerts: list[Alert] = []
         self.recoverer = recoverer
-        self.asks_steps = False  # whether the sampler does
-        self._asks_refinement = False
+        # Whether the sampler does, and whether it makes its steps finer.
+        self.asks_steps = self.asks_refinement = False
         self._is_logging, self._could_roll_back = is_logging, could_roll_back
         self._acts = acts
         self._on_alert = on_alert
@@ -187,16 +187,10 @@ class Actions:
         """In how many finer steps ``adapt=`` splits each one now; 1 without it."""
         return 1 if self._steps is None else self._steps.factor
 
-    def ask_steps(self, *, for_refinement: bool) -> SgldSteps:
-        """:attr:`steps` for a sampler that will follow them, made finer too or not."""
+    def ask_steps(self) -> SgldSteps:
+        """:attr:`steps` for a sampler that will follow them."""
         steps, self.asks_steps = self.steps, True
-        self._asks_refinement |= for_refinement
         return steps
-
-    @property
-    def refined_by(self) -> int:
-        """:attr:`refinement` of the sampler as it is; 1 where it does not ask."""
-        return self.refinement if self._asks_refinement else 1
 
     def notes(self) -> dict[str, float]:
         """What the step runs with, for its row."""

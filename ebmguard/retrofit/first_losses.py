@@ -57,10 +57,8 @@ _DETACHED = (
 )
 _BENDS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus or log-sigmoid": functional.softplus,  # which is -softplus(-f)
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
+    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "square")},
     "exponential": torch.exp,
-    "square": torch.square,
 }
 
 
@@ -103,22 +101,14 @@ class FirstLosses:
         self._left = _LOSSES
         self._calls = _Calls()
         self._samples: list[Tensor] = []  # their marks, since the loss before
-        self._are_old = False
-        self._have_moved = False
-        self._follows_one = False
+        self._are_old = self._have_moved = self._follows_one = False
         self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
         self._first_step: int | None = None
 
     def sampled(
         self, tempering: Tempering | None, samples: object, call: object, given: Sequence[Any]
     ) -> None:
-        """The sampler was called.
-
-        Args:
-            tempering: what ran it; None where no energy module is known.
-            samples: what it returned.
-            call, given: the sampler and its arguments.
-        """
+        """The sampler was called with what is given, and has returned the samples."""
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -165,40 +155,38 @@ class FirstLosses:
     ) -> None:
         """Refuse energies that are certainly not those of data and of the sampler's samples.
 
-        Args:
-            measured: what the sampler does, if that is known.
-            only_warns: log what is wrong instead.
-
         Raises:
             LossError: sides that are swapped or the same, samples in the place of energies, or
-                another output than the sampler follows.
-            ConfigError: the sampler's direction contradicts ``convention=``.
+                another output than the sampler follows; logged instead if it ``only_warns``.
+            ConfigError: the direction that was measured contradicts ``convention=``.
         """
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return
         self._are_old = True
         calls = [(marks.cpu(), _numbers(output)) for marks, output in self._calls.kept]
         self._calls.kept.clear()
-        wrong, is_told = self._judged(f_pos, f_neg, calls)
-        error = LossError(wrong) if wrong else self._direction(f_neg, calls, measured)
+        try:
+            is_told = self._are_right(f_pos, f_neg, calls)
+            self._check_direction(f_neg, calls, measured)
+        except (ConfigError, LossError) as error:
+            if isinstance(error, ConfigError) or not only_warns:
+                self._left = _LOSSES  # another one may come, in a notebook say
+                self._unhook()
+                raise
+            is_told = True
+            _log.warning("%s", error)
         self._left -= 1
-        if error is not None and not (wrong and only_warns):
-            self._left = _LOSSES  # another one may come, in a notebook say
-            self._unhook()
-            raise error
-        if wrong:
-            _log.warning("%s", wrong)
-        if wrong or is_told or not self._left:
+        if is_told or not self._left:
             self.stop()
 
-    def _judged(
+    def _are_right(
         self, f_pos: Tensor, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]]
-    ) -> tuple[str, bool]:
-        """What is wrong, if anything, and else whether that is certain."""
+    ) -> bool:
+        """Whether they are, for certain; a LossError where they are wrong for certain."""
         if f_pos.data_ptr() == f_neg.data_ptr() != 0:
-            return _SAME, True
+            raise LossError(_SAME)
         if self._settings.models or not self._samples:
-            return "", False
+            return False
         every = [output for _, output in calls]
         pos, neg = _numbers(f_pos), _numbers(f_neg)
         for name, f, values in (("f_pos", f_pos, pos), ("f_neg", f_neg, neg)):
@@ -206,7 +194,7 @@ class FirstLosses:
             if is_leaf and not _holds(every, values):
                 marks = _marks(f).cpu()
                 if any(torch.equal(marks, each) for each in self._samples):
-                    return _SAMPLES % name, True
+                    raise LossError(_SAMPLES % name)
         known: list[Tensor] = []
         other: list[Tensor] = []
         for marks, output in calls:
@@ -216,32 +204,32 @@ class FirstLosses:
                 other.append(output[~is_sample])
         if _holds(known, pos) and not _holds(other, pos):
             if _holds(other, neg) and not _holds(known, neg):
-                return _SWAPPED, True
+                raise LossError(_SWAPPED)
             if torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2 and self._have_moved:
-                return _TWICE, True
+                raise LossError(_TWICE)
         total, heads = neg.sum(1), neg.shape[1]
         each = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
-            return _HEADS % (tuple(f_neg.shape), heads), True
+            raise LossError(_HEADS % (tuple(f_neg.shape), heads))
         if self._sees_energies and not _holds(every, neg):
             for name in filter(None, (_bend(total, x) for x in each)):
-                return _BENT % name, True
-        return "", _holds(known, neg)
+                raise LossError(_BENT % name)
+        return _holds(known, neg)
 
-    def _direction(
+    def _check_direction(
         self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], found: Measured | None
-    ) -> ConfigError | None:
-        """The error of a sampler that goes the other way than ``convention=`` says."""
+    ) -> None:
+        """Refuse a sampler that goes the other way than ``convention=`` says."""
         if found is None or not found.is_exact or not calls or not self._sees_energies:
-            return None
+            return
         given, returned = _numbers(f_neg), torch.cat([x.flatten() for _, x in calls])
         same, turned = (bool(torch.isin(x, returned).all()) for x in (given, -given))
         goes_up = (found.convention == "log_density") == same
         if same == turned or goes_up == (self._settings.sign > 0):
-            return None  # another function of them, or the right way
+            return  # another function of them, or the right way
         told, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
-        return ConfigError(
+        raise ConfigError(
             f"convention={told!r} contradicts the sampler, whose steps go "
             f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
             f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
@@ -252,9 +240,6 @@ class FirstLosses:
         """Refuse a side that no loss of the first step, and none since, could train.
 
         A step may have a loss for each side, which holds the other one still to save memory.
-
-        Raises:
-            LossError: there is one, and the other side trains.
         """
         sides = {"f_pos": f_pos.requires_grad, "f_neg": f_neg.requires_grad}
         if not self._waits_for or not torch.is_grad_enabled() or not any(sides.values()):

@@ -213,7 +213,8 @@ class Guard:
         """
         if not self._loop.is_paused:
             self._loop.end_step_before()
-        return self._loop.actions.ask_steps(for_refinement=True)
+        self._loop.actions.asks_refinement = True
+        return self._loop.actions.ask_steps()
 
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.

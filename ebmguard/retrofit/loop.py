@@ -169,8 +169,7 @@ class Loop:
         self.begin_sampling()
         now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
         if trainer.steps_argument is not None:
-            steps = self.actions.ask_steps(for_refinement=False)
-            kwargs = {**kwargs, trainer.steps_argument: steps.steps}
+            kwargs = {**kwargs, trainer.steps_argument: self.actions.ask_steps().steps}
         awaits = self.first_calls.calls_left > 0
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
@@ -192,7 +191,7 @@ class Loop:
             tempering,
             result,
             () if seen is None else seen.evaluations[-2:],
-            refinement=self.actions.refined_by,
+            refinement=self.actions.refinement if self.actions.asks_refinement else 1,
             slow=slow,
             parts_of=call.parts if isinstance(call, Mixture) else None,
         )

@@ -214,7 +214,7 @@ class Rows:
             self._open = _OpenRow()
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
-        while self._queue and self._queue[0].row.step <= step:
+        while self._queue and (row := self._queue[0].row) and row.step <= step:
             yield self._queue.popleft().arrived()
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
@@ -259,8 +259,8 @@ class _OpenRow:
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
-    # Once the step is over: its row so far; and of each device the shapes of what it has sent, by
-    # place, their numbers, and when these are there.
+    # Once the step is over, its row so far; of each device the shapes of what it has sent, by place,
+    # their numbers, and when these are there.
     row: StepRow | None = None
     sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
         default_factory=list

@@ -152,21 +152,20 @@ class Unused:
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
         self._calls += 1
+        said = ""
         if self._most:
             if tempers and self._calls > _STEPS * self._most:
-                self._warn(_NO_LONGER, self._calls, self._most)
-            return
-        # A step may need a hundred calls (of one Metropolis step, say), but moves the parameters.
-        versions = None if module is None else tuple(p._version for p in module.parameters())
-        self._steps += versions is None or versions != self._versions
-        self._versions = versions
-        if acts and self._steps >= _STEPS:
-            self._warn(_NEVER, self._calls)
-
-    def _warn(self, message: str, *numbers: int) -> None:
-        if not self._has_warned:
+                said = _NO_LONGER % (self._calls, self._most)
+        else:
+            # A step may need a hundred calls (of one Metropolis step, say), but moves parameters.
+            versions = None if module is None else tuple(p._version for p in module.parameters())
+            self._steps += versions is None or versions != self._versions
+            self._versions = versions
+            if acts and self._steps >= _STEPS:
+                said = _NEVER % self._calls
+        if said and not self._has_warned:
             self._has_warned = True
-            _log.warning(message, *numbers)
+            _log.warning("%s", said)
 
 
 # Losses in one step, beyond any accumulation, wherever the parameters are.
@@ -223,11 +222,9 @@ class Unended:
         self._steps_instead.clear()
 
     def moved(self, losses: int, of_energy: Callable[[], Sequence[Tensor]]) -> bool | None:
-        """Whether parameters have moved on in the step under way; None: nothing was looked at.
+        """Whether parameters, the energy's among them, have moved on in the step of so many losses.
 
-        Args:
-            losses: how many the step has had.
-            of_energy: parameters of the energy, whatever the optimizer trains.
+        None: nothing was looked at.
         """
         if self.is_stepping or self.is_found or losses < _LOSSES + 2 * self._most:
             return None
@@ -243,15 +240,14 @@ class Unended:
         """What is wrong, and the line to write."""
         instead, inner = self.steps_instead, inner_optimizer(self._optimizer)
         what = "while parameters move"
+        fix = "that (of a wrapper such as SAM, the inner one); where there is none, leave it out."
+        if instead is not None:
+            what = f"while another one of its parameters, {_name(instead)}, has stepped"
+            fix = "that one wherever it is made: g.attach(optimizer=optimizer)."
         if not moved:
             what = "and parameters stay as they are (losses of an evaluation belong in g.paused())"
-        elif instead is not None:
-            what = f"while another one of its parameters, {_name(instead)}, has stepped"
-        fix = "that (of a wrapper such as SAM, the inner one); where there is none, leave it out."
         if inner:
             fix = f"its inner one: g.attach(optimizer=optimizer.{inner})."
-        elif instead is not None:
-            fix = "that one wherever it is made: g.attach(optimizer=optimizer)."
         return (
             f"{losses} losses without a step of the attached optimizer, {_name(self._optimizer)}, "
             f"{what}. Attach the optimizer whose step() is called, {fix}"
