@@ -23,8 +23,7 @@ from .callables import check_loss, check_sampler
 from .ensemble import check_variants
 from .guard import Guard
 from .loop import Loop
-from .loss_fn import CallerLoss, Convention, LossFn
-from .losses import Losses
+from .losses import CallerLoss, Convention, Losses, LossFn
 from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
@@ -193,6 +192,8 @@ def guard(
         action=action,
         judge_in_loss=judge_in_loss,
         process_group=process_group,
+        has_sampler=sampler is not None,
+        compiles=compile,
     )
     members = strength.models.numel() if strength.models else 0
     judge = Judge(DEFAULT_RULES if rules is None else rules, members=members)
@@ -211,15 +212,8 @@ def guard(
         opened, log_dir = [], None  # all ranks have the same rows
     else:
         announce(sampler, strength, log_dir)
-    loop = Loop(
-        settings=settings,
-        strength=strength,
-        has_sampler=sampler is not None,
-        judge=judge,
-        actions=actions,
-        writer=Writer(opened, flush_every=flush_every, folder=log_dir),
-        compiles=compile,
-    )
+    writer = Writer(opened, flush_every=flush_every, folder=log_dir)
+    loop = Loop(settings, strength, judge, actions, writer)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**told)
 

@@ -105,9 +105,7 @@ def check_models(
 ) -> None:
     """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
 
-    Raises:
-        EnergyTypeError: energies without numbers.
-        ShapeError: energies that have not the models' dimensions first.
+    EnergyTypeError where they have no numbers, ShapeError without the models' dimensions first.
     """
     f_pos, f_neg, groups, log_q = own[:4]
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
@@ -140,11 +138,7 @@ def check_models(
 
 
 def check_variants(variant: object, models: torch.Size) -> None:
-    """Refuse variants that do not exist, or do not match the models' dimensions.
-
-    Raises:
-        ConfigError: an unknown name, or not one for each entry of the first dimension.
-    """
+    """Refuse, with a ConfigError, what does not exist, or is not one for each first dimension."""
     several = not isinstance(variant, str) and isinstance(variant, Sequence)
     names: Sequence[object] = variant if several else (variant,)  # type: ignore[assignment]
     for name in names:

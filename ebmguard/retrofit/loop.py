@@ -42,37 +42,22 @@ class Loop:
     """Knows the parts, which do not know each other, and carries what one returns to the next."""
 
     def __init__(
-        self,
-        *,
-        settings: Settings,
-        strength: Strength,
-        has_sampler: bool,
-        judge: Judge,
-        actions: Actions,
-        writer: Writer,
-        compiles: bool,
+        self, settings: Settings, strength: Strength, judge: Judge, actions: Actions, writer: Writer
     ) -> None:
         self.trainer = Trainer()
         self.last: Row = {}
         self.members: list[Row] = []
         self.paused_by: int | None = None  # a thread
         self.is_inline = False  # whether the sampler asks for the factor itself
-        self.settings = settings
-        self.strength = strength
-        self.actions = actions
+        self.settings, self.strength = settings, strength
+        self.actions, self.writer, self._judge = actions, writer, judge
         self.rows = Rows(settings.models, settings.judge_in_loss)
-        self.first_calls = FirstCalls(settings)
-        self.first_losses = FirstLosses(settings)
-        self.writer = writer
+        self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
-        self.has_sampler = has_sampler
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling = Sampling(settings.sample_dim)
-        self.measure = Measure(settings, compiles=compiles)
-        self._judge = judge
-        self.course = Course()
-        self.unused = Unused()
-        self.self_check = SelfCheck()
+        self.measure = Measure(settings)
+        self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         # Runs at exit too, and so must hold no reference to the guard.
         weakref.finalize(self, _finish, self.rows, writer)
 
@@ -129,7 +114,7 @@ class Loop:
             followed = recoverer.settings.not_followed(self.situation)
         return Setup(
             trainer=self.trainer,
-            has_sampler=self.has_sampler or self.is_inline,
+            has_sampler=settings.has_sampler or self.is_inline,
             beta_star=tuple(now.numbers[0]),
             output_scale=now.output_scale,
             tempers=self.strength.tempers or awaits,
@@ -241,8 +226,7 @@ class Loop:
     def check_steps(self) -> None:
         """Before a loss: find out that the optimizer that was told is not the one that steps.
 
-        Raises:
-            ConfigError: it is not, and an action waits for its steps.
+        ConfigError where it is not, and an action waits for its steps.
         """
         if self.hooks is None:
             return

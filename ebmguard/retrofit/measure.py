@@ -28,7 +28,6 @@ from ..diagnostics import (
     pareto_k,
     sample_shares,
 )
-from ..energies import SMALLEST
 from ..errors import Stateful
 from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering
@@ -50,10 +49,10 @@ class Measure(Stateful):
 
     _owner = "the diagnostics"
 
-    def __init__(self, settings: Settings, *, compiles: bool) -> None:
-        self.compute: Callable[..., Any] = _compiled if compiles else operator.call
+    def __init__(self, settings: Settings) -> None:
+        self.compute: Callable[..., Any] = _compiled if settings.compiles else operator.call
         self._settings = settings
-        self._from_sampler: list[tuple[list[Part], Row]] = []  # each call since the latest loss
+        self._from_sampler: list[list[Part]] = []  # of each call since the latest loss
         self._parts: Mapping[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
@@ -89,17 +88,12 @@ class Measure(Stateful):
         slow: bool,
         parts_of: Mapping[str, slice] | None,
     ) -> None:
-        """Keep what a sampler call shows, until the loss.
+        """Keep what a sampler call shows, until the loss; of samples the first floating tensor.
 
         Which tags there are depends on what is attached, not on what the sampler did, so that all
-        ranks have the same. NaN is unknown.
-
-        Args:
-            samples: what the sampler returned; its first floating-point tensor is looked at.
-            evaluations: the last two, if they were recorded.
-            refinement: in how many finer steps the sampler has split each one.
-            slow: include the tier that is not taken at every step.
-            parts_of: of a mixture, which samples are whose.
+        ranks have the same. NaN is unknown. ``evaluations`` are the last two, if they were recorded,
+        ``refinement`` says in how many finer steps the sampler has split each one, ``slow`` adds the
+        tier that not every step has, and ``parts_of`` tells whose samples those of a mixture are.
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
@@ -138,7 +132,7 @@ class Measure(Stateful):
             shares, self._known_by[call] = self.compute(sample_shares, *given)
             parts.append(Part(shares, named_samples))
         # The buffer now, since another sampler may draw from it before the loss.
-        self._from_sampler.append(([*parts, *_of_buffer(trainer.buffer)], known))
+        self._from_sampler.append([*parts, *_of_buffer(trainer.buffer), Part.known(known)])
 
     def _point(self, seen: Evaluation) -> ChainState | None:
         """The chains' state, ``(*models, B, d)``; None where the layout does not tell samples."""
@@ -182,8 +176,6 @@ class Measure(Stateful):
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
             star = star.to(own.f_pos)  # a number for a GPU may well be kept on the CPU
-        elif abs(star) < SMALLEST:
-            star = 0.0
         whose = None
         if own.of_neg:
             whose = torch.stack([own.of_neg[0] == i for i in range(1, len(self._parts) + 1)])
@@ -202,34 +194,29 @@ class Measure(Stateful):
         *,
         slow: bool,
         is_pooled: bool,
-    ) -> tuple[list[Part], Row, dict[str, Tensor]]:
+    ) -> tuple[list[Part], dict[str, Tensor]]:
         """All numbers of a loss call whose sums are given: see :meth:`computed`.
 
-        They are parts of the row, numbers of it that the host knows, and energies by tag for
-        histograms; across ranks the numbers are every rank's, the energies this rank's. ``slow``
-        adds the tier that not every step has, which pools the weights of those that are pooled.
+        They are parts of the row, and energies by tag for histograms; across ranks the numbers are
+        every rank's, the energies this rank's. ``slow`` adds the tier that not every step has,
+        which pools the weights of those that are pooled.
         """
         settings, star = self._settings, strength.beta_star
         pos, neg, groups, log_q = own[:4]
         n, m = pos.shape[-1], neg.shape[-1]
         options = groups is not None, not strength.is_off, tuple(self._parts), strength.output_scale
         parts = [Part(sums, partial(_named, n, m, *options))]
-        known: Row = {}
         if isinstance(star, Tensor):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         else:
-            known["beta_star"] = float(star)
+            parts.append(Part.known({"beta_star": float(star)}))
         self._grad_scale = partial(self._in_force, sums, n, m, strength)
         # None where it was sampled inline, or where these samples had a loss already.
-        calls, self._from_sampler = self._from_sampler or [(_of_buffer(trainer.buffer), {})], []
-        rest, of_sampler = calls[0] if len(calls) == 1 else ([Part.mean(calls)], {})
+        calls, self._from_sampler = self._from_sampler or [_of_buffer(trainer.buffer)], []
+        rest = calls[0] if len(calls) == 1 else [Part.mean(calls)]
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
-        if settings.process_group is None:
-            parts += rest
-            known |= of_sampler
-        else:
-            parts += self._joined(rest, of_sampler, own.sizes, neg)
+        parts += rest if settings.process_group is None else self._joined(rest, own.sizes, neg)
         samples: dict[str, Tensor] = {}
         with torch.no_grad():
             if is_pooled:
@@ -241,7 +228,7 @@ class Measure(Stateful):
                 for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), own.sizes, strict=True):
                     mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
                     samples[name] = mine.detach().clone()
-        return parts, known, samples
+        return parts, samples
 
     def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
@@ -253,14 +240,18 @@ class Measure(Stateful):
         return found
 
     def _joined(
-        self, parts: Sequence[Part], known: Row, sizes: tuple[list[int], list[int]], like: Tensor
+        self, parts: Sequence[Part], sizes: tuple[list[int], list[int]], like: Tensor
     ) -> list[Part]:
         """The parts of all ranks as one, whose numbers are joined; none if there are no numbers."""
         group = self._settings.process_group
         assert group is not None
-        # Filled in on the device: a copy from the host would wait.
-        own = [Part.of({k: like.new_full((), x) for k, x in known.items()})] if known else []
-        whole = Part.mean([([*parts, *own], {})])
+        own = []
+        for part in parts:
+            # What the host knows is filled in on the device: a copy from the host would wait.
+            known = {} if part.values.numel() else part.named([])
+            filled = {name: like.new_full((), x) for name, x in known.items()}
+            own.append(Part.of(filled) if filled else part)
+        whole = Part.mean([own])
         n = whole.values.shape[-1]
         if not n:  # sampled inline, without a buffer
             return []

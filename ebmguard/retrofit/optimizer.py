@@ -32,16 +32,11 @@ class OptimizerHooks:
             gradients were not finite and the step changed nothing, else 0.0, as a float or, where
             the device decides, a 0-dim tensor; and with whether the scaler decided.
         is_watched: whether the step that is about to be taken is to be measured.
-        on_update: called before `on_step` with three norms, 0-dim tensors that are NaN where they
-            are unknown: of the gradient, without an AMP scale; of the update; and of it divided by
-            each group's learning rate, NaN where the step was left out. Not called where the scaler
-            left it out.
+        on_update: called before `on_step`, not where the scaler left the step out, with 0-dim norms
+            of the gradient (without an AMP scale), of the update, and of it divided by each group's
+            learning rate; NaN where they are unknown, or the step was left out.
         process_group: ranks that skip a step together. A step that the scaler left out of its own
             accord is reported as this rank's.
-
-    Attributes:
-        unended: watches for losses that no step of this optimizer ends.
-        has_stepped: whether it has, since the scaler was last asked to.
     """
 
     def __init__(
@@ -58,13 +53,13 @@ class OptimizerHooks:
         self._is_watched = is_watched
         self._on_update = on_update
         self._measure: Callable[[float | Tensor], None] | None = None
-        self.unended = Unended(optimizer)
+        self.unended = Unended(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
         self._scaled = self._has_scaler
         self._skipped: float | Tensor = 0.0
         self._flag: Tensor | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
-        self.has_stepped = False
+        self.has_stepped = False  # since the scaler was last asked to
         self._hooks: list[RemovableHandle | _WatchedStep] = [
             optimizer.register_step_post_hook(self._after),
             optimizer.register_step_pre_hook(self._before),

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import islice
+from itertools import count, islice
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,17 +54,22 @@ class Part(NamedTuple):
         return cls(_stack(values).movedim(0, -1), lambda read: dict(zip(names, read, strict=True)))
 
     @classmethod
-    def mean(cls, calls: Sequence[tuple[Sequence[Part], Row]]) -> Part:
+    def known(cls, numbers: Row) -> Part:
+        """Of numbers that the host knows."""
+        return cls(torch.zeros(0), lambda _: numbers)
+
+    @classmethod
+    def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
         """Of several calls that make one step, which may differ in what they have."""
-        parts = [part for own, _ in calls for part in own]
+        parts = [part for own in calls for part in own if part.values.numel()]
         most = max((len(part.values) for part in parts if not part.is_shared), default=0)
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
 
         def named(values: Sequence[float]) -> Row:
             each, rows = iter(values), []
-            for own, known in calls:
+            for own in calls:
                 found = (x.named([*islice(each, x.values.shape[-1])]) for x in own)
-                rows.append(reduce(or_, found, known))
+                rows.append(reduce(or_, found, {}))
             return pooled(rows)
 
         return cls(torch.cat(flat, -1) if flat else torch.zeros(0), named)
@@ -72,46 +77,27 @@ class Part(NamedTuple):
 
 @dataclass
 class StepRow:
-    """A row that has reached the host.
-
-    Attributes:
-        numbers: by tag; of an ensemble, their means over the members.
-        samples: the raw values of its histograms.
-        members: the numbers of each member; none of a single model.
-        is_over: whether its step is; else it is the row so far, which comes again.
-        is_news: whether it holds anything to judge that the row so far did not.
-        logged: the trainer's own numbers, which nobody judges.
-    """
+    """A row that has reached the host."""
 
     step: int
-    numbers: Row
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    members: list[Row] = field(default_factory=list)
-    is_over: bool = True
-    is_news: bool = True
-    logged: Row = field(default_factory=dict)
+    numbers: Row  # by tag; of an ensemble, their means over the members
+    samples: dict[str, list[float]] = field(default_factory=dict)  # raw values of its histograms
+    members: list[Row] = field(default_factory=list)  # those of each member; none of one model
+    is_over: bool = True  # whether its step is; else it is the row so far, which comes again
+    is_news: bool = True  # whether it holds anything to judge that the row so far did not
+    logged: Row = field(default_factory=dict)  # the trainer's own numbers, which nobody judges
 
 
 class Rows:
-    """Counts the steps, pools the numbers of each, and hands out the rows that are due.
-
-    Args:
-        models: model dimensions of an ensemble.
-        in_loss: whether the lag is 0; None: where numbers are measured on a CPU.
-
-    Attributes:
-        step: the present step, whose row is open.
-        lag: steps between a row's measurement and its reading.
-        losses, losses_in_step: how many there were so far, and in the present step.
-    """
+    """Counts the steps, pools the numbers of each, and hands out the rows that are due."""
 
     def __init__(self, models: torch.Size, in_loss: bool | None) -> None:
-        self.step = 0
-        self.lag = 0
-        self.losses = 0
+        self.step = 0  # the present one, whose row is open
+        self.lag = 0  # steps between a row's measurement and its reading
+        self.losses = 0  # so far
         self.losses_in_step = 0
-        self._models = models
-        self._in_loss = in_loss
+        self._models = models  # dimensions of an ensemble
+        self._in_loss = in_loss  # whether the lag is 0; None: where numbers are measured on a CPU
         self._open = _OpenRow()
         self._queue: deque[_OpenRow] = deque()
 
@@ -135,26 +121,18 @@ class Rows:
         return slow
 
     def add(
-        self,
-        parts: Sequence[Part],
-        known: Row | None = None,
-        samples: Mapping[str, Tensor] | None = None,
+        self, parts: Sequence[Part], samples: Mapping[str, Tensor] | None = None
     ) -> list[StepRow]:
         """Take what one call has measured; the calls of one step are averaged by tag.
 
-        Args:
-            parts: what is measured.
-            known: numbers that the host knows.
-            samples: energies for histograms, on steps that have them.
-
-        Returns:
-            the row so far where the lag is 0; else nothing yet.
+        With energies for histograms, on steps that have them. Returns the row so far where the lag
+        is 0; else nothing yet.
         """
         self._open.samples |= {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
-            self._open.calls.append((parts, known or {}))
+            self._open.calls.append(parts)
             return []
-        self._open.read(parts, known or {}, [part.values.tolist() for part in parts])
+        self._open.read(parts, [part.values.tolist() for part in parts])
         self._open.has_news = False
         return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
@@ -182,7 +160,7 @@ class Rows:
             if not self.losses:  # none may ever come, as where a classifier alone is trained
                 self._set_lag(_LAG if value.is_cuda else 0)
             if self.lag:
-                self._open.calls.append(([Part.of({tag: value})], {}))
+                self._open.calls.append([Part.of({tag: value})])
                 return
             value = float(value)
         self.note({tag: value})
@@ -252,23 +230,24 @@ class Rows:
 
 @dataclass
 class _OpenRow:
-    calls: list[tuple[Sequence[Part], Row]] = field(default_factory=list)  # not read yet
+    calls: list[Sequence[Part]] = field(default_factory=list)  # not read yet
     rows: list[Row] = field(default_factory=list)  # of calls that were read
     members: list[list[Row]] = field(default_factory=list)
     samples: dict[str, Tensor] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
-    # Once the step is over, its row so far; of each device the shapes of what it has sent, by place,
+    # Once the step is over, its row so far; of each device the shapes of what it has sent by place,
     # their numbers, and when these are there.
     row: StepRow | None = None
     sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
         default_factory=list
     )
 
-    def read(self, parts: Sequence[Part], known: Row, values: Sequence[list[Any]]) -> None:
+    def read(self, parts: Sequence[Part], values: Sequence[list[Any]]) -> None:
         """Take the values of a call, now on the host."""
-        shared, each = dict(known), []
+        shared: Row = {}
+        each: list[list[Row]] = []
         for part, own in zip(parts, values, strict=True):
             if part.is_shared:
                 shared |= part.named(own)
@@ -293,11 +272,11 @@ class _OpenRow:
         """The row of this step, now that it is over: sends what devices have to the host."""
         self.row = self.on_host(step)
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
-        sent = [part.values for parts, _ in self.calls for part in parts]
-        sent += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
-        for device in {x.device for x in sent}:
+        every = [part.values for parts in self.calls for part in parts]
+        every += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
+        for device in {x.device for x in every if x.numel()}:
             # One copy for all: the numbers of a step are those of one device, as a rule.
-            own = {i: x for i, x in enumerate(sent) if x.device == device}
+            own = {i: x for i, x in enumerate(every) if x.device == device}
             arrived = None
             numbers = _to_host(torch.cat([x.flatten() for x in own.values()]))
             if device.type == "cuda":
@@ -315,10 +294,9 @@ class _OpenRow:
                 event.synchronize()
             each = torch.split(numbers, [shape.numel() for shape in shapes.values()])
             values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, each, strict=True)}
-        coming = (values[i] for i in sorted(values))
-        late = _OpenRow()
-        for parts, known in self.calls:
-            late.read(parts, known, [next(coming) for _ in parts])
+        coming, late = (values.get(i, []) for i in count()), _OpenRow()
+        for parts in self.calls:
+            late.read(parts, [next(coming) for _ in parts])
         late.logged = {k: next(coming) for k, x in self.logged.items() if isinstance(x, Tensor)}
         found, row = late.on_host(self.row.step), self.row
         return replace(

@@ -28,14 +28,10 @@ OTHER_THREAD = (
 
 
 class Turn:
-    """Taken by one call at a time; a lock could not be copied.
-
-    Attributes:
-        thread: which has it.
-    """
+    """Taken by one call at a time; a lock could not be copied."""
 
     def __init__(self) -> None:
-        self.thread: int | None = None
+        self.thread: int | None = None  # which has it
         self._free = [True]
 
     @contextmanager

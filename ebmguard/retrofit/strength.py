@@ -50,6 +50,8 @@ class Settings:
     action: Action
     judge_in_loss: bool | None
     process_group: dist.ProcessGroup | None
+    has_sampler: bool
+    compiles: bool
 
     @property
     def sample_dim(self) -> int:

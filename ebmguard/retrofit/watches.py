@@ -195,15 +195,12 @@ class Moves:
 
 
 class Unended:
-    """Watches the losses between two steps of the optimizer that was told.
-
-    Attributes:
-        is_stepping: whether it is inside its ``step``, which may call losses in a closure.
-        is_found: whether it was found not to step; until it does.
-    """
+    """Watches the losses between two steps of the optimizer that was told."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.is_stepping = self.is_found = self._has_said = False
+        self.is_stepping = False  # inside its ``step``, which may call losses in a closure
+        self.is_found = False  # not to step; until it does
+        self._has_said = False
         self._optimizer = optimizer
         self._most = 1  # losses of a step that it has ended
         self._moves: Moves | None = None
