@@ -91,9 +91,9 @@ class Measure(Stateful):
         """Keep what a sampler call shows, until the loss; of samples the first floating tensor.
 
         Which tags there are depends on what is attached, not on what the sampler did, so that all
-        ranks have the same. NaN is unknown. ``evaluations`` are the last two, if they were recorded,
-        ``refinement`` says in how many finer steps the sampler has split each one, ``slow`` adds the
-        tier that not every step has, and ``parts_of`` tells whose samples those of a mixture are.
+        ranks have the same. NaN is unknown. ``evaluations``: the last two, if they were recorded.
+        ``refinement``: in how many finer steps the sampler has split each one. ``slow``: with the
+        tier that not every step has. ``parts_of``: of a mixture, which samples are whose.
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
@@ -104,7 +104,7 @@ class Measure(Stateful):
         count = None if tempering is None else tempering.evaluations
         known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
         parts: list[Part] = []
-        # The norm of the drift, which the tempered energy has.
+        # The norm of the drift, which the tempered energy has; f's own is that over the factor.
         drift = None if tempering is None else tempering.seen.norm
         if tempering is None or drift is None or not drift.numel():
             names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
@@ -113,9 +113,18 @@ class Measure(Stateful):
             # A factor that is a tensor is read with the row.
             f, entries = tempering.given, tempering.seen.entries
             factor, size = (f, 1.0) if isinstance(f, Tensor) else (None, abs(f))
+
+            def named(sums: Sequence[float]) -> Row:
+                mean, largest, by = (*sums, size)[:3]
+                found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
+                found = {name: x / by if by else math.nan for name, x in found.items()}
+                if steps is not None:
+                    noise = drift_to_noise(mean, entries=entries, **steps)
+                    found["sampler/drift_to_noise"] = noise
+                return found
+
             own = (models.numel(),) if models and _has_models(drift, models) else ()
-            sums = self.compute(_norms, drift.reshape(*own, -1), factor)
-            parts.append(Part(sums, partial(_named_norms, entries, steps, size)))
+            parts.append(Part(self.compute(_norms, drift.reshape(*own, -1), factor), named))
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
             seen = evaluations if count is not None and len(evaluations) == 2 else ()
@@ -202,10 +211,9 @@ class Measure(Stateful):
         which pools the weights of those that are pooled.
         """
         settings, star = self._settings, strength.beta_star
-        pos, neg, groups, log_q = own[:4]
+        pos, neg, _, log_q = own[:4]
         n, m = pos.shape[-1], neg.shape[-1]
-        options = groups is not None, not strength.is_off, tuple(self._parts), strength.output_scale
-        parts = [Part(sums, partial(_named, n, m, *options))]
+        parts = [self._of_sums(own, strength, sums)]
         if isinstance(star, Tensor):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         else:
@@ -229,6 +237,29 @@ class Measure(Stateful):
                     mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
                     samples[name] = mine.detach().clone()
         return parts, samples
+
+    def _of_sums(self, own: Batch, strength: StrengthAt, sums: Tensor) -> Part:
+        """The numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
+        n, m, k = own.f_pos.shape[-1], own.f_neg.shape[-1], WEIGHT_SUMS
+        names, scale, has_loss = tuple(self._parts), strength.output_scale, not strength.is_off
+        of_weights = partial(named_weights, n=n, m=m, is_grouped=own.groups is not None)
+
+        def named(values: Sequence[float]) -> Row:
+            loss, values = values[0], values[has_loss:]
+            row, reference = of_weights(values[:k]), of_weights(values[k : 2 * k])
+            energies = named_energies(values[2 * k : 2 * k + 26], n, m)
+            if names:  # whose samples it was are not always known
+                of_parts = values[2 * k + 26 :] or [math.nan] * (4 * len(names))
+                mixed = named_mixture(of_parts, names, energies["f_pos/mean"])
+                row, reference = row | mixed[0], reference | mixed[1]
+            row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
+            row |= energies | named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
+            row |= {"loss": loss} if has_loss else {}
+            if scale is not None:
+                row |= {"energy_gap_scaled": row["energy_gap"] * scale, "output_scale": scale}
+            return row
+
+        return Part(sums, named)
 
     def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
         """The factor that the loss has put on the contrastive gradient."""
@@ -286,19 +317,6 @@ def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
     return torch.stack(sums, -1)
 
 
-def _named_norms(
-    entries: int, steps: Mapping[str, float] | None, size: float, sums: Sequence[float]
-) -> Row:
-    """Of the norm of f's gradient, and of the drift's, that of the tempered f."""
-    mean, largest, *read = sums
-    size = read[0] if read else size
-    found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
-    found = {name: x / size if size else math.nan for name, x in found.items()}
-    if steps is not None:
-        found["sampler/drift_to_noise"] = drift_to_noise(mean, entries=entries, **steps)
-    return found
-
-
 def _has_models(x: Tensor, models: torch.Size) -> bool:
     """Whether each model has samples of its own in x, instead of all sharing the same."""
     return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
@@ -314,36 +332,6 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
 def _of_buffer(buffer: object) -> list[Part]:
     found = buffer_diagnostics(buffer)
     return [Part.of(found)] if found else []
-
-
-def _named(
-    n: int,
-    m: int,
-    is_grouped: bool,
-    has_loss: bool,
-    names: Sequence[str],
-    output_scale: float | None,
-    values: Sequence[float],
-) -> Row:
-    """The numbers of a loss, from the sums of :func:`.ensemble.of_loss` that the host has read."""
-    k, loss = WEIGHT_SUMS, values[0]
-    values = values[has_loss:]
-    row = named_weights(values[:k], n, m, is_grouped=is_grouped)
-    reference = named_weights(values[k : 2 * k], n, m, is_grouped=is_grouped)
-    energies = named_energies(values[2 * k : 2 * k + 26], n, m)
-    if names:  # whose samples it was are not always known
-        of_parts = values[2 * k + 26 :] or [math.nan] * (4 * len(names))
-        own, other = named_mixture(of_parts, names, energies["f_pos/mean"])
-        row |= own
-        reference |= other
-    row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
-    row |= energies | named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
-    if has_loss:
-        row["loss"] = loss
-    if output_scale is not None:
-        row["energy_gap_scaled"] = row["energy_gap"] * output_scale
-        row["output_scale"] = output_scale
-    return row
 
 
 def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:

@@ -66,7 +66,7 @@ class Part(NamedTuple):
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
 
         def named(values: Sequence[float]) -> Row:
-            each, rows = iter(values), []
+            each, rows = iter(values), list[Row]()
             for own in calls:
                 found = (x.named([*islice(each, x.values.shape[-1])]) for x in own)
                 rows.append(reduce(or_, found, {}))

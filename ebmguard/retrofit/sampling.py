@@ -1,4 +1,4 @@
-"""Runs the trainer's sampler on the tempered energy, one call at a time."""
+"""The sampler: what is refused, what takes its place, and its calls on the tempered energy."""
 
 from __future__ import annotations
 
