@@ -19,11 +19,11 @@ from ..sinks import Writer, as_sink
 from ..steering import AdaptiveSteps, SteerBeta
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
-from .callables import check_loss, check_sampler
 from .ensemble import check_variants
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
+from .sampling import check_loss, check_sampler
 from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]

@@ -19,10 +19,10 @@ from ..sampling import Measured, scale
 from ..tags import is_own
 from ..trainer import Told, Trainer
 from .actions import SgldSteps
-from .callables import GuardedLoss, wrap_sampler
 from .loop import Loop
 from .losses import Losses
 from .rows import Row
+from .sampling import GuardedLoss, wrap_sampler
 
 __all__ = ["Guard"]
 
