@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple
 
 from ..alerts import Alert, Level, Situation
@@ -28,37 +28,25 @@ class SgldSteps(NamedTuple):
     refinement: int
 
 
+@dataclass(eq=False)
 class Actions:
-    """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course.
+    """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course."""
 
-    Args:
-        acts: whether an ERROR has an action, which waits for a safe point.
-        is_logging: whether alerts are logged; of several ranks one does.
-        could_roll_back: whether another run of the kind could have ``action="rollback"``.
-    """
+    on_alert: Callable[[Alert], object] | None
+    _: KW_ONLY
+    acts: bool  # whether an ERROR has an action, which waits for a safe point
+    is_logging: bool = True  # whether alerts are logged; of several ranks one does
+    could_roll_back: bool = True  # whether another run of the kind could
+    recoverer: Recoverer | None = None
+    adapt: AdaptiveSteps | None = None
+    steer: BetaController | None = None
 
-    def __init__(
-        self,
-        on_alert: Callable[[Alert], object] | None,
-        *,
-        acts: bool,
-        is_logging: bool = True,
-        could_roll_back: bool = True,
-        recoverer: Recoverer | None = None,
-        adapt: AdaptiveSteps | None = None,
-        steer: BetaController | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
-        self.recoverer = recoverer
         # Whether the sampler does, and whether it makes its steps finer.
         self.asks_steps = self.asks_refinement = False
-        self._is_logging, self._could_roll_back = is_logging, could_roll_back
-        self._acts = acts
-        self._on_alert = on_alert
         self._pending: Alert | None = None
-        self._adapt = adapt
         self._steps: StepsController | None = None
-        self._steer = steer
         self._usual_steps: int | None = None
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
@@ -67,15 +55,15 @@ class Actions:
         if self.recoverer is not None and trainer.optimizer is not None:
             self.recoverer.rate.watch(trainer.optimizer)
         steps = trainer.sgld_steps
-        if self._adapt is not None and steps is not None and steps != self._usual_steps:
-            self._steps = self._adapt.start(steps)
+        if self.adapt is not None and steps is not None and steps != self._usual_steps:
+            self._steps = self.adapt.start(steps)
         self._usual_steps = steps
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or whose steps nobody can change."""
         if self.recoverer is not None:
             self.recoverer.check_ready(trainer)
-        if self._adapt is not None and not self.asks_steps:
+        if self.adapt is not None and not self.asks_steps:
             raise ConfigError(
                 "adapt= changes the number of SGLD steps, but the sampler has not asked for it. "
                 "Attach the usual number, g.attach(sgld_steps=20), and name the sampler's "
@@ -86,7 +74,7 @@ class Actions:
         self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
     ) -> Situation:
         """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
-        least, highest = (-math.inf, math.inf) if self._steer is None else self._steer.bounds
+        least, highest = (-math.inf, math.inf) if self.steer is None else self.steer.bounds
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
         factor = 1.0 if self.recoverer is None else self.recoverer.effect.lr
@@ -119,7 +107,7 @@ class Actions:
                         self._advised[what] = move[1], now.moved
                 if remedy == Remedy.ROLL_BACK:
                     remedy = f"{remedy} of before step {alert.step:,}"
-                    remedy += '; action="rollback" next time' if self._could_roll_back else ""
+                    remedy += '; action="rollback" next time' if self.could_roll_back else ""
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))
 
@@ -128,21 +116,21 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
-        if self._acts and self._pending is None:
+        if self.acts and self._pending is None:
             self._pending = next((each for each in alerts if each.level is Level.ERROR), None)
         if row.is_over and "grad_scale" in row.numbers:
-            for controller in (self._steps, self._steer):
+            for controller in (self._steps, self.steer):
                 if controller is not None:
                     controller.observe(row.numbers)
 
     def report(self, alerts: Sequence[Alert]) -> None:
         """Log alerts and call ``on_alert``: last of all, since that is the caller's."""
         for alert in alerts:
-            if self._is_logging and alert.level > Level.INFO:
+            if self.is_logging and alert.level > Level.INFO:
                 say = _log.error if alert.level is Level.ERROR else _log.warning
                 say(alert.message)
-            if self._on_alert is not None:
-                self._on_alert(alert)
+            if self.on_alert is not None:
+                self.on_alert(alert)
 
     @property
     def is_pending(self) -> bool:
@@ -151,7 +139,7 @@ class Actions:
 
     def disarm(self) -> None:
         """From now on an ERROR has no action."""
-        self._acts, self._pending = False, None
+        self.acts, self._pending = False, None
 
     def take_pending(self) -> Alert | None:
         """The ERROR whose action waits, which then waits no longer."""
@@ -161,8 +149,8 @@ class Actions:
     @property
     def beta_star(self) -> tuple[float | None, float | None, float]:
         """β* as it is steered; else the least that rollbacks have made of it, and their factor."""
-        if self._steer is not None:
-            return self._steer.value, None, 1.0
+        if self.steer is not None:
+            return self.steer.value, None, 1.0
         if self.recoverer is None:
             return None, None, 1.0
         # A schedule that has come further than a rollback has put β* goes on.
@@ -202,18 +190,18 @@ class Actions:
 
     def after_rollback(self, rollback: Rollback) -> None:
         """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""
-        if self._steer is None or self.recoverer is None:
+        if self.steer is None or self.recoverer is None:
             return
-        value = rollback.changes.get("beta_star", (0.0, self._steer.value))[1]
+        value = rollback.changes.get("beta_star", (0.0, self.steer.value))[1]
         value = max(value, self.recoverer.effect.beta_star or 0.0)  # no steered β* is negative
-        if value != self._steer.value:
-            self._steer.move_to(value)
+        if value != self.steer.value:
+            self.steer.move_to(value)
 
     def steering_state(self) -> dict[str, Any]:
         """The part of the state that a rollback takes back."""
         return {
             "steps": None if self._steps is None else self._steps.state_dict(),
-            "beta": None if self._steer is None else self._steer.state_dict(),
+            "beta": None if self.steer is None else self.steer.state_dict(),
             "advised": {what: [way, *then] for what, (way, then) in self._advised.items()},
         }
 
@@ -222,6 +210,6 @@ class Actions:
         self._pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
-        for controller, saved in ((self._steps, state["steps"]), (self._steer, state["beta"])):
+        for controller, saved in ((self._steps, state["steps"]), (self.steer, state["beta"])):
             if controller is not None and saved is not None:
                 controller.load_state_dict(saved)

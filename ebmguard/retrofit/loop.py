@@ -75,6 +75,7 @@ class Loop:
 
     def follow(self, rows: Iterable[StepRow]) -> None:
         """The one way of a row: judged, acted upon, written, reported."""
+        ranks = self.settings.ranks
         for row in rows:
             for each in row.members or [row.numbers]:
                 if "beta_star" in each:
@@ -95,12 +96,9 @@ class Loop:
                 self.writer.write_verdict(row.step, str(self.course.verdict))
             if row.is_over:
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
-                self._check_itself(row)
+                if self.self_check.is_due(row.numbers) and self._now and ranks.is_first:
+                    self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
             self.actions.report(alerts)
-
-    def _check_itself(self, row: StepRow) -> None:
-        if self.self_check.is_due(row.numbers) and self._now and self.settings.ranks.is_first:
-            self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
 
     def setup(
         self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False

@@ -48,6 +48,9 @@ _NO_GRADIENT = (
 )
 
 
+# Scales and shifts of the points where a loss is looked at. The far ones, where a wide clamp or a
+# small square shows: energies get there in a blow-up.
+_PLACES = (1.0, 0.0), (2.0, 3.0), (2.0, -3.0), (20.0, 0.0), (1.0, 1e4), (1.0, -1e4)
 _FIX = "Keep the contrastive difference here and add the other terms outside."
 _SAMPLER = "If it is the sampler, that comes second: guard(None, sampler, ...)."
 _TURNED = {  # what a loss of the other sign does, the convention that it fits, and where f is
@@ -119,9 +122,15 @@ class CallerLoss:
         return to_pos, to_neg
 
     def _examine(self, f_pos: Tensor, f_neg: Tensor) -> bool:
-        slopes = []
-        for pos, neg in _points(f_pos, f_neg):
-            to_pos, to_neg = self._gradients(pos, neg)
+        # The guard must not move the trainer's random state.
+        generator, slopes = torch.Generator().manual_seed(0), []
+
+        def points(f: Tensor, scale: float, shift: float) -> Tensor:
+            return (torch.randn(f.shape, generator=generator) * scale + shift).to(f.device)
+
+        drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
+        for each in (*drawn, drawn[0]):
+            to_pos, to_neg = self._gradients(*each)
             up, down = to_neg.double(), -to_pos.double()
             size = max(side.abs().max().item() for side in (up, down))
             if not all(torch.isfinite(side).all() for side in (up, down)):
@@ -159,22 +168,6 @@ class CallerLoss:
                 "difference is the wrong way round (you maximise it, perhaps: return its negative)."
             )
         return True
-
-
-def _points(f_pos: Tensor, f_neg: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """A few spread-out points, the first one repeated at the end."""
-    # The guard must not move the trainer's random state.
-    generator = torch.Generator().manual_seed(0)
-
-    def point(shift: float, scale: float) -> tuple[Tensor, Tensor]:
-        pos = torch.randn(f_pos.shape, generator=generator) * scale + shift
-        neg = torch.randn(f_neg.shape, generator=generator) * scale - shift
-        return pos.to(f_pos.device), neg.to(f_neg.device)
-
-    # The far ones, where a wide clamp or a small square shows: energies get there in a blow-up.
-    places = (0.0, 1.0), (3.0, 2.0), (-3.0, 2.0), (0.0, 20.0), (1e4, 1.0), (-1e4, 1.0)
-    points = [point(*place) for place in places]
-    return [*points, points[0]]
 
 
 def _no_gradient(f: Tensor) -> Tensor:
@@ -221,16 +214,12 @@ class Losses:
             rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
             self._is_quiet = is_paused or rests
             yield self._begin(own)
-        if rests and not is_paused and not self._loop.rows.losses:
-            self._look_for_training()
+        if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
+            self._without += 1
+            if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
+                self._without = _LOOKS
+                _log.warning(_NO_GRADIENT)
         self._has_trained |= trains and not self._is_quiet
-
-    def _look_for_training(self) -> None:
-        """Warn once where parameters move on, and no loss ever had a gradient."""
-        self._without += 1
-        if self._without <= _LOOKS and self._moves.see(self._loop.energy_parameters()) >= _MOVES:
-            self._without = _LOOKS
-            _log.warning(_NO_GRADIENT)
 
     def loss(self, own: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""

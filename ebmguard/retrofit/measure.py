@@ -63,7 +63,7 @@ class Measure(Stateful):
 
     def _saved(self) -> Mapping[str, Any]:
         return {
-            "_recent": _read_recent,
+            "_recent": lambda own: deque([tuple(map(_restored, x)) for x in own], POOLED_STEPS),
             "_update": lambda own: {name: torch.tensor(float(x)) for name, x in own.items()},
             "_known_by": lambda own: {int(call): _restored(x) for call, x in own.items()},
         }
@@ -334,13 +334,9 @@ def _of_buffer(buffer: object) -> list[Part]:
     return [Part.of(found)] if found else []
 
 
-def _read_recent(pairs: Sequence[Any]) -> deque[tuple[Tensor, Tensor | None]]:
-    read = ((_restored(f), None if q is None else _restored(q)) for f, q in pairs)
-    return deque(read, maxlen=POOLED_STEPS)
-
-
-# Float64 holds any number exactly; they are turned back where they are used.
-_restored = partial(torch.as_tensor, dtype=torch.float64)
+def _restored(x: Any) -> Tensor | None:
+    # Float64 holds any number exactly; they are turned back where they are used.
+    return None if x is None else torch.as_tensor(x, dtype=torch.float64)
 
 
 @cache

@@ -186,7 +186,12 @@ class Moves:
     def see(self, parameters: Iterable[Tensor]) -> int:
         """How often they have moved on; back to 0 where they return, as SAM's perturbed ones do."""
         here = _place(parameters)
-        known = [i for i, place in enumerate(self._places) if _is_same(place, here)]
+        # Taking a perturbation off again rounds.
+        same = [
+            x.shape == here.shape and torch.isclose(x, here, 1e-6, 1e-8, equal_nan=True).all()
+            for x in self._places
+        ]
+        known = [i for i, is_same in enumerate(same) if is_same]
         if not known:
             self._places.append(here)
         elif known[-1] < len(self._places) - 1:
@@ -229,8 +234,16 @@ class Unended:
         of_optimizer, energys = ({id(p): p for p in x} for x in (own, of_energy()))
         if self._moves is None:
             self._moves = Moves()
-            hook = self._instead(of_optimizer.keys() & energys.keys() or {*of_optimizer})
-            weakref.finalize(self._moves, register_optimizer_step_post_hook(hook).remove)
+            parameters = of_optimizer.keys() & energys.keys() or {*of_optimizer}
+            found, told = self._steps_instead, id(self._optimizer)
+
+            def after(optimizer: Optimizer, *_: Any) -> None:
+                """Keep the optimizer that steps; this holds nothing of the guard."""
+                own = (id(p) for group in optimizer.param_groups for p in group["params"])
+                if id(optimizer) != told and not parameters.isdisjoint(own):
+                    found[:] = [weakref.ref(optimizer)]
+
+            weakref.finalize(self._moves, register_optimizer_step_post_hook(after).remove)
         return self._moves.see((of_optimizer | energys).values()) >= _MOVES
 
     def text(self, losses: int, *, moved: bool) -> str:
@@ -259,17 +272,6 @@ class Unended:
             now = "the guard follows that one" if follows else as_ever
             _log.warning("%s From here on %s.", text, now)
 
-    def _instead(self, parameters: set[int]) -> Callable[..., None]:
-        """What keeps the optimizer that steps, and holds nothing of the guard."""
-        found, told = self._steps_instead, id(self._optimizer)
-
-        def after(optimizer: Optimizer, *_: Any) -> None:
-            own = (id(p) for group in optimizer.param_groups for p in group["params"])
-            if id(optimizer) != told and not parameters.isdisjoint(own):
-                found[:] = [weakref.ref(optimizer)]
-
-        return after
-
 
 def _name(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__}(lr={optimizer.param_groups[0].get('lr', '?')})"
@@ -280,9 +282,3 @@ def _place(parameters: Iterable[Tensor]) -> Tensor:
     flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
     few = [p[:: -(-len(p) // _ENTRIES)].double() for p in flat if not p.is_meta]
     return torch.cat([p.to(few[0].device) for p in few]).cpu() if few else torch.empty(0)
-
-
-def _is_same(place: Tensor, other: Tensor) -> bool:
-    # Taking a perturbation off again rounds.
-    near = place.shape == other.shape and torch.isclose(place, other, 1e-6, 1e-8, equal_nan=True)
-    return bool(torch.as_tensor(near).all())
