@@ -55,7 +55,7 @@ class Loop:
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
-        self.sampling = Sampling(settings.sample_dim)
+        self.sampling = Sampling(len(settings.models))
         self.measure = Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         # Runs at exit too, and so must hold no reference to the guard.

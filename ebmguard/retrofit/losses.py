@@ -228,13 +228,12 @@ class Losses:
             if not self._is_quiet:
                 step = loop.rows.step
                 loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
-            loss = weight = None
             if strength.is_off:
                 loss = self._caller_loss.plain(*sides)
+                loss = self._take(own, strength, loss, shown={"loss": loss})
             else:
                 weight = self._caller_loss.weight(*sides, loop.settings.models)
-            shown = None if loss is None else {"loss": loss}
-            loss = self._take(own, strength, loss, weight, shown)
+                loss = self._take(own, strength, weight=weight)
             if loop.actions.is_pending and (loss.requires_grad or not self._is_quiet):
                 return _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
             loss = loss.sum() if loss.ndim else loss
@@ -258,7 +257,7 @@ class Losses:
             if strength.is_off:
                 return f_pos, f_neg
             to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
-            sign, n = loop.settings.sign, loop.settings.sample_dim
+            sign, n = loop.settings.sign, len(loop.settings.models)
             return (
                 _scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
                 _scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
@@ -307,15 +306,13 @@ class Losses:
         self,
         own: Batch,
         strength: StrengthAt,
-        loss: Tensor | None,
+        loss: Tensor | None = None,
         weight: Tensor | None = None,
         shown: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The loss of a call, measured; where one is given, β* = 0, that one.
+        """The loss of a call, times a weight, measured; where one is given, β* = 0, that one.
 
-        Args:
-            weight: factor on it, shown in the row with the result.
-            shown: what else the row has of it.
+        The row has the weighted loss with its weight, or what is ``shown``.
         """
         loop, settings = self._loop, self._loop.settings
         if not self._is_quiet:

@@ -48,10 +48,8 @@ class OptimizerHooks:
         on_update: Callable[[Tensor, Tensor, Tensor], None],
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._on_step = on_step
-        self._process_group = process_group
-        self._is_watched = is_watched
-        self._on_update = on_update
+        self._on_step, self._process_group = on_step, process_group
+        self._is_watched, self._on_update = is_watched, on_update
         self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = Unended(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
@@ -59,7 +57,7 @@ class OptimizerHooks:
         self._skipped: float | Tensor = 0.0
         self._flag: Tensor | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
-        self.has_stepped = False  # since the scaler was last asked to
+        self._stepped = False  # since the scaler was last asked to
         self._hooks: list[RemovableHandle | _WatchedStep] = [
             optimizer.register_step_post_hook(self._after),
             optimizer.register_step_pre_hook(self._before),
@@ -72,10 +70,13 @@ class OptimizerHooks:
         while self._hooks:
             self._hooks.pop().remove()
 
-    def left_out(self) -> None:
-        """The scaler has left out a step."""
-        if self._hooks:
+    def scaled_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
+        self._stepped = False
+        result = step(*args, **kwargs)
+        if self._hooks and not self._stepped:
             self._on_step(1.0, True)
+        return result
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -129,7 +130,7 @@ class OptimizerHooks:
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self.unended.is_stepping:
             return  # the parent's step, inside this one, has told it
-        self.has_stepped, self.unended.is_stepping = True, False
+        self._stepped, self.unended.is_stepping = True, False
         if self._scaled:
             # Fused optimizers leave a step out by themselves; the scaler has told them.
             found = getattr(optimizer, "found_inf", None)
@@ -215,11 +216,9 @@ class _WatchedStep:
         vars(scaler)["step"] = self
 
     def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        self._hooks.has_stepped = False
-        result = self._step(optimizer, *args, **kwargs)
-        if optimizer is self._attached and not self._hooks.has_stepped:
-            self._hooks.left_out()
-        return result
+        if optimizer is not self._attached:
+            return self._step(optimizer, *args, **kwargs)
+        return self._hooks.scaled_step(self._step, optimizer, *args, **kwargs)
 
     def remove(self) -> None:
         own = vars(self._scaler)

@@ -170,37 +170,34 @@ class GuardedLoss:
         return loss
 
 
-class GuardedFunction:
+class _Guarded:
+    original: Any
+    _run: Run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self.original, args, kwargs)
+
+
+class GuardedFunction(_Guarded):
     """A sampler function that runs tempered; ``original`` is the one that does not."""
 
     def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
         functools.update_wrapper(self, sampler)
-        self.original = sampler
-        self._run = run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.original, args, kwargs)
+        self.original, self._run = sampler, run
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # So that a method can be guarded in the body of its class.
         return self if instance is None else MethodType(self, instance)
 
 
-class GuardedObject:
+class GuardedObject(_Guarded):
     """A sampler object whose calls and named methods run tempered; all else is ``original``'s."""
-
-    original: Any
-    _run: Run
-    _methods: frozenset[str]
 
     def __init__(self, run: Run, sampler: object, methods: Sequence[str]) -> None:
         vars(self).update(original=sampler, _run=run, _methods=frozenset(methods))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self.original, args, kwargs)
-
     def __getattr__(self, name: str) -> Any:
-        if name in GuardedObject.__annotations__:  # not set yet: a copy under construction
+        if name in ("original", "_run", "_methods"):  # not set yet: a copy under construction
             raise AttributeError(name)
         value = getattr(self.original, name)
         return GuardedFunction(self._run, value) if name in self._methods else value
@@ -209,7 +206,7 @@ class GuardedObject:
         setattr(self.original, name, value)
 
 
-def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> GuardedFunction | GuardedObject:
+def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> _Guarded:
     """Wrap a sampler that :func:`check_sampler` has accepted."""
     if is_function(sampler):
         return GuardedFunction(run, sampler)
@@ -247,7 +244,7 @@ def check_loss(loss_fn: Any) -> None:
     name, takes, is_right = _asked(loss_fn)
     network = _NETWORK.fullmatch(takes[0] if takes else "")
     hints = _DRAWS.match(name), network, any(map(_START.fullmatch, takes))
-    draws = sum(map(bool, hints)) > 1 or isinstance(loss_fn, GuardedFunction | GuardedObject)
+    draws = sum(map(bool, hints)) > 1 or isinstance(loss_fn, _Guarded)
     if draws or not is_right or isinstance(loss_fn, type):
         what = "the class " if isinstance(loss_fn, type) else ""
         raise ConfigError(
@@ -261,7 +258,7 @@ def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> 
     """Refuse samplers that cannot run tempered: a ConfigError, or a SamplerError if deferred."""
     function = sampler.func if isinstance(sampler, functools.partial) else sampler
     function = getattr(function, "__func__", function)
-    if isinstance(function, GuardedFunction | GuardedObject):
+    if isinstance(function, _Guarded):
         raise ConfigError(
             "The sampler is guarded already; a second guard would temper it twice. Pass "
             "`sampler.original`, or use one guard for both losses."

@@ -54,11 +54,6 @@ class Settings:
     compiles: bool
 
     @property
-    def sample_dim(self) -> int:
-        """The dimension of energies that counts samples."""
-        return len(self.models)
-
-    @property
     def ranks(self) -> Ranks:
         """The ranks that train together."""
         return Ranks(self.process_group)

@@ -100,12 +100,12 @@ class FirstCalls(Stateful):
 
         loss.register_hook(look)  # type: ignore[no-untyped-call]
 
-    def _saved(self) -> Mapping[str, Any]:
-        return {"_exact": Measured | None}
-
     @property
     def _exact(self) -> Measured | None:
         return self.result if self.result is not None and self.result.is_exact else None
+
+    def _saved(self) -> Mapping[str, Any]:
+        return {"_exact": Measured | None}
 
     def _take(self, read: Mapping[str, Any]) -> None:
         if read["_exact"] is not None:  # else what is known stays
