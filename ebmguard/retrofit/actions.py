@@ -45,7 +45,7 @@ class Actions:
         self.alerts: list[Alert] = []
         # Whether the sampler does, and whether it makes its steps finer.
         self.asks_steps = self.asks_refinement = False
-        self._pending: Alert | None = None
+        self.pending: Alert | None = None  # an ERROR whose action waits for a safe point
         self._steps: StepsController | None = None
         self._usual_steps: int | None = None
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
@@ -116,8 +116,8 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
-        if self.acts and self._pending is None:
-            self._pending = next((each for each in alerts if each.level is Level.ERROR), None)
+        if self.acts and self.pending is None:
+            self.pending = next((each for each in alerts if each.level is Level.ERROR), None)
         if row.is_over and "grad_scale" in row.numbers:
             for controller in (self._steps, self.steer):
                 if controller is not None:
@@ -132,18 +132,9 @@ class Actions:
             if self.on_alert is not None:
                 self.on_alert(alert)
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether an ERROR's action waits for a safe point."""
-        return self._pending is not None
-
-    def disarm(self) -> None:
-        """From now on an ERROR has no action."""
-        self.acts, self._pending = False, None
-
     def take_pending(self) -> Alert | None:
         """The ERROR whose action waits, which then waits no longer."""
-        alert, self._pending = self._pending, None
+        alert, self.pending = self.pending, None
         return alert
 
     @property
@@ -207,7 +198,7 @@ class Actions:
 
     def load_steering(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`steering_state` returned; what was pending is of a lost course."""
-        self._pending = None
+        self.pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
         for controller, saved in ((self._steps, state["steps"]), (self.steer, state["beta"])):

@@ -188,11 +188,10 @@ class Guard:
             if not is_text or is_own(name):
                 why = "the guard writes it itself." if is_text else "it is empty, or no text."
                 raise ConfigError(f"g.log: {name!r} is no name for a number of yours: {why}")
+            is_number, kind = isinstance(value, Real), f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 is_number = value.numel() == 1 and not value.is_complex()
                 kind = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-            else:
-                is_number, kind = isinstance(value, Real), f"a {type(value).__name__}"
             if not is_number:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
         if not self._loop.is_paused:

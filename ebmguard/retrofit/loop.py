@@ -25,7 +25,7 @@ from .measure import Measure
 from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
-from .strength import Settings, Strength, StrengthAt, check_told
+from .strength import Settings, Strength, StrengthAt, check_told, numbers_of
 from .watches import ENDLESS, FirstCalls, Unused
 
 __all__ = ["Loop"]
@@ -113,11 +113,11 @@ class Loop:
         return Setup(
             trainer=self.trainer,
             has_sampler=settings.has_sampler or self.is_inline,
-            beta_star=tuple(now.numbers[0]),
+            beta_star=tuple(numbers_of(now.beta_star)),
             output_scale=now.output_scale,
             tempers=self.strength.tempers or awaits,
             measured="" if found is None else str(found),
-            factor=tuple(now.numbers[1]),
+            factor=tuple(numbers_of(now.factor)),
             sign=settings.sign,
             action=settings.action,
             judge_in_loss=settings.judge_in_loss,
@@ -241,7 +241,7 @@ class Loop:
             raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
         follows = action != "rollback" and instead is not None
         if action == "rollback":  # β* = 0: no step would ever carry it out
-            self.actions.disarm()
+            self.actions.acts, self.actions.pending = False, None
         unended.give_up(text, follows=follows)
         if follows:
             self._take_trainer(self.trainer.extended(optimizer=instead))
@@ -249,7 +249,7 @@ class Loop:
     def energy_parameters(self) -> list[Tensor]:
         """Parameters of the energy, as far as it is known; else those of the optimizer."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
-        modules = [*self.sampling.modules, *([] if model is None else [model])]
+        modules = [*self.sampling.temperings, *([] if model is None else [model])]
         own: list[Tensor] = [p for module in modules for p in module.parameters()]
         groups = [] if own or optimizer is None else optimizer.param_groups
         return own or [p for group in groups for p in group["params"]]

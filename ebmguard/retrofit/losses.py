@@ -80,13 +80,59 @@ class CallerLoss:
 
         A weight of 0 shows nothing and is looked at again.
         """
-        self._checked = self._checked or self._examine(f_pos, f_neg)
+        if self._checked:
+            return
+        # The guard must not move the trainer's random state.
+        generator, slopes = torch.Generator().manual_seed(0), []
+
+        def points(f: Tensor, scale: float, shift: float) -> Tensor:
+            return (torch.randn(f.shape, generator=generator) * scale + shift).to(f.device)
+
+        drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
+        for each in (*drawn, drawn[0]):
+            to_pos, to_neg = self._gradients(*each)
+            up, down = to_neg.double(), -to_pos.double()
+            size = max(side.abs().max().item() for side in (up, down))
+            if not all(torch.isfinite(side).all() for side in (up, down)):
+                raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
+            if max((side - side.mean()).abs().max().item() for side in (up, down)) > 1e-4 * size:
+                raise LossError(
+                    "loss_fn is not affine in the energies: samples of one side get different "
+                    f"gradients (softplus, hinge, L2, InfoNCE or a clamp inside?). {_FIX}"
+                )
+            slopes.append((up.sum().item(), down.sum().item()))
+        largest = max(abs(slope) for pair in slopes for slope in pair)
+        if largest == 0:
+            return  # a ramp that starts at 0: nothing can be seen yet
+        if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
+            raise LossError(
+                "loss_fn gave two different gradients for the same energies: its weight counts its "
+                "own calls. Let it depend on your step counter instead."
+            )
+        if any(abs(up - slopes[0][0]) > 1e-4 * largest for up, _ in slopes):
+            raise LossError(
+                "loss_fn is not affine in the energies: its slope changes from point to point "
+                f"(softplus, tanh, hinge or clamp of the difference?). {_FIX}"
+            )
+        rise, fall = slopes[0]
+        if abs(rise - fall) > 1e-4 * largest:
+            raise LossError(
+                f"loss_fn weighs the two sides differently: total slope {fall:g} on f_pos against "
+                f"{rise:g} on f_neg. Use means, or sums over equally many positives and negatives."
+            )
+        if self._sign * rise < 0:
+            effect, other, height = _TURNED[self._convention]
+            raise LossError(
+                f"loss_fn's sign contradicts convention={self._convention!r}. Minimising it would "
+                f"{effect}: then pass convention={other!r}. If f is {height} on data, the "
+                "difference is the wrong way round (you maximise it, perhaps: return its negative)."
+            )
+        self._checked = True
 
     def weight(self, f_pos: Tensor, f_neg: Tensor, models: Sequence[int] = ()) -> Tensor | None:
         """The 0-dim c of ``c * (mean f⁻ - mean f⁺)``, by autograd; None without a ``loss_fn``.
 
-        Of an ensemble the difference is summed over its model dimensions. LossError where the
-        result is not one number that depends on both arguments.
+        Of an ensemble the difference is summed over its model dimensions.
         """
         if self._loss_fn is None:
             return None
@@ -120,54 +166,6 @@ class CallerLoss:
             missing = "f_pos" if to_pos is None else "f_neg"
             raise LossError(f"loss_fn does not use {missing}; it must hold the difference of both.")
         return to_pos, to_neg
-
-    def _examine(self, f_pos: Tensor, f_neg: Tensor) -> bool:
-        # The guard must not move the trainer's random state.
-        generator, slopes = torch.Generator().manual_seed(0), []
-
-        def points(f: Tensor, scale: float, shift: float) -> Tensor:
-            return (torch.randn(f.shape, generator=generator) * scale + shift).to(f.device)
-
-        drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
-        for each in (*drawn, drawn[0]):
-            to_pos, to_neg = self._gradients(*each)
-            up, down = to_neg.double(), -to_pos.double()
-            size = max(side.abs().max().item() for side in (up, down))
-            if not all(torch.isfinite(side).all() for side in (up, down)):
-                raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
-            if max((side - side.mean()).abs().max().item() for side in (up, down)) > 1e-4 * size:
-                raise LossError(
-                    "loss_fn is not affine in the energies: samples of one side get different "
-                    f"gradients (softplus, hinge, L2, InfoNCE or a clamp inside?). {_FIX}"
-                )
-            slopes.append((up.sum().item(), down.sum().item()))
-        largest = max(abs(slope) for pair in slopes for slope in pair)
-        if largest == 0:
-            return False  # a ramp that starts at 0: nothing can be seen yet
-        if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
-            raise LossError(
-                "loss_fn gave two different gradients for the same energies: its weight counts its "
-                "own calls. Let it depend on your step counter instead."
-            )
-        if any(abs(up - slopes[0][0]) > 1e-4 * largest for up, _ in slopes):
-            raise LossError(
-                "loss_fn is not affine in the energies: its slope changes from point to point "
-                f"(softplus, tanh, hinge or clamp of the difference?). {_FIX}"
-            )
-        rise, fall = slopes[0]
-        if abs(rise - fall) > 1e-4 * largest:
-            raise LossError(
-                f"loss_fn weighs the two sides differently: total slope {fall:g} on f_pos against "
-                f"{rise:g} on f_neg. Use means, or sums over equally many positives and negatives."
-            )
-        if self._sign * rise < 0:
-            effect, other, height = _TURNED[self._convention]
-            raise LossError(
-                f"loss_fn's sign contradicts convention={self._convention!r}. Minimising it would "
-                f"{effect}: then pass convention={other!r}. If f is {height} on data, the "
-                "difference is the wrong way round (you maximise it, perhaps: return its negative)."
-            )
-        return True
 
 
 def _no_gradient(f: Tensor) -> Tensor:
@@ -234,7 +232,7 @@ class Losses:
             else:
                 weight = self._caller_loss.weight(*sides, loop.settings.models)
                 loss = self._take(own, strength, weight=weight)
-            if loop.actions.is_pending and (loss.requires_grad or not self._is_quiet):
+            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
                 return _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
             loss = loss.sum() if loss.ndim else loss
             loop.first_calls.watch(loss, loop.trainer.optimizer)
@@ -251,7 +249,7 @@ class Losses:
             with torch.enable_grad():
                 off = torch.zeros(()) if strength.is_off else None
                 loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
-            if loop.actions.is_pending:
+            if loop.actions.pending:
                 zero = f_pos.new_zeros(())
                 return _scaled_gradient(f_pos, zero), _scaled_gradient(f_neg, zero)
             if strength.is_off:

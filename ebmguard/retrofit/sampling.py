@@ -72,12 +72,7 @@ class Sampling:
         self.turn = Turn()
         self._has_warned = False
         # Kept while their modules live: what a CUDA graph has captured is theirs.
-        self._temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The energy modules of sampler calls so far, as long as they live."""
-        return list(self._temperings)
+        self.temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
 
     def run(
         self,
@@ -108,10 +103,10 @@ class Sampling:
                     raise
         if module is not None and (must_temper or hasattr(module, trainer.energy)):
             find_energy(module, trainer.energy)
-            tempering = self._temperings.get(module)
+            tempering = self.temperings.get(module)
             if tempering is None or tempering.energy != trainer.energy:
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
-            self._temperings[module] = tempering
+            self.temperings[module] = tempering
         if tempering is None:
             result = call(*args, **kwargs)
         else:

@@ -24,7 +24,15 @@ from ..sampling import Measured
 from ..trainer import Told, Trainer, check_takes, finite_number
 from .ensemble import Variants
 
-__all__ = ["Action", "Schedulable", "Settings", "Strength", "StrengthAt", "check_told"]
+__all__ = [
+    "Action",
+    "Schedulable",
+    "Settings",
+    "Strength",
+    "StrengthAt",
+    "check_told",
+    "numbers_of",
+]
 
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
@@ -80,11 +88,6 @@ class StrengthAt:
     factor: float | Tensor  # of the energy during sampling; the number 1.0 leaves it untouched
     output_scale: float | None = None  # o, where it is known
     is_measured: bool = False  # whether o was measured, not asked for
-
-    @property
-    def numbers(self) -> tuple[list[float], list[float]]:
-        """The exponents and the factors, read on the host: not in a step."""
-        return _read(self.beta_star), _read(self.factor)
 
     @property
     def factor_of_samples(self) -> float | Tensor:
@@ -244,7 +247,7 @@ class Strength:
     def _factor(self, star: float | Tensor, step: int) -> float | Tensor:
         if self.sampler_scale is not None:
             scale = _value("sampler_scale", self.sampler_scale, step)
-            lowest = min(_read(scale, step), default=0.0)
+            lowest = min(numbers_of(scale, step), default=0.0)
             if lowest < 0:
                 raise ConfigError(
                     f"sampler_scale={lowest:g} at step {step}; a negative factor would make the "
@@ -264,7 +267,7 @@ class Strength:
             star = star.double()  # β is the small difference between the factor and 1
         factor = 1.0 - star / self.output_scale
         # What only a device knows is read with its row, some steps later: check_measured.
-        _check_factor(min(_read(factor, step), default=1.0), self.output_scale, step)
+        _check_factor(min(numbers_of(factor, step), default=1.0), self.output_scale, step)
         return factor.clamp(min=0.0) if isinstance(factor, Tensor) else max(factor, 0.0)
 
 
@@ -291,7 +294,7 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
                 f"{name} is a tensor of dtype {value.dtype} and shape {tuple(value.shape)}; "
                 "expected floating point, and one entry for each model."
             )
-        if not all(map(math.isfinite, _read(value, step))):
+        if not all(map(math.isfinite, numbers_of(value, step))):
             raise ConfigError(
                 f"{name} holds values that are not finite at step {step}: {value.tolist()}."
             )
@@ -299,7 +302,7 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
     return finite_number(f"{name}(step={step})" if scheduled else name, value)
 
 
-def _read(x: float | Tensor, step: int = 0) -> list[float]:
+def numbers_of(x: float | Tensor, step: int = 0) -> list[float]:
     """The numbers; after step 0, which nothing may wait for, none of a device's."""
     if not isinstance(x, Tensor):
         return [float(x)]
