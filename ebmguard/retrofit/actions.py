@@ -166,6 +166,11 @@ class Actions:
         """In how many finer steps ``adapt=`` splits each one now; 1 without it."""
         return 1 if self._steps is None else self._steps.factor
 
+    @property
+    def refined_by(self) -> int:
+        """:attr:`refinement` of the sampler as it is; 1 where it does not ask."""
+        return self.refinement if self.asks_refinement else 1
+
     def ask_steps(self) -> SgldSteps:
         """:attr:`steps` for a sampler that will follow them."""
         steps, self.asks_steps = self.steps, True

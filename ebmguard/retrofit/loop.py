@@ -174,7 +174,7 @@ class Loop:
             tempering,
             result,
             () if seen is None else seen.evaluations[-2:],
-            refinement=self.actions.refinement if self.actions.asks_refinement else 1,
+            refinement=self.actions.refined_by,
             slow=slow,
             parts_of=call.parts if isinstance(call, Mixture) else None,
         )
