@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from ..sampling import variables_of
+
 __all__ = ["Chains"]
 
 _CALLS = 8  # of the sampler that are looked at: of two steps at least, with several samplers too
@@ -136,17 +138,8 @@ def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
 def _reached(call: object) -> Iterator[object]:
     """What a sampler keeps itself: attributes of its object, closed-over and global variables."""
     function = call.func if isinstance(call, partial) else call
-    owner = getattr(function, "__self__", function)
-    own = getattr(owner, "__dict__", {})
-    yield from [*own.values(), *own.get("_buffers", {}).values()]
-    function = getattr(function, "__func__", function)
-    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    yield from (names[name] for name in getattr(code, "co_names", ()) if name in names)
-    for cell in getattr(function, "__closure__", None) or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it is empty still
-            continue
+    own = getattr(getattr(function, "__self__", function), "__dict__", {})
+    yield from (*own.values(), *own.get("_buffers", {}).values(), *variables_of(call).values())
 
 
 def _has_rows_of(x: Tensor, before: Tensor) -> bool:

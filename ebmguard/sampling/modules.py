@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -11,7 +10,7 @@ from torch import nn
 
 from ..errors import SamplerError
 
-__all__ = ["find_module", "other_networks"]
+__all__ = ["find_module", "other_networks", "variables_of"]
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
@@ -46,18 +45,25 @@ def _modules(
     return [*found]
 
 
+def variables_of(sampler: object) -> dict[str, object]:
+    """Global and closed-over variables that a sampler's code names, as far as they have a value."""
+    function = sampler.func if isinstance(sampler, functools.partial) else sampler
+    function = getattr(function, "__func__", function)
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    found = {name: values[name] for name in getattr(code, "co_names", ()) if name in values}
+    cells = getattr(function, "__closure__", None) or ()
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
+        with suppress(ValueError):  # it is empty still
+            found[name] = cell.cell_contents
+    return found
+
+
 def other_networks(
     energy: nn.Module, sampler: object, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> list[str]:
     """How a sampler names the networks that it uses beside this one, as far as can be told."""
-    function = sampler.func if isinstance(sampler, functools.partial) else sampler
-    function = getattr(function, "__func__", function)
-    named: dict[str, object] = {}
-    if inspect.isfunction(function):
-        with suppress(ValueError):  # a name that has no value yet
-            used = inspect.getclosurevars(function)
-            named = {**used.globals, **used.nonlocals}
     found = dict.fromkeys(_modules(sampler, args, kwargs), "an argument")
-    found |= {x: f"`{name}`" for name, x in named.items() if isinstance(x, nn.Module)}
+    named = variables_of(sampler).items()
+    found |= {x: f"`{name}`" for name, x in named if isinstance(x, nn.Module)}
     own = {*energy.modules()}
     return [name for x, name in found.items() if x not in own and energy not in {*x.modules()}]
