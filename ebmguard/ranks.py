@@ -84,7 +84,7 @@ def _with_own(everyone: Tensor, own: Tensor, start: int, ranks: int) -> Tensor:
     """
     own = own.clone()
     if own.requires_grad:
-        own.register_hook(lambda gradient: gradient * ranks)
+        own.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
     after = start + own.shape[-1]
     return torch.cat([everyone[..., :start], own, everyone[..., after:]], -1)
 

@@ -352,11 +352,11 @@ class Loop:
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
+        self.actions.load_steering(state)
         self.first_calls.load_state_dict(state["measured"])
         known = self.first_calls.result
         if self.strength.awaits_scale and known is not None and known.is_exact:
             self.strength = self.strength.with_scale(known.output_scale, self.rows.step)
-        self.actions.load_steering(state)
         self._now = None
 
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from .parts import Part, Row, pooled, read_parts
 
 __all__ = ["POOLED_STEPS", "Rows", "StepRow"]
@@ -201,21 +203,42 @@ class Rows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._open = _OpenRow()
+        """Restore what :meth:`state_dict` returned; raises, before anything changes, of another."""
+        step, losses, lag = (_count(name, state[name]) for name in ("step", "losses", "lag"))
         self._queue = deque(
             _Pending(
-                StepRow(step, dict(row), {}, list(members), is_news=is_news, logged=dict(logged)),
+                StepRow(
+                    _count("step", at),
+                    _numbers(row),
+                    {},
+                    [*map(_numbers, members)],
+                    is_news=bool(is_news),
+                    logged=_numbers(logged),
+                ),
                 dict(samples),
             )
-            for step, row, samples, members, is_news, logged in state["rows"]
+            for at, row, samples, members, is_news, logged in state["rows"]
         )
-        self.step, self.losses = int(state["step"]), int(state["losses"])
-        self._set_lag(int(state["lag"]))
-        self.losses_in_step = 0
+        self._open, self.step, self.losses, self.losses_in_step = _OpenRow(), step, losses, 0
+        self._set_lag(lag)
 
     def _set_lag(self, usual: int) -> None:
         self.lag = usual if self._in_loss is None else 0 if self._in_loss else _LAG
+
+
+def _count(name: str, value: Any) -> int:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not 0 <= int(value) <= 2**53:  # up to there a float has every one
+        raise ConfigError(f"The state has {name}={value!r}; expected a whole number, 0 to 2**53.")
+    return int(value)
+
+
+def _numbers(row: Mapping[str, Any]) -> Row:
+    if wrong := [tag for tag, value in row.items() if not isinstance(value, Real)]:
+        raise ConfigError(
+            f"A row of the state has {wrong[0]}={row[wrong[0]]!r}, which is no number."
+        )
+    return dict(row)
 
 
 @dataclass
