@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
@@ -9,8 +10,10 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from ctypes import c_char
 from pathlib import Path
 from pickle import UnpicklingError
+from types import NoneType
 from typing import Any
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
@@ -27,7 +30,7 @@ _log = logging.getLogger("ebmguard")
 
 _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
-_KEYS = {"version", "step", "ranks", "tensors", "state", "recovery"}
+_KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
 _VERSION = 3
 _MOST_STEPS = 2**53  # up to there every whole number is a float
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
@@ -53,13 +56,13 @@ class Archive:
         """
         file = self._own / f"snapshot-{step:08d}.pt"
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
-        tensors = described(state)
+        facts |= {"digest": _digest([state, recovery])}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         problem = ""
         try:
             self._own.mkdir(parents=True, exist_ok=True)
-            save_durably(file, {**facts, "tensors": tensors, "state": state, "recovery": recovery})
+            save_durably(file, {**facts, "state": state, "recovery": recovery})
         except OSError as error:
             problem = str(error)
         # Killed before that, they go on from what they all had.
@@ -150,8 +153,8 @@ class Archive:
                 f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "
                 f"one is on {self._ranks.count}. Go on with as many."
             )
-        if found := difference(snapshot["tensors"], described(snapshot["state"]), "as written"):
-            raise ConfigError(f"it was changed since: {found}")
+        if snapshot["digest"] != _digest([snapshot["state"], snapshot["recovery"]]):
+            raise ConfigError("what it holds is not what was written")
 
 
 def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
@@ -166,24 +169,38 @@ def described(tree: Any) -> dict[str, str]:
 
     Of a sharded one this rank's part counts.
     """
-    return {way: f"{tuple(local(x).shape)} of {x.dtype}" for way, x in _tensors(tree)}
+    tensors = ((way, x) for way, x in _leaves(tree) if isinstance(x, Tensor))
+    return {way: f"{tuple(local(x).shape)} of {x.dtype}" for way, x in tensors}
 
 
-def difference(saved: Mapping[str, str], own: Mapping[str, str], where: str = "there") -> str:
+def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
     """The first difference between two descriptions, in words; empty without one."""
     for way in {**saved, **own}:
         was, now = (each.get(way, "missing") for each in (saved, own))
         if was != now:
-            return f"{way} is {was} {where}, but {now} here"
+            return f"{way} is {was} there, but {now} here"
     return ""
 
 
-def _tensors(tree: Any, way: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(tree, Tensor):
-        yield way, tree
-    elif isinstance(tree, Mapping | list | tuple):
+def _leaves(tree: Any, way: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tree, Mapping | list | tuple):
         for key, each in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            yield from _tensors(each, f"{way}/{key}" if way else str(key))
+            yield from _leaves(each, f"{way}/{key}" if way else str(key))
+    else:
+        yield way, tree
+
+
+def _digest(tree: Any) -> str:
+    """Of the tensors on the host and of the plain values in nested containers."""
+    found = hashlib.blake2b(digest_size=16)
+    for way, x in _leaves(tree):
+        is_plain = isinstance(x, str | bytes | int | float | complex | NoneType)
+        found.update((f"{way} {x!r}" if is_plain else f"{way} {type(x)}").encode())
+        if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
+            x = x.detach().contiguous()
+            found.update(f"{x.shape} {x.dtype}".encode())
+            found.update((c_char * x.nbytes).from_address(x.data_ptr()))
+    return found.hexdigest()
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from ebmguard import Recovery
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.errors import ConfigError
-from ebmguard.recovery.archive import described
+from ebmguard.recovery.archive import _digest
 from ebmguard.steering import AdaptiveSteps
 from tests.parts import Energy
 from tests.recovery.parts import Run
@@ -121,7 +121,7 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("the guard's members", own(set_to("rows", [[1, {}, {}, [{"x": None}], True, {}]])), "x=None"),
     ("the judge", own(lambda x: x["judge"].pop("rules")), "judge"),
     ("a rule less", own(lambda x: x["judge"]["rules"].pop("nonfinite")), "with the rules"),
-    ("members", own(lambda x: x["judge"]["members"].append(x["judge"])), "1 ensemble members"),
+    ("members", own(lambda x: x["judge"]["members"].append({})), "1 ensemble members"),
     ("the course", own(set_to("course", {})), "Course"),
     ("the measure", own(set_to("measure", None)), "measure|NoneType"),
     ("the first calls", own(set_to("measured", {})), "Not a state"),
@@ -139,8 +139,8 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("a weight less", state(lambda x: x["model"].pop(W)), W),
     ("a weight more", state(lambda x: x["model"].update(more=torch.ones(1))), "more"),
     ("a weight that is NaN", state(lambda x: x["model"][W].fill_(NAN)), f"{W} that is not finite"),
-    ("an infinite average", state(lambda x: x["ema"][AVERAGE].fill_(1 / 0.0000001**9)), "finite"),
-    ("another average", state(lambda x: swapped(x["ema"], AVERAGE, "n_averaged")), AVERAGE),
+    ("an infinite average", state(lambda x: x["ema"][AVERAGE].fill_(float("inf"))), "finite"),
+    ("another average", state(lambda x: swapped(x["ema"], AVERAGE, "module.net.0.bias")), AVERAGE),
     ("moments", state(lambda x: swapped(x["optimizer"]["state"], 0, 1)), "optimizer/state/0"),
     ("half of the moments", state(lambda x: swapped(x["optimizer"]["state"][0], *MOMENTS)), ""),
     ("groups", state(lambda x: x["optimizer"]["param_groups"].clear()), "group"),
@@ -153,7 +153,7 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("the ages", state(lambda x: x["buffer"].pop("ages")), "ages"),
     ("PyTorch's numbers", state(lambda x: x["random"].update(cpu=torch.ones(3).byte())), "cpu|RNG"),
     ("Python's numbers", state(lambda x: x["random"].update(python=(3, (1,), None))), "vector"),
-    ("NumPy's numbers", state(lambda x: x["random"]["numpy"].pop(1)), "state"),
+    ("NumPy's numbers", state(lambda x: x["random"]["numpy"].pop(1)), "index|state"),
     (
         "the trainer's own numbers",
         state(lambda x: x["random"]["own"].pop()),
@@ -167,23 +167,27 @@ INSIDE: list[tuple[str, Edit, str]] = [
         "device",
     ),
 ]
-SWAPPED = "half of the moments"  # of one shape: nothing tells them apart
+# As an optimizer's own matter, nothing tells these from others once their digest is made again.
+OWN_MATTER = ("moments", "half of the moments")
+CASES = [
+    pytest.param(edit, words, again, id=f"{name}{', digest made again' * again}")
+    for name, edit, words in INSIDE
+    for again in (False, True)
+    if not (again and name in OWN_MATTER)
+]
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["changed", "written so"])
-@pytest.mark.parametrize(("what", "edit", "words"), INSIDE, ids=[name for name, *_ in INSIDE])
+@pytest.mark.parametrize(("edit", "words", "again"), CASES)
 def test_what_a_snapshot_lacks(
-    what: str, edit: Edit, words: str, again: bool, folder: Path, caplog: pytest.LogCaptureFixture
+    edit: Edit, words: str, again: bool, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the newest one does, the older one is taken; where both do, nothing changes."""
-    if what == SWAPPED:
-        pytest.skip("moments have one shape")
     older, newest = files(folder)
     for file, expected in ((newest, step_of(older)), (older, None)):
         snapshot = torch.load(file, weights_only=True)
         edit(snapshot)
         if again:
-            snapshot["tensors"] = described(snapshot.get("state", {}))
+            snapshot["digest"] = _digest([snapshot["state"], snapshot["recovery"]])
         torch.save(snapshot, file)
         run = make(folder)
         if expected is None:
@@ -215,8 +219,9 @@ def twice(file: Path) -> None:
 
 def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
     def damage(file: Path) -> None:
-        file.rename(file.with_suffix(".old"))
-        make(file)
+        if file.is_file():
+            file.unlink()
+            make(file)
 
     return damage
 
@@ -258,10 +263,10 @@ OUTSIDE: list[tuple[str, Callable[[Path], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("what", "damage", "words"), OUTSIDE, ids=[name for name, *_ in OUTSIDE])
-def test_what_is_no_snapshot(
-    what: str, damage: Callable[[Path], object], words: str, folder: Path
-) -> None:
+@pytest.mark.parametrize(
+    ("damage", "words"), [pytest.param(*case, id=name) for name, *case in OUTSIDE]
+)
+def test_what_is_no_snapshot(damage: Callable[[Path], object], words: str, folder: Path) -> None:
     older, newest = files(folder)
     damage(newest)
     run = make(folder)
@@ -318,11 +323,14 @@ def in_turn(run: Run) -> None:
 
 def in_groups(run: Run) -> None:
     groups = [{"params": [p]} for p in run.model.parameters()]
-    run.guard.attach(optimizer=torch.optim.Adam(groups))
+    run.optimizer = torch.optim.Adam(groups)
+    run.scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 7, 0.9)
+    run.guard.attach(optimizer=run.optimizer, scheduler=run.scheduler)
 
 
 def with_a_mask(run: Run) -> None:
-    run.model.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+    for module in (run.model, run.ema.module):
+        module.register_buffer("mask", torch.ones(2, dtype=torch.bool))
 
 
 def cosine(run: Run) -> None:
@@ -352,20 +360,25 @@ OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
     ("a scaler", None, attached(scaler=lambda: torch.amp.GradScaler("cpu")), "for scaler"),
     ("no scaler", attached(scaler=lambda: torch.amp.GradScaler("cpu")), lambda run: None, "scaler"),
     ("generators", None, GENERATORS, "for generators"),
-    ("a tensor as buffer", None, ROWS, "buffer"),
-    ("a buffer as tensor", ROWS, lambda run: None, "buffer"),
+    ("a tensor as buffer", None, ROWS, "for generators"),
+    ("a buffer as tensor", ROWS, lambda run: None, "for generators"),
     ("rows", ROWS, attached(buffer=lambda: torch.zeros(1, 2)), r"\(4, 2\) .* \(1, 2\)"),
-    ("dtype of rows", ROWS, attached(buffer=lambda: torch.zeros(4, 2).bool()), "float32 .* bool"),
+    (
+        "dtype of rows",
+        ROWS,
+        attached(buffer=lambda: torch.zeros(4, 2).bool()),
+        "float32 .* torch.bool",
+    ),
     ("a list of rows", ROWS, attached(buffer=lambda: [torch.zeros(4, 2)]), "Tensor .* list"),
     ("rules", None, {"rules": DEFAULT_RULES[1:]}, "with the rules"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("what", "before", "now", "words"), OTHERS, ids=[name for name, *_ in OTHERS]
+    ("before", "now", "words"), [pytest.param(*case, id=name) for name, *case in OTHERS]
 )
 def test_a_run_that_is_another(
-    what: str, before: Callable[[Run], object] | None, now: Any, words: str, folder: Path
+    before: Callable[[Run], object] | None, now: Any, words: str, folder: Path
 ) -> None:
     if before is not None:
         shutil.rmtree(folder)
@@ -392,8 +405,8 @@ def test_options_are_the_constructors(options: dict[str, Any], folder: Path) -> 
 def test_a_mask_that_is_infinite_from_the_start_goes_on(tmp_path: Path) -> None:
     def masked() -> Run:
         run = make(tmp_path)
-        run.model.register_buffer("mask", torch.full((2,), -torch.inf))
-        run.ema.register_buffer("mask", torch.full((2,), -torch.inf))
+        for module in (run.model, run.ema.module):
+            module.register_buffer("mask", torch.full((2,), -torch.inf))
         return run
 
     run = masked()
