@@ -8,7 +8,7 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from ctypes import c_char
 from pathlib import Path
@@ -19,6 +19,7 @@ from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
 from ..errors import MISFITS, ConfigError, DiskError
 from ..ranks import Ranks, local
@@ -32,7 +33,6 @@ _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
 _VERSION = 3
-_MOST_STEPS = 2**53  # up to there every whole number is a float
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 
 
@@ -135,10 +135,8 @@ class Archive:
                 take(snapshot)
                 return snapshot
             except MISFITS as error:
-                problem = str(error) if isinstance(error, ConfigError) else repr(error)
-                problem = problem if str(path) in problem else f"{path}: {problem}"
-                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
-                damaged.append(problem)
+                damaged.append(f"{path.name}: {type(error).__name__}: {error}")
+                _log.warning("a snapshot cannot be read and is passed over: %s", damaged[-1])
         return None
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
@@ -146,7 +144,7 @@ class Archive:
         if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
             raise ConfigError("not a snapshot of this version")
         said = [snapshot["step"], snapshot["state"]["guard"]["step"]]
-        if not all(type(x) is int and x == step <= _MOST_STEPS for x in said):
+        if not all(type(x) is int and x == step for x in said):
             raise ConfigError(f"it says that it is of step {said[0]!r}, and its guard {said[1]!r}")
         if snapshot["ranks"] != self._ranks.count:
             raise ConfigError(
@@ -169,8 +167,8 @@ def described(tree: Any) -> dict[str, str]:
 
     Of a sharded one this rank's part counts.
     """
-    tensors = ((way, x) for way, x in _leaves(tree) if isinstance(x, Tensor))
-    return {way: f"{tuple(local(x).shape)} of {x.dtype}" for way, x in tensors}
+    tensors = ((way, x) for way, x in tree_flatten_with_path(tree)[0] if isinstance(x, Tensor))
+    return {keystr(way): f"{tuple(local(x).shape)} of {x.dtype}" for way, x in tensors}
 
 
 def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -182,20 +180,14 @@ def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
     return ""
 
 
-def _leaves(tree: Any, way: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tree, Mapping | list | tuple):
-        for key, each in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
-            yield from _leaves(each, f"{way}/{key}" if way else str(key))
-    else:
-        yield way, tree
-
-
 def _digest(tree: Any) -> str:
     """Of the tensors on the host and of the plain values in nested containers."""
     found = hashlib.blake2b(digest_size=16)
-    for way, x in _leaves(tree):
+    leaves, structure = tree_flatten(tree)
+    found.update(repr(structure).encode())
+    for x in leaves:
         is_plain = isinstance(x, str | bytes | int | float | complex | NoneType)
-        found.update((f"{way} {x!r}" if is_plain else f"{way} {type(x)}").encode())
+        found.update(repr(x if is_plain else type(x)).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()
             found.update(f"{x.shape} {x.dtype}".encode())
@@ -258,9 +250,9 @@ def load_durably(
             if torn := archive.testzip():
                 raise BadZipFile(f"{torn} in it is not what was written")
             stream.seek(0)
-            state: Any = torch.load(stream, map_location=device or "cpu", weights_only=True)
-        if not isinstance(state, dict):
-            raise ConfigError(f"it holds a {type(state).__name__}")
+            state: dict[str, Any] = torch.load(
+                stream, map_location=device or "cpu", weights_only=True
+            )
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error
     return state

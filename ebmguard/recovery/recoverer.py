@@ -254,21 +254,24 @@ class Recoverer(Stateful):
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
         check_complete(trainer)
-        before, begun = capture(trainer, own()), list[int]()
+        before: list[dict[str, Any]] = []  # anything changes
 
-        def take(found: dict[str, Any]) -> None:
+        def put(state: Mapping[str, Any]) -> None:
+            restore(trainer, state)
+            load_own(state["guard"])
+
+        def take(found: Mapping[str, Any]) -> None:
             check_fits(trainer, found["state"])
             self._read(found["recovery"])
-            begun.append(found["step"])
-            restore(trainer, found["state"])
-            load_own(found["state"]["guard"])
+            if not before:
+                before.append(capture(trainer, own()))
+            put(found["state"])
 
         try:
             found = self._archive.newest(take)
         except EbmguardError:
-            if begun:
-                restore(trainer, before)
-                load_own(before["guard"])
+            for state in before:
+                put(state)
             raise
         if found is None:
             return None

@@ -63,10 +63,10 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """
     _check_attached(trainer, state)
     for name, part in _attached(trainer).items():
-        found, saved = difference(state["kinds"][name], _kind(name, part)), state[name]
-        own = part.state_dict() if isinstance(part, nn.Module) else part
-        if isinstance(part, nn.Module | Tensor) and not found:
-            found = difference(described({name: saved}), described({name: own}))
+        saved, own, found = state[name], part, difference(state["kinds"][name], _kind(name, part))
+        if isinstance(part, nn.Module | Tensor):
+            own = part.state_dict() if isinstance(part, nn.Module) else part
+            found = found or difference(described(saved), described(own))
         if found:
             raise ConfigError(
                 f"The snapshot is of another {name}: {found}. Build the run as it was, or begin "
@@ -80,16 +80,13 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
                 raise ConfigError(f"The snapshot's {name} has a {key} that is not finite.")
 
 
-def _kind(name: str, part: object) -> dict[str, str]:
-    """What its ``load_state_dict`` may not notice is another one's: class, shapes it belongs to."""
+def _kind(name: str, part: Any) -> dict[str, str]:
+    """In words, what loading a state does not hold against a part of another kind."""
     if isinstance(part, Optimizer):
-        pairs = (
-            (i, k, p) for i, x in enumerate(part.param_groups) for k, p in enumerate(x["params"])
-        )
-        shapes = {f"parameter {k} of group {i}": str(tuple(p.shape)) for i, k, p in pairs}
-        return {"optimizer": type(part).__name__, **shapes}
+        shapes = described({"groups": [group["params"] for group in part.param_groups]})
+        return {"it": type(part).__name__, **shapes}
     is_known = name == "scheduler" or _is_plain(name, part)
-    return {name: type(part).__name__} if is_known else {}
+    return {"it": type(part).__name__} if is_known else {}
 
 
 def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
