@@ -55,7 +55,7 @@ class Archive:
         Where a rank cannot, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
-        facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
+        facts: dict[str, Any] = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
         facts |= {"digest": _digest([state, recovery])}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
@@ -122,7 +122,9 @@ class Archive:
             before = min(steps) + (len(set(steps)) > 1)
         problems = [] if found else [x for rank in self._ranks.from_all(damaged) for x in rank]
         if problems:
-            raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(problems))
+            raise ConfigError(
+                "no snapshot can be read and fits this run:\n  " + "\n  ".join(problems)
+            )
         return found
 
     def _newest_taken(
