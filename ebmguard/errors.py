@@ -15,6 +15,7 @@ from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
+    "MISFITS",
     "BudgetSpentError",
     "CollapsedError",
     "ConfigError",
@@ -123,12 +124,16 @@ class WeightsDegenerateError(DivergenceError):
     """The weights of the negatives were carried by a few samples for a whole window."""
 
 
+MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What reading a saved state raises where it does not fit."""
+
+
 @contextmanager
 def undamaged(owner: str) -> Iterator[None]:
     """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
     try:
         yield
-    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+    except MISFITS as e:
         if isinstance(e, EbmguardError):
             raise
         raise ConfigError(

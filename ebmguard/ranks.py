@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from .energies import Groups, LogQ
@@ -78,21 +77,16 @@ class Batch(NamedTuple):
     sizes: tuple[list[int], list[int]] = ([], [])  # each rank's numbers of positives, of negatives
 
 
-class _Everyone(torch.autograd.Function):
+def _with_own(everyone: Tensor, own: Tensor, start: int, ranks: int) -> Tensor:
     """The samples of all ranks, of which this rank's carry the gradient of its own.
 
     It is multiplied by the number of ranks, by which the averaging of gradients divides.
     """
-
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, everyone: Tensor, start: int, ranks: int) -> Tensor:
-        ctx.place, ctx.ranks = (..., slice(start, start + own.shape[-1])), ranks
-        return everyone.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return gradient[ctx.place] * ctx.ranks, None, None, None
+    own = own.clone()
+    if own.requires_grad:
+        own.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
+    after = start + own.shape[-1]
+    return torch.cat([everyone[..., :start], own, everyone[..., after:]], -1)
 
 
 def whole_batch(
@@ -140,10 +134,7 @@ def whole_batch(
     more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in (groups or ())[2:])]
     numbers = iter(joined(*sides, *more, *((x, m) for x in own.of_neg)))
     rank = dist.get_rank(process_group)
-    pos, neg = (
-        _Everyone.apply(f, next(numbers), sum(size[:rank]), len(checks))  # type: ignore[no-untyped-call]
-        for f, size in sides
-    )
+    pos, neg = (_with_own(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
     log_q = None if log_q is None else (next(numbers), next(numbers))
     if groups is not None:
         # A message of their own: float32 would round large labels.

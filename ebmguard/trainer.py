@@ -144,13 +144,15 @@ def check_takes(sampler: object, name: str) -> None:
             f"steps_argument={name!r} names a parameter of a sampler function, but the sampler is "
             "none. Let it take g.next_steps() instead."
         )
-    parameters = inspect.signature(original).parameters
-    named = [x.name for x in parameters.values() if x.kind is not x.POSITIONAL_ONLY]
-    if name not in named and not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
+    signature = inspect.signature(original)
+    try:
+        signature.bind_partial(**{name: None})
+    except TypeError:
         raise ConfigError(
             f"steps_argument={name!r}: the sampler has no parameter of that name; it has "
-            f"{', '.join(parameters)}. Name that of its SGLD steps, or let it take g.next_steps()."
-        )
+            f"{', '.join(signature.parameters)}. Name that of its SGLD steps, or let it take "
+            "g.next_steps()."
+        ) from None
 
 
 def refuse_deferred(call: object) -> None:
@@ -214,13 +216,9 @@ def _checked(name: str, value: Any) -> Any:
         found = f"{name}={value!r}"
     is_right, wanted = _EXPECTED[name]
     if not is_right(value):
-        inner = inner_optimizer(value) if name == "optimizer" else ""
-        fix = (
-            f" Pass the one that it wraps, its `{inner}`: optimizer=wrapper.{inner}."
-            if inner
-            else ""
-        )
-        raise ConfigError(f"{found}; expected {wanted}.{fix}")
+        if name == "optimizer" and (inner := inner_optimizer(value)):
+            wanted += f". Pass the one that it wraps, its `{inner}`: optimizer=wrapper.{inner}"
+        raise ConfigError(f"{found}; expected {wanted}.")
     if name == "generators":
         for each in value:
             if not isinstance(each, torch.Generator):
@@ -249,10 +247,8 @@ def _is_stateful(part: object) -> bool:
 
 
 def _has_hooks(part: object) -> bool:
-    made = hasattr(part, "_optimizer_step_pre_hooks") and hasattr(
-        part, "_optimizer_step_post_hooks"
-    )
-    return isinstance(part, Optimizer) and made
+    made = (hasattr(part, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+    return isinstance(part, Optimizer) and all(made)
 
 
 def _is_buffer(part: object) -> bool:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from ctypes import c_char
 from pathlib import Path
 from pickle import UnpicklingError
+from types import NoneType
 from typing import Any
-from zipfile import BadZipFile, ZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
 
-from ..errors import ConfigError, DiskError
-from ..ranks import Ranks
+from ..errors import MISFITS, ConfigError, DiskError
+from ..ranks import Ranks, local
+from ..sinks.opened import opened
 
-__all__ = ["Archive", "load_durably", "save_durably"]
+__all__ = ["Archive", "described", "difference", "load_durably", "save_durably"]
 
 _log = logging.getLogger("ebmguard")
 
 _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
-_KEYS = {"version", "step", "ranks", "state", "recovery"}
-_VERSION = 2
-_DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, RuntimeError, ValueError)
+_KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
+_VERSION = 3
+_DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 
 
 class Archive:
@@ -48,7 +55,8 @@ class Archive:
         Where a rank cannot, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
-        facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
+        facts: dict[str, Any] = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
+        facts |= {"digest": _digest([state, recovery])}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         problem = ""
@@ -74,7 +82,8 @@ class Archive:
         kept = [path for at, path in found if at <= step][-_KEPT:]
         for _, path in found:  # later ones are of a course that was given up
             if path not in kept:
-                path.unlink()
+                with suppress(OSError):  # it is a folder, say
+                    path.unlink()
 
     def check_empty(self) -> None:
         """Refuse, on all ranks, to begin a run over the snapshots of another."""
@@ -86,14 +95,18 @@ class Archive:
                 "it by g.resume() before the first step, or name another Recovery(folder=...)."
             )
 
-    def newest(self) -> dict[str, Any] | None:
-        """The newest snapshot that every rank has and can read; None where there is none at all.
+    def newest(self, take: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
+        """The newest snapshot that every rank has and can take; None where there is none at all.
 
-        Raises a ``ConfigError``, on all, where not all can read one or their number is another.
+        Raises a ``ConfigError``, on all, where there is none such.
+
+        Args:
+            take: goes on from a snapshot; raises one of ``MISFITS`` of what does not fit. On other
+                ranks it may not, and is then called with an older one.
         """
         before, damaged = math.inf, list[str]()
         while True:
-            found = self._newest_readable(before, damaged)
+            found = self._newest_taken(before, damaged, take)
             mine = None if found is None else {x: found[x] for x in ("step", "ranks", "recovery")}
             marks = self._ranks.from_all(mine)
             if all(mark == mine for mark in marks):
@@ -107,28 +120,41 @@ class Archive:
             # Of one step but of two courses, where a rollback was written on some ranks only.
             steps = [mark["step"] for mark in marks]
             before = min(steps) + (len(set(steps)) > 1)
-        if found is None:
-            if problems := [each for rank in self._ranks.from_all(damaged) for each in rank]:
-                raise ConfigError("no snapshot can be read:\n  " + "\n  ".join(problems))
-            return None
-        if found["ranks"] != self._ranks.count:
+        problems = [] if found else [x for rank in self._ranks.from_all(damaged) for x in rank]
+        if problems:
             raise ConfigError(
-                f"{self._folder} holds snapshots of a run on {found['ranks']} ranks, but this one "
-                f"is on {self._ranks.count}. Go on with as many."
+                "no snapshot can be read and fits this run:\n  " + "\n  ".join(problems)
             )
         return found
 
-    def _newest_readable(self, before: float, damaged: list[str]) -> dict[str, Any] | None:
-        for _, path in reversed([x for x in _snapshots([self._own]) if x[0] < before]):
+    def _newest_taken(
+        self, before: float, damaged: list[str], take: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any] | None:
+        for step, path in reversed([x for x in _snapshots([self._own]) if x[0] < before]):
             try:
-                snapshot = load_durably(path)
-                if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
-                    raise ConfigError(f"{path}: not a snapshot of this version")
+                snapshot = load_durably(path, inside=self._folder)
+                self._check(step, snapshot)
+                take(snapshot)
                 return snapshot
-            except ConfigError as problem:
-                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
-                damaged.append(str(problem))
+            except MISFITS as error:
+                damaged.append(f"{path.name}: {type(error).__name__}: {error}")
+                _log.warning("a snapshot cannot be read and is passed over: %s", damaged[-1])
         return None
+
+    def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
+        """Refuse what is whole as a file, but is no snapshot of such a run at this step."""
+        if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
+            raise ConfigError("not a snapshot of this version")
+        said = [snapshot["step"], snapshot["state"]["guard"]["step"]]
+        if not all(type(x) is int and x == step for x in said):
+            raise ConfigError(f"it says that it is of step {said[0]!r}, and its guard {said[1]!r}")
+        if snapshot["ranks"] != self._ranks.count:
+            raise ConfigError(
+                f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "
+                f"one is on {self._ranks.count}. Go on with as many."
+            )
+        if snapshot["digest"] != _digest([snapshot["state"], snapshot["recovery"]]):
+            raise ConfigError("what it holds is not what was written")
 
 
 def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
@@ -136,6 +162,39 @@ def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
     paths = [path for folder in folders for path in folder.glob("snapshot-*.pt")]
     found = ((_NAME.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def described(tree: Any) -> dict[str, str]:
+    """Shape and dtype, in words, of every tensor in nested containers, by the way to it.
+
+    Of a sharded one this rank's part counts.
+    """
+    tensors = ((way, x) for way, x in tree_flatten_with_path(tree)[0] if isinstance(x, Tensor))
+    return {keystr(way): f"{tuple(local(x).shape)} of {x.dtype}" for way, x in tensors}
+
+
+def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """The first difference between two descriptions, in words; empty without one."""
+    for way in {**saved, **own}:
+        was, now = (each.get(way, "missing") for each in (saved, own))
+        if was != now:
+            return f"{way} is {was} there, but {now} here"
+    return ""
+
+
+def _digest(tree: Any) -> str:
+    """Of the tensors on the host and of the plain values in nested containers."""
+    found = hashlib.blake2b(digest_size=16)
+    leaves, structure = tree_flatten(tree)
+    found.update(repr(structure).encode())
+    for x in leaves:
+        is_plain = isinstance(x, str | bytes | int | float | complex | NoneType)
+        found.update(repr(x if is_plain else type(x)).encode())
+        if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
+            x = x.detach().contiguous()
+            found.update(f"{x.shape} {x.dtype}".encode())
+            found.update((c_char * x.nbytes).from_address(x.data_ptr()))
+    return found.hexdigest()
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
@@ -167,17 +226,35 @@ def save_durably(file: Path, state: Mapping[str, Any]) -> None:
             os.close(descriptor)
 
 
-def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
+def load_durably(
+    file: Path, device: torch.device | None = None, *, inside: Path | None = None
+) -> dict[str, Any]:
     """What :func:`save_durably` wrote, on a device (None: the CPU). Reading executes nothing.
+
+    Args:
+        inside: the folder out of which no link may lead; None is the file's.
 
     Raises:
         ConfigError: the file cannot be read, or is not what was written.
     """
     try:
-        with ZipFile(file) as archive:  # PyTorch writes checksums and does not look at them again
+        if (stream := opened(file, inside=inside)) is None:
+            raise ConfigError("there is no such file")
+        with stream, ZipFile(stream) as archive:
+            entries = archive.infolist()
+            packed = any(entry.compress_type != ZIP_STORED for entry in entries)
+            if (
+                packed
+                or sum(entry.file_size for entry in entries) > os.fstat(stream.fileno()).st_size
+            ):
+                raise BadZipFile("it unpacks to more than it is, which PyTorch never writes")
+            # PyTorch writes checksums and does not look at them again.
             if torn := archive.testzip():
                 raise BadZipFile(f"{torn} in it is not what was written")
-        state: dict[str, Any] = torch.load(file, map_location=device or "cpu", weights_only=True)
+            stream.seek(0)
+            state: dict[str, Any] = torch.load(
+                stream, map_location=device or "cpu", weights_only=True
+            )
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error
     return state

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..sampling import reached
+from ..sampling import variables_of
 
 __all__ = ["Chains"]
 
@@ -139,7 +139,7 @@ def _kept(call: object) -> Iterator[object]:
     """What a sampler keeps itself: attributes of its object, closed-over and global variables."""
     function = call.func if isinstance(call, partial) else call
     own = getattr(getattr(function, "__self__", function), "__dict__", {})
-    yield from [*own.values(), *own.get("_buffers", {}).values(), *reached(call).values()]
+    yield from (*own.values(), *own.get("_buffers", {}).values(), *variables_of(call).values())
 
 
 def _has_rows_of(x: Tensor, before: Tensor) -> bool:

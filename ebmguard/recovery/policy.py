@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
@@ -75,7 +76,7 @@ class Recovery:
             snapshot is condemned, and the next restore goes deeper.
         keep: certified snapshots that are kept, in ages that grow by factors.
         folder, folder_every: where certified ones are also written, for a run whose process dies,
-            and the steps between these.
+            and the steps between these. ``~`` is the home folder.
     """
 
     ladder: tuple[Change, ...] | None = None
@@ -92,6 +93,8 @@ class Recovery:
     def __post_init__(self) -> None:
         if self.ladder == ():
             raise ConfigError("Recovery: ladder= takes at least one Change(...), or None.")
+        if self.folder is not None and ("\0" in (name := os.fspath(self.folder)) or not name):
+            raise ConfigError(f"Recovery: folder={name!r}; expected the name of a folder.")
         for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
             value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
             if value < least:

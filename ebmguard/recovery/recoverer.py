@@ -15,7 +15,7 @@ import torch
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, Stateful
+from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -28,6 +28,7 @@ from .snapshots import (
     Snapshots,
     capture,
     check_complete,
+    check_fits,
     copied,
     generators_of,
     restore,
@@ -63,8 +64,10 @@ class Recoverer(Stateful):
 
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings, self._ranks = settings, ranks
-        every, folder = settings.folder_every, settings.folder
-        self._archive = None if folder is None else Archive(Path(folder), every, ranks)
+        self._archive: Archive | None = None
+        if settings.folder is not None:  # which stays where it is, wherever the trainer goes
+            folder = Path(settings.folder).expanduser().absolute()
+            self._archive = Archive(folder, settings.folder_every, ranks)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
@@ -234,23 +237,49 @@ class Recoverer(Stateful):
             self._archive.check_empty()
             self._has_begun = True
 
-    def resume(self, trainer: Trainer) -> Snapshot | None:
-        """Put the run back to the newest snapshot on the disk that all ranks can read, if any.
+    def resume(
+        self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
+    ) -> int | None:
+        """Put the run back to the newest snapshot on the disk that all ranks can take, if any.
 
-        Raises a ``ConfigError`` where none of them can be read, or no ``folder`` was given.
+        Args:
+            own, load_own: what the guard's own part is, and puts it back.
+
+        Returns:
+            the step that comes next.
+
+        Raises:
+            ConfigError: none of them can be taken, and all is as it was; or no ``folder``.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
         check_complete(trainer)
-        found = self._archive.newest()
+        before: list[dict[str, Any]] = []  # anything changes
+
+        def put(state: Mapping[str, Any]) -> None:
+            restore(trainer, state)
+            load_own(state["guard"])
+
+        def take(found: Mapping[str, Any]) -> None:
+            check_fits(trainer, found["state"])
+            self._read(found["recovery"])
+            if not before:
+                before.append(capture(trainer, own()))
+            put(found["state"])
+
+        try:
+            found = self._archive.newest(take)
+        except EbmguardError:
+            for state in before:
+                put(state)
+            raise
         if found is None:
             return None
-        snapshot = Snapshot(int(found["step"]), found["state"])
-        restore(trainer, snapshot.state)
         self.load_state_dict(found["recovery"])
+        snapshot = Snapshot(found["step"], found["state"])
         self._archive.saved = snapshot.step
         self._snapshots.certified = [snapshot]
-        return snapshot
+        return snapshot.step
 
     def _saved(self) -> dict[str, Any]:
         counts = {"attempt": int, "_rung": int, "_restored": int | None, "_broke": int}

@@ -8,15 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ConfigError
 from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer
+from .archive import described, difference
 from .changes import random_state, restore_random_state
 
-__all__ = ["Snapshot", "Snapshots", "capture", "check_complete", "generators_of", "restore"]
+__all__ = [
+    "Snapshot",
+    "Snapshots",
+    "capture",
+    "check_complete",
+    "check_fits",
+    "generators_of",
+    "restore",
+]
 
 _PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
@@ -41,9 +51,54 @@ def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
     return {
         **{name: copied(part) for name, part in parts.items()},
         "places": {name: places_of(part) for name, part in parts.items()},
+        "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
         "guard": guard,
     }
+
+
+def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Refuse, with a ``ConfigError`` that names the first difference, a snapshot of another run:
+    other parts, names, shapes or dtypes, another optimizer, weights that are not finite.
+    """
+    _check_attached(trainer, state)
+    for name, part in _attached(trainer).items():
+        saved, own, found = state[name], part, difference(state["kinds"][name], _kind(name, part))
+        if isinstance(part, nn.Module | Tensor):
+            own = part.state_dict() if isinstance(part, nn.Module) else part
+            found = found or difference(described(saved), described(own))
+        if found:
+            raise ConfigError(
+                f"The snapshot is of another {name}: {found}. Build the run as it was, or begin "
+                "another one in a folder of its own."
+            )
+        for key, x in saved.items() if isinstance(part, nn.Module) else ():
+            if not isinstance(x, Tensor) or not x.is_floating_point() or x.itemsize == 1:
+                continue
+            # What is infinite from the start, as a mask is, may be.
+            if (~x.isfinite() & local(own[key]).isfinite().cpu()).any():
+                raise ConfigError(f"The snapshot's {name} has a {key} that is not finite.")
+
+
+def _kind(name: str, part: Any) -> dict[str, str]:
+    """In words, what loading a state does not hold against a part of another kind."""
+    if isinstance(part, Optimizer):
+        shapes = described({"groups": [group["params"] for group in part.param_groups]})
+        return {"it": type(part).__name__, **shapes}
+    is_known = name == "scheduler" or _is_plain(name, part)
+    return {"it": type(part).__name__} if is_known else {}
+
+
+def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
+    """Refuse, with a ``ConfigError``, a snapshot that was taken with other parts."""
+    parts, generators = _attached(trainer), generators_of(trainer)
+    unknown = [name for name in _PARTS if (name in parts) != (name in state)]
+    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
+    if unknown:
+        raise ConfigError(
+            "A snapshot does not fit what is attached now: it was taken with other parts for "
+            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
+        )
 
 
 @torch.no_grad()
@@ -52,14 +107,8 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
     Raises a ``ConfigError`` where something else is attached than then.
     """
+    _check_attached(trainer, state)
     parts, generators = _attached(trainer), generators_of(trainer)
-    unknown = [name for name in parts if name not in state]
-    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
-    if unknown:
-        raise ConfigError(
-            "A snapshot does not fit what is attached now: it was taken with other parts for "
-            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
-        )
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
     assert trainer.optimizer is not None

@@ -285,20 +285,19 @@ class Guard:
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
 
+        One that is damaged, or of another run, is passed over for the one before, with a warning.
+
         Returns:
             the step that comes next; None where the folder has no snapshot yet.
 
         Raises:
-            ConfigError: no folder, too little attached, or no snapshot that can be read.
+            ConfigError: no folder, too little attached, or no snapshot that can be read and fits
+                (the first difference is named). The run is then as it was.
         """
         loop, recoverer = self._loop, self._loop.actions.recoverer
         if recoverer is None:
             raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
-        snapshot = recoverer.resume(loop.trainer)
-        if snapshot is None:
-            return None
-        loop.load_own_state(snapshot.state["guard"])
-        return snapshot.step
+        return recoverer.resume(loop.trainer, loop.own_state, loop.load_own_state)
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""

@@ -357,9 +357,9 @@ class Loop:
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
+        self.actions.load_steering(state)
         self.first_calls.load_state_dict(state["measured"])
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
-        self.actions.load_steering(state)
         self._now = None
 
 

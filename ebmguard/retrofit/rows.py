@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import count, islice
+from numbers import Integral, Real
 from operator import or_
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..tags import TAGS
 
 __all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow", "joined_row", "pooled"]
@@ -213,19 +215,41 @@ class Rows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self._open = _OpenRow()
-        rows = (
-            StepRow(step, dict(row), dict(samples), list(members), True, is_news, dict(logged))
-            for step, row, samples, members, is_news, logged in state["rows"]
-        )
+        """Restore what :meth:`state_dict` returned; raises, before anything changes, of another."""
+        step, losses, lag = (_count(name, state[name]) for name in ("step", "losses", "lag"))
+        rows = [
+            StepRow(
+                _count("step", at),
+                _numbers(row),
+                dict(samples),
+                [*map(_numbers, members)],
+                True,
+                bool(is_news),
+                _numbers(logged),
+            )
+            for at, row, samples, members, is_news, logged in state["rows"]
+        ]
+        self._open, self.step, self.losses, self.losses_in_step = _OpenRow(), step, losses, 0
         self._queue = deque(_OpenRow(row=row) for row in rows)
-        self.step, self.losses = int(state["step"]), int(state["losses"])
-        self._set_lag(int(state["lag"]))
-        self.losses_in_step = 0
+        self._set_lag(lag)
 
     def _set_lag(self, usual: int) -> None:
         self.lag = usual if self._in_loss is None else 0 if self._in_loss else _LAG
+
+
+def _count(name: str, value: Any) -> int:
+    is_whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_whole or not 0 <= int(value) <= 2**53:  # up to there a float has every one
+        raise ConfigError(f"The state has {name}={value!r}; expected a whole number, 0 to 2**53.")
+    return int(value)
+
+
+def _numbers(row: Mapping[str, Any]) -> Row:
+    if wrong := [tag for tag, value in row.items() if not isinstance(value, Real)]:
+        raise ConfigError(
+            f"A row of the state has {wrong[0]}={row[wrong[0]]!r}, which is no number."
+        )
+    return dict(row)
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
 from .measured import Measured
-from .modules import find_module, other_networks, reached
+from .modules import find_module, other_networks, variables_of
 from .recording import Draw, Evaluation, Recording, is_capturing
 from .tempering import Tempering, changes, scale
 
@@ -15,6 +15,6 @@ __all__ = [
     "find_module",
     "is_capturing",
     "other_networks",
-    "reached",
     "scale",
+    "variables_of",
 ]

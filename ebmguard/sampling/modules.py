@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import SamplerError
 
-__all__ = ["find_module", "other_networks", "reached"]
+__all__ = ["find_module", "other_networks", "variables_of"]
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
@@ -45,14 +45,14 @@ def _modules(
     return [*found]
 
 
-def reached(sampler: object) -> dict[str, object]:
-    """The closed-over and global variables that a sampler's own code names."""
+def variables_of(sampler: object) -> dict[str, object]:
+    """Global and closed-over variables that a sampler's code names, as far as they have a value."""
     function = sampler.func if isinstance(sampler, functools.partial) else sampler
     function = getattr(function, "__func__", function)
-    code, names = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    found = {name: names[name] for name in getattr(code, "co_names", ()) if name in names}
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    found = {name: values[name] for name in getattr(code, "co_names", ()) if name in values}
     cells = getattr(function, "__closure__", None) or ()
-    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=True):
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
         with suppress(ValueError):  # it is empty still
             found[name] = cell.cell_contents
     return found
@@ -63,7 +63,7 @@ def other_networks(
 ) -> list[str]:
     """How a sampler names the networks that it uses beside this one, as far as can be told."""
     found = dict.fromkeys(_modules(sampler, args, kwargs), "an argument")
-    named = reached(sampler).items()
+    named = variables_of(sampler).items()
     found |= {x: f"`{name}`" for name, x in named if isinstance(x, nn.Module)}
     own = {*energy.modules()}
     return [name for x, name in found.items() if x not in own and energy not in {*x.modules()}]

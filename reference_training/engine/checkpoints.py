@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ebmguard.errors import ConfigError, DiskError, EbmguardError
+from ebmguard.errors import MISFITS, ConfigError, DiskError, EbmguardError
 from ebmguard.recovery import load_durably, save_durably
 
 from .ranks import ONE_RANK, Ranks
@@ -21,16 +21,6 @@ KEPT = 2
 
 _NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
 _logger = logging.getLogger("ebmguard.train")
-# What parts of a run raise of a state that is not theirs.
-_MISFITS = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class Checkpoints:
@@ -167,7 +157,7 @@ def restoring(run: Path) -> Iterator[None]:
         yield
     except EbmguardError:
         raise
-    except _MISFITS as error:
+    except (OSError, *MISFITS) as error:
         what = (str(error).splitlines() or [""])[0][:200]
         raise ConfigError(
             f"{run} cannot be resumed: its config.json or its newest checkpoint is damaged "

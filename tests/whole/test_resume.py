@@ -1,0 +1,435 @@
+"""A run that goes on from its folder does so whole, or not at all: one case a line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from ebmguard import Recovery
+from ebmguard.alerts import DEFAULT_RULES
+from ebmguard.errors import ConfigError
+from ebmguard.recovery.archive import _digest
+from ebmguard.steering import AdaptiveSteps
+from tests.parts import Energy
+from tests.recovery.parts import Run
+from tests.runs import frozen, randomness
+
+Edit = Callable[[dict[str, Any]], object]
+STEPS = 20
+
+
+def make(folder: Path, **options: Any) -> Run:
+    recovery = Recovery(every=2, certify_after=2, folder=folder, folder_every=4)
+    return Run(recovery, **options)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "snapshots"
+    run = make(folder)
+    for _ in range(STEPS):
+        run.step()
+    run.guard.close()
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "snapshots"))
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("snapshot-*.pt"))
+
+
+def step_of(file: Path) -> int:
+    return int(file.stem.removeprefix("snapshot-"))
+
+
+def everything(run: Run) -> Any:
+    """All bits that a resume may change."""
+    told = run.guard.trainer
+    parts = [told.model, told.optimizer, told.scheduler, told.ema, told.buffer, *told.generators]
+    return frozen(parts), randomness(), frozen(run.guard.state_dict()), run.guard.step
+
+
+def refused(run: Run, words: str) -> None:
+    """It is refused with these words, and nothing has changed."""
+    before = everything(run)
+    with pytest.raises(ConfigError, match=f"(?s)no snapshot can be read.*{words}"):
+        run.guard.resume()
+    assert everything(run) == before
+
+
+# -- what is in a snapshot ------------------------------------------------------------------------
+
+
+def swapped(tree: dict[Any, Any], a: Any, b: Any) -> None:
+    tree[a], tree[b] = tree[b], tree[a]
+
+
+def state(edit: Edit) -> Edit:
+    return lambda snapshot: edit(snapshot["state"])
+
+
+def own(edit: Edit) -> Edit:
+    return lambda snapshot: edit(snapshot["state"]["guard"])
+
+
+def set_to(name: str, value: Any) -> Edit:
+    return lambda tree: tree.__setitem__(name, value)
+
+
+def both_steps(value: Any) -> Edit:
+    def edit(snapshot: dict[str, Any]) -> None:
+        snapshot["step"] = snapshot["state"]["guard"]["step"] = value
+
+    return edit
+
+
+W, B = "net.0.weight", "net.0.bias"
+AVERAGE, MOMENTS = "module.net.0.weight", ("exp_avg", "exp_avg_sq")
+NAN = float("nan")
+INSIDE: list[tuple[str, Edit, str]] = [
+    ("no guard", state(lambda x: x.pop("guard")), "guard"),
+    ("no model", state(lambda x: x.pop("model")), "other parts for model"),
+    ("no buffer", state(lambda x: x.pop("buffer")), "other parts for buffer"),
+    ("no random numbers", state(lambda x: x.pop("random")), "random"),
+    ("a scaler more", state(set_to("scaler", {})), "other parts for scaler"),
+    ("version", set_to("version", 2), "not a snapshot of this version"),
+    ("no version", lambda x: x.pop("version"), "not a snapshot of this version"),
+    ("a key more", set_to("extra", 1), "not a snapshot of this version"),
+    ("ranks", set_to("ranks", 2), "a run on 2 ranks, but this one is on 1"),
+    ("step below 0", both_steps(-7), "of step -7"),
+    ("step NaN", both_steps(NAN), "of step nan"),
+    ("step 1e30", both_steps(1e30), "of step 1e\\+30"),
+    ("step of 30 digits", both_steps(10**30), "of step 10{30}"),
+    ("step True", both_steps(True), "of step True"),
+    ("step of another file", both_steps(3), "of step 3"),
+    ("the guard's step", own(set_to("step", 3)), "its guard 3"),
+    ("the guard's losses", own(set_to("losses", -1)), "losses=-1"),
+    ("the guard's lag", own(set_to("lag", 0.5)), "lag=0.5"),
+    ("the guard's rows", own(set_to("rows", [[1, {"x": "y"}, {}, [], True, {}]])), "x='y'"),
+    ("the guard's members", own(set_to("rows", [[1, {}, {}, [{"x": None}], True, {}]])), "x=None"),
+    ("the judge", own(lambda x: x["judge"].pop("rules")), "judge"),
+    ("a rule less", own(lambda x: x["judge"]["rules"].pop("nonfinite")), "with the rules"),
+    ("members", own(lambda x: x["judge"]["members"].append({})), "1 ensemble members"),
+    ("the course", own(set_to("course", {})), "Course"),
+    ("the measure", own(set_to("measure", None)), "measure|NoneType"),
+    ("the first calls", own(set_to("measured", {})), "Not a state"),
+    ("the advice", own(set_to("advised", {"lr": []})), "unpack"),
+    ("the recovery", set_to("recovery", {}), "Not a state of a recovery"),
+    ("the attempt", lambda x: x["recovery"].__setitem__("attempt", "1"), "'1' is not"),
+    ("weights of another shape", state(lambda x: swapped(x["model"], W, B)), W),
+    (
+        "weights of another dtype",
+        state(lambda x: x["model"].update({W: x["model"][W].double()})),
+        W,
+    ),
+    ("weights of integers", state(lambda x: x["model"].update({W: x["model"][W].long()})), W),
+    ("complex weights", state(lambda x: x["model"].update({W: x["model"][W] + 1j})), W),
+    ("a weight less", state(lambda x: x["model"].pop(W)), W),
+    ("a weight more", state(lambda x: x["model"].update(more=torch.ones(1))), "more"),
+    ("a weight that is NaN", state(lambda x: x["model"][W].fill_(NAN)), f"{W} that is not finite"),
+    ("an infinite average", state(lambda x: x["ema"][AVERAGE].fill_(float("inf"))), "finite"),
+    ("another average", state(lambda x: swapped(x["ema"], AVERAGE, "module.net.0.bias")), AVERAGE),
+    ("moments", state(lambda x: swapped(x["optimizer"]["state"], 0, 1)), "optimizer/state/0"),
+    ("half of the moments", state(lambda x: swapped(x["optimizer"]["state"][0], *MOMENTS)), ""),
+    ("groups", state(lambda x: x["optimizer"]["param_groups"].clear()), "group"),
+    (
+        "a parameter less",
+        state(lambda x: x["optimizer"]["param_groups"][0]["params"].pop()),
+        "group",
+    ),
+    ("the buffer", state(lambda x: x["buffer"].update(samples=torch.ones(3, 2))), "samples"),
+    ("the ages", state(lambda x: x["buffer"].pop("ages")), "ages"),
+    ("PyTorch's numbers", state(lambda x: x["random"].update(cpu=torch.ones(3).byte())), "cpu|RNG"),
+    ("Python's numbers", state(lambda x: x["random"].update(python=(3, (1,), None))), "vector"),
+    ("NumPy's numbers", state(lambda x: x["random"]["numpy"].pop(1)), "index|state"),
+    (
+        "the trainer's own numbers",
+        state(lambda x: x["random"]["own"].pop()),
+        "parts for generators",
+    ),
+    ("no kinds", state(lambda x: x.pop("kinds")), "kinds"),
+    ("no places", state(lambda x: x.pop("places")), "places"),
+    (
+        "a place that is none",
+        state(lambda x: x["places"]["optimizer"].__setitem__(0, "?")),
+        "device",
+    ),
+]
+# As an optimizer's own matter, nothing tells these from others once their digest is made again.
+OWN_MATTER = ("moments", "half of the moments")
+CASES = [
+    pytest.param(edit, words, again, id=f"{name}{', digest made again' * again}")
+    for name, edit, words in INSIDE
+    for again in (False, True)
+    if not (again and name in OWN_MATTER)
+]
+
+
+@pytest.mark.parametrize(("edit", "words", "again"), CASES)
+def test_what_a_snapshot_lacks(
+    edit: Edit, words: str, again: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the newest one does, the older one is taken; where both do, nothing changes."""
+    older, newest = files(folder)
+    for file, expected in ((newest, step_of(older)), (older, None)):
+        snapshot = torch.load(file, weights_only=True)
+        edit(snapshot)
+        if again:
+            snapshot["digest"] = _digest([snapshot["state"], snapshot["recovery"]])
+        torch.save(snapshot, file)
+        run = make(folder)
+        if expected is None:
+            refused(run, words if again else "")
+        else:
+            assert run.guard.resume() == expected
+            assert newest.name in caplog.text
+            assert run.guard.step == expected
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def deflated(file: Path) -> None:
+    with zipfile.ZipFile(file) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in parts.items():
+            archive.writestr(name, data)
+
+
+def twice(file: Path) -> None:
+    """Two entries that are one: what it unpacks to is more than it is."""
+    with zipfile.ZipFile(file, "a") as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        archive.filelist += [largest] * 100
+        archive._didModify = True  # type: ignore[attr-defined]
+
+
+def replaced(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        if file.is_file():
+            file.unlink()
+            make(file)
+
+    return damage
+
+
+def cut(share: float) -> Callable[[Path], None]:
+    return lambda file: os.truncate(file, int(file.stat().st_size * share))
+
+
+def flipped(share: float) -> Callable[[Path], None]:
+    def damage(file: Path) -> None:
+        data = bytearray(file.read_bytes())
+        data[int(len(data) * share)] ^= 1
+        file.write_bytes(data)
+
+    return damage
+
+
+def out_of_it(file: Path) -> None:
+    other = file.parent.parent / "other"
+    file.rename(other)
+    file.symlink_to(other)
+
+
+OUTSIDE: list[tuple[str, Callable[[Path], object], str]] = [
+    ("empty", lambda file: file.write_bytes(b""), "not a zip"),
+    ("a text", lambda file: file.write_text("nothing"), "not a zip"),
+    ("a list", lambda file: torch.save([1], file), "not a snapshot of this version"),
+    ("half", cut(0.5), "not a zip"),
+    ("all but its end", cut(0.999), "not a zip|directory"),
+    ("a bit of its weights", flipped(0.5), "is not what was written"),
+    ("compressed", deflated, "it unpacks to more"),
+    ("more than it is", twice, "it unpacks to more"),
+    ("a pipe", replaced(os.mkfifo), "it is not a file"),
+    ("a folder", replaced(Path.mkdir), "it is not a file"),
+    ("a link out of the folder", out_of_it, "it leads out of"),
+    ("a link to a device", replaced(lambda file: file.symlink_to("/dev/zero")), "it leads out of"),
+    ("a link to nothing", replaced(lambda file: file.symlink_to("nothing")), "no such file"),
+    ("a link to itself", replaced(lambda file: file.symlink_to(file.name)), "symbolic links"),
+]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"), [pytest.param(*case, id=name) for name, *case in OUTSIDE]
+)
+def test_what_is_no_snapshot(damage: Callable[[Path], object], words: str, folder: Path) -> None:
+    older, newest = files(folder)
+    damage(newest)
+    run = make(folder)
+    assert run.guard.resume() == step_of(older)
+    for _ in range(8):
+        run.step()  # and writes the next ones
+    assert step_of(files(folder)[-1]) > step_of(older)
+    for file in files(folder):
+        damage(file)
+    refused(make(folder), words)
+
+
+def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
+    newest = files(folder)[-1]
+    (folder / "kept").mkdir()
+    newest.rename(folder / "kept" / "one")
+    newest.symlink_to("kept/one")
+    assert make(folder).guard.resume() == step_of(newest)
+
+
+# -- what goes on is another ----------------------------------------------------------------------
+
+
+def narrower(run: Run) -> None:
+    run.model = Energy(shape=(3,))
+    new_model(run)
+
+
+def of_doubles(run: Run) -> None:
+    run.model = Energy(dtype=torch.float64)
+    new_model(run)
+
+
+def deeper(run: Run) -> None:
+    run.model = Energy(nn.Linear(8, 8))
+    new_model(run)
+
+
+def new_model(run: Run) -> None:
+    average = torch.optim.swa_utils.AveragedModel(run.model)
+    run.guard.attach(
+        model=run.model, optimizer=torch.optim.Adam(run.model.parameters()), ema=average
+    )
+
+
+def optimizer(kind: Any, **options: Any) -> Callable[[Run], object]:
+    return lambda run: run.guard.attach(optimizer=kind(run.model.parameters(), **options))
+
+
+def in_turn(run: Run) -> None:
+    parameters = [*run.model.parameters()]
+    run.guard.attach(optimizer=torch.optim.Adam(parameters[::-1]))
+
+
+def in_groups(run: Run) -> None:
+    groups = [{"params": [p]} for p in run.model.parameters()]
+    run.optimizer = torch.optim.Adam(groups)
+    run.scheduler = torch.optim.lr_scheduler.StepLR(run.optimizer, 7, 0.9)
+    run.guard.attach(optimizer=run.optimizer, scheduler=run.scheduler)
+
+
+def with_a_mask(run: Run) -> None:
+    for module in (run.model, run.ema.module):
+        module.register_buffer("mask", torch.ones(2, dtype=torch.bool))
+
+
+def cosine(run: Run) -> None:
+    other = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
+    run.guard.attach(scheduler=other)
+
+
+def attached(**parts: Any) -> Callable[[Run], object]:
+    return lambda run: run.guard.attach(**{name: make() for name, make in parts.items()})
+
+
+ROWS = attached(buffer=lambda: torch.zeros(4, 2))
+GENERATORS = attached(generators=lambda: [torch.Generator(), torch.Generator()])
+OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
+    ("another width", None, narrower, W),
+    ("another depth", None, deeper, "net.1.weight|net.2"),
+    ("another dtype", None, of_doubles, W),
+    ("a buffer of the model more", None, with_a_mask, "mask.* is missing there"),
+    ("a buffer of the model less", with_a_mask, lambda run: None, "mask.* missing here"),
+    ("SGD", None, optimizer(torch.optim.SGD, lr=0.1), "is Adam there, but SGD here"),
+    ("AdamW", None, optimizer(torch.optim.AdamW), "is Adam there, but AdamW here"),
+    ("RMSprop", None, optimizer(torch.optim.RMSprop), "is Adam there, but RMSprop here"),
+    ("parameters in turn", None, in_turn, "0..0. is"),
+    ("parameter groups", None, in_groups, "0..1. is"),
+    ("one group", in_groups, lambda run: None, "1..0. is"),
+    ("another schedule", None, cosine, "is StepLR there, but CosineAnnealingLR here"),
+    ("a scaler", None, attached(scaler=lambda: torch.amp.GradScaler("cpu")), "for scaler"),
+    ("no scaler", attached(scaler=lambda: torch.amp.GradScaler("cpu")), lambda run: None, "scaler"),
+    ("generators", None, GENERATORS, "for generators"),
+    ("a tensor as buffer", None, ROWS, "for generators"),
+    ("a buffer as tensor", ROWS, lambda run: None, "for generators"),
+    ("rows", ROWS, attached(buffer=lambda: torch.zeros(1, 2)), r"\(4, 2\) .* \(1, 2\)"),
+    (
+        "dtype of rows",
+        ROWS,
+        attached(buffer=lambda: torch.zeros(4, 2).bool()),
+        "float32 .* torch.bool",
+    ),
+    ("a list of rows", ROWS, attached(buffer=lambda: [torch.zeros(4, 2)]), "Tensor .* list"),
+    ("rules", None, {"rules": DEFAULT_RULES[1:]}, "with the rules"),
+]
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"), [pytest.param(*case, id=name) for name, *case in OTHERS]
+)
+def test_a_run_that_is_another(
+    before: Callable[[Run], object] | None, now: Any, words: str, folder: Path
+) -> None:
+    if before is not None:
+        shutil.rmtree(folder)
+        first = make(folder)
+        before(first)
+        for _ in range(STEPS):
+            first.step()
+    options = now if isinstance(now, dict) else {}
+    run = make(folder, **options)
+    if not options:
+        now(run)
+    refused(run, words)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"beta_star": 0.25}, {"beta_star": lambda step: 0.1 * step}, {"adapt": AdaptiveSteps()}],
+    ids=["beta_star", "schedule", "adapt"],
+)
+def test_options_are_the_constructors(options: dict[str, Any], folder: Path) -> None:
+    assert make(folder, **options).guard.resume() == step_of(files(folder)[-1])
+
+
+def test_a_mask_that_is_infinite_from_the_start_goes_on(tmp_path: Path) -> None:
+    def masked() -> Run:
+        run = make(tmp_path)
+        for module in (run.model, run.ema.module):
+            module.register_buffer("mask", torch.full((2,), -torch.inf))
+        return run
+
+    run = masked()
+    for _ in range(STEPS):
+        run.step()
+    assert masked().guard.resume()
+
+
+@pytest.mark.parametrize("folder_name", ["", "a\0b"])
+def test_a_folder_that_has_no_name(folder_name: str) -> None:
+    with pytest.raises(ConfigError, match="expected the name of a folder"):
+        Recovery(folder=folder_name)
+
+
+def test_the_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outputs").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    runs = [make(Path("snapshots")), make(Path("~/snapshots"))]
+    monkeypatch.chdir(tmp_path / "outputs")
+    for run in runs:
+        for _ in range(STEPS):
+            run.step()
+    assert files(tmp_path / "snapshots")
+    assert files(tmp_path / "home/snapshots")
+    assert not [*(tmp_path / "outputs").iterdir()]
