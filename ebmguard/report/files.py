@@ -155,11 +155,12 @@ def opened(path: Path) -> BinaryIO | None:
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The runs that paths name: a folder that is none of its own stands for those in it."""
-    return [run for path in paths for run in ([] if _is_run(path) else _inside(path)) or [path]]
+    return [run for path in paths for run in _runs_at(path) or [path]]
 
 
-def _is_run(path: Path) -> bool:
-    return os.path.lexists(path / ROWS)
+def _runs_at(path: Path) -> list[Path]:
+    """The path where it is a run, else the runs in it."""
+    return [path] if os.path.lexists(path / ROWS) else _inside(path)
 
 
 def _inside(path: Path) -> list[Path]:
@@ -177,7 +178,7 @@ def meant(path: Path) -> list[Path]:
     if runs := _inside(path):
         return runs
     for above in path.parents:
-        runs = [above] if _is_run(above) else _inside(above)
+        runs = _runs_at(above)
         if runs or os.path.isdir(above):
             break
     return sorted(runs, key=lambda run: -SequenceMatcher(None, str(path), str(run)).ratio())
@@ -192,10 +193,11 @@ def named(runs: list[Path]) -> str:
 def no_run(path: Path) -> ConfigError:
     """Why a path is no run, and which ones could be meant."""
     runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
-    if not os.path.isdir(path):
-        is_there = os.path.lexists(path)
-        what = "is a file; expected a run's folder" if is_there else "does not exist"
-    elif _is_run(path):
+    if not os.path.lexists(path):
+        what = "does not exist"
+    elif not os.path.isdir(path):
+        what = "is a file; expected a run's folder"
+    elif os.path.lexists(path / ROWS):
         what, runs = f"holds a {ROWS} without rows: no step of its run is over yet", []
     elif _inside(path):
         what = f"is no run but holds {len(runs)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -168,7 +167,7 @@ def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
-    counts, results, row = Counter(alert["level"] for alert in run.alerts), run.results, run.latest
+    results, row, advised = run.results, run.latest, advice(run)
     tiles = [
         (ACCURACY.title, results.get("accuracy", run.accuracy[-1][1] if run.accuracy else None)),
         ("best test accuracy", results.get("best_accuracy")),
@@ -186,10 +185,9 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         "verdict": run.verdict,
         "diverged": results.get("diverged_at") is not None,
         "outcome": outcome(run),
-        "to_do": to_do(run),
-        "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
+        "to_do": to_do(run, advised),
         "tiles": [(title, value) for title, value in tiles if value is not None],
-        "advice": advice(run),
+        "advice": advised,
         "samples": _samples(run.path),
     }
 
