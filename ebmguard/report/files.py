@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..alerts import Level
 from ..errors import ConfigError, printable
 from ..sinks.jsonl import NON_FINITE, from_json, parse_line
+from ..sinks.opened import opened
 
 try:  # four times as fast; of what it refuses, json has the last word
     from orjson import loads as _loads
@@ -23,7 +23,7 @@ except ImportError:
 
 __all__ = [
     *("Fields", "GrowingFile", "batches", "check", "flat", "meant", "named", "no_run", "number"),
-    *("opened", "read_object", "run_folders"),
+    *("read_object", "run_folders"),
 ]
 
 ROWS = "metrics.jsonl"
@@ -138,19 +138,6 @@ def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, A
         else:
             values[outer + name] = value
     return values
-
-
-def opened(path: Path) -> BinaryIO | None:
-    """A file to read; None where there is none. A pipe, which might wait for ever, is refused."""
-    try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return path.open("rb")
-        reason = "it is not a file"
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:  # ValueError: a name that no file has
-        reason = getattr(error, "strerror", None) or str(error)
-    raise ConfigError(f"{path} cannot be read: {reason}. Remove it, or name another folder.")
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
@@ -286,12 +273,12 @@ def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str,
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
     """The JSON object that a file holds, plain; empty where it is missing or half written."""
-    file = opened(path)
+    file = opened(path, most=_LONGEST)
     if file is None:
         return {}
     try:
         with file:
-            text = file.read(_LONGEST).rstrip()
+            text = file.read().rstrip()
         if not text or (text.startswith(b"{") and not text.endswith(b"}")):
             return {}  # half written
         found = json.loads(text)

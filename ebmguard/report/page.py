@@ -14,10 +14,11 @@ from typing import Any
 import tyro
 
 from ..errors import ConfigError, printable
+from ..sinks.opened import opened
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, to_do
-from .files import ALERT, batches, flat, named, opened, run_folders
+from .files import ALERT, batches, flat, named, run_folders
 from .folder import ACCURACY, RecordedRun, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
@@ -196,7 +197,7 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
     """Names and base64 text of the pictures of samples that a run kept, figures/samples_*.png."""
     found = []
     for path in sorted((folder / "figures").glob("samples_*.png")):
-        if file := opened(path):
+        if file := opened(path, inside=folder):
             with file:
                 picture = file.read(_LARGEST + 1)
             if picture.startswith(_PNG) and len(picture) <= _LARGEST:
