@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..alerts import Level
 from ..tags import GRADIENTS_SKIPPED, REFERENCE, SAMPLER_GRAD_NORM, SCALER_SKIPPED, TAGS
-from .problem import CHAINS, Problem, Setup, info, warn
+from .problem import CHAINS, Problem, info, warn
 
-__all__ = ["OF_GRADIENT", "SelfCheck", "of_diagnostics", "of_unknown"]
+__all__ = ["OF_GRADIENT", "SelfCheck", "of_unknown"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -75,11 +75,6 @@ class SelfCheck:
             if each.severity > Level.INFO and not is_early and each.message not in self._said:
                 self._said.add(each.message)
                 _log.warning("g.check(): %s", each.message)
-
-
-def of_diagnostics(setup: Setup) -> Iterator[Problem]:
-    """Diagnostics that were NaN in every row so far."""
-    yield from of_unknown(setup.unknown)
 
 
 def of_unknown(tags: Iterable[str]) -> Iterator[Problem]:

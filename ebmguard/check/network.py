@@ -19,7 +19,7 @@ from ..alerts import Level
 from ..trainer import find_energy
 from .problem import Problem, Setup, info, some, warn
 
-__all__ = ["of_network", "of_outputs"]
+__all__ = ["CHECKS"]
 
 # What a model may raise at a batch that it was not made for.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
@@ -35,19 +35,15 @@ def _error(name: str, what: str, fix: str, level: Level = Level.ERROR) -> Proble
 _warn, _info = partial(_error, level=Level.WARN), partial(_error, level=Level.INFO)
 
 
-def of_network(setup: Setup) -> Iterator[Problem]:
-    """Layers that make f(x) depend on more than x, and parameters that do not train."""
+def _of_layers(setup: Setup) -> Iterator[Problem]:
+    """Layers that make f(x) depend on more than x."""
     model = setup.trainer.model
-    if model is not None:
-        yield from _layers(model)
-        yield from _parameters(model, setup)
-    elif setup.has_sampler:
-        what = "The guard does not know the energy module: nothing about the network was checked."
-        fix = "g.attach(model=f), where f is the module that the sampler calls."
-        yield info("model_unknown", "g.attach", what, fix)
-
-
-def _layers(model: nn.Module) -> Iterator[Problem]:
+    if model is None:
+        if setup.has_sampler:
+            what = "The guard does not know the energy module: nothing about the network was "
+            fix = "g.attach(model=f), where f is the module that the sampler calls."
+            yield info("model_unknown", "g.attach", f"{what}checked.", fix)
+        return
     norms = _found(model, _BatchNorm, lambda layer: layer.training or layer.running_mean is None)
     drops = _found(model, _DropoutNd, lambda layer: layer.training and layer.p > 0)
     if norms:
@@ -71,7 +67,11 @@ def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
     return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
-def _parameters(model: nn.Module, setup: Setup) -> Iterator[Problem]:
+def _of_parameters(setup: Setup) -> Iterator[Problem]:
+    """Parameters that do not train, or not well."""
+    model = setup.trainer.model
+    if model is None:
+        return
     parameters = dict(model.named_parameters())
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     if parameters and len(frozen) == len(parameters):
@@ -104,7 +104,7 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
     return any(type(part).__name__ in ("SpectralNorm", "_SpectralNorm") for part in parts)
 
 
-def of_outputs(setup: Setup) -> Iterator[Problem]:
+def _of_outputs(setup: Setup) -> Iterator[Problem]:
     """Shape and type of the energies of ``setup.example``, and what they depend on."""
     model, example = setup.trainer.model, setup.example
     if model is None or example is None:
@@ -142,7 +142,13 @@ def of_outputs(setup: Setup) -> Iterator[Problem]:
     if setup.models:
         return
     if slopes is not None:
-        yield from _dependence(slopes)
+        norms = slopes.double().flatten(1).norm(dim=1)
+        own, others = float(norms[0]), float(norms[1:].max())
+        if others > _ROUNDING * own:
+            what = f"An energy changes with the other samples of its batch (gradient {others:.2g} "
+            what += f"against {own:.2g} of its own): chains of one batch pull at each other."
+            fix = "remove what looks across the batch, such as batch norm in train mode."
+            yield _warn("batch_dependence", what, fix)
     with _untouched(model), torch.no_grad():
         said = _of_one(energy, x[:1], f.ndim)
     if said:
@@ -203,16 +209,6 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
             yield warn("weights_collapse", "beta_star", what, fix)
 
 
-def _dependence(slopes: Tensor) -> Iterator[Problem]:
-    norms = slopes.double().flatten(1).norm(dim=1)
-    own, others = float(norms[0]), float(norms[1:].max())
-    if others > _ROUNDING * own:
-        what = f"An energy changes with the other samples of its batch (gradient {others:.2g} "
-        what += f"against {own:.2g} of its own): chains of one batch pull at each other."
-        fix = "remove what looks across the batch, such as batch norm in train mode."
-        yield _warn("batch_dependence", what, fix)
-
-
 def _of_one(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
     """What goes wrong with a batch of one, in words; empty where nothing does."""
     try:
@@ -236,3 +232,6 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                 for name, value in model.named_buffers():
                     if name in buffers and value.shape == buffers[name].shape:
                         value.copy_(buffers[name])
+
+
+CHECKS = (_of_layers, _of_parameters, _of_outputs)

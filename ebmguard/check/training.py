@@ -12,15 +12,7 @@ from torch.optim import Adam
 from ..alerts import Level
 from .problem import CHAINS, Problem, Setup, error, info, some, warn
 
-__all__ = [
-    "TYPED_IN",
-    "implied_scale",
-    "of_actions",
-    "of_chains",
-    "of_exponents",
-    "of_rollback",
-    "of_training",
-]
+__all__ = ["CHECKS", "TYPED_IN", "implied_scale", "of_rollback"]
 
 # Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
 TYPED_IN = 0.02
@@ -34,10 +26,10 @@ def implied_scale(step_size: float, noise_std: float) -> float:
     return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
-def of_exponents(setup: Setup) -> Iterator[Problem]:
+def _of_exponents(setup: Setup) -> Iterator[Problem]:
     """The guard's numbers against the sampler's."""
     steps, scale = setup.trainer.steps, setup.output_scale
-    implied = None if steps is None else implied_scale(**steps)
+    implied = steps and implied_scale(**steps)
     if steps and implied and scale and not math.isclose(implied, scale, rel_tol=TYPED_IN):
         what = f"It is {scale:g}, but "
         if math.isinf(implied):
@@ -67,7 +59,7 @@ def of_exponents(setup: Setup) -> Iterator[Problem]:
         yield warn("sampler_factor", "guard(beta_star=)", what, fix)
 
 
-def of_training(setup: Setup) -> Iterator[Problem]:
+def _of_training(setup: Setup) -> Iterator[Problem]:
     """What the optimizer trains, and how."""
     optimizer, model = setup.trainer.optimizer, setup.trainer.model
     if optimizer is None:
@@ -104,7 +96,7 @@ def of_training(setup: Setup) -> Iterator[Problem]:
         yield warn("no_scaler", "g.attach", what, fix)
 
 
-def of_chains(setup: Setup) -> Iterator[Problem]:
+def _of_chains(setup: Setup) -> Iterator[Problem]:
     """Clamp and replay buffer against the range of the example."""
     example, clamp, buffer = setup.example, setup.trainer.clamp, setup.trainer.buffer
     data = None
@@ -117,12 +109,8 @@ def of_chains(setup: Setup) -> Iterator[Problem]:
         fix = "a clamp as wide as the data or none, or data scaled to it."
         yield error("clamp", "g.attach(clamp=)", what, fix)
     samples = getattr(buffer, "samples", buffer)
-    if (
-        setup.is_running
-        or not isinstance(samples, Tensor)
-        or not samples.numel()
-        or not samples.is_floating_point()
-    ):
+    are_floats = isinstance(samples, Tensor) and samples.is_floating_point() and samples.numel()
+    if setup.is_running or not are_floats:
         return
     broken = int((~torch.isfinite(samples)).flatten(1).any(1).sum()) if samples.ndim > 1 else 0
     if broken:
@@ -155,7 +143,7 @@ def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
     return bounds[0] > data[0] + slack or bounds[1] < data[1] - slack
 
 
-def of_actions(setup: Setup) -> Iterator[Problem]:
+def _of_actions(setup: Setup) -> Iterator[Problem]:
     """Sinks and ranks."""
     if not setup.has_sinks:
         what = "Rows of diagnostics are written nowhere; alerts go to the log alone."
@@ -170,6 +158,9 @@ def of_actions(setup: Setup) -> Iterator[Problem]:
         what = "Several ranks train, but each weighs its own samples alone."
         fix = "process_group=torch.distributed.group.WORLD."
         yield warn("ranks", "guard(process_group=)", what, fix)
+
+
+CHECKS = (_of_exponents, _of_training, _of_chains, _of_actions)
 
 
 def of_rollback(setup: Setup) -> Iterator[Problem]:

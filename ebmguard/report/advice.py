@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,11 +45,10 @@ def next_settings(run: RecordedRun) -> str:
     return f"begin the next run with {said or 'new random numbers, which were enough'}"
 
 
-def to_do(run: RecordedRun, moved: dict[str, int] | None = None) -> tuple[str, ...]:
+def to_do(run: RecordedRun, advised: Iterable[Advice]) -> tuple[str, ...]:
     """What to do about the verdict, likeliest first; empty where nothing is to be done."""
     said = [next_settings(run)] if run.rollbacks else []
-    moved = moved_by_rollbacks(run) if moved is None else moved
-    said += [x for own in advice(run, moved) if own.level != "INFO" for x in own.remedies]
+    said += [remedy for own in advised if own.level != "INFO" for remedy in own.remedies]
     if run.verdict.is_lost and not said:
         said = ['action="rollback" next time, which takes it back and goes on']
     return tuple(said)

@@ -15,29 +15,28 @@ class Bin:
     """The extremes of a stretch of steps, and where they are; NaN where no value is finite."""
 
     step: int  # the first with a value
-    low: float = math.nan  # of the finite values, as are high, mean and count
+    low: float = math.nan  # of the finite values, as are high, last and count
     low_at: int = 0
     high: float = math.nan
     high_at: int = 0
     bad_at: int | None = None  # the first step whose value is not finite
-    mean: float = math.nan
+    last: float = math.nan
     count: int = 0
 
     @classmethod
     def over(cls, steps: Sequence[int], values: Sequence[float]) -> Bin:
         """The bin of one step or more."""
-        first, bad_at, mean = steps[0], None, sum(values) / len(values)
-        if not math.isfinite(mean):
+        first, bad_at = steps[0], None
+        if not math.isfinite(sum(values)):
             pairs = list(zip(steps, values, strict=True))
             bad_at = next((step for step, value in pairs if not math.isfinite(value)), None)
             pairs = [pair for pair in pairs if math.isfinite(pair[1])]
             if not pairs:
                 return cls(first, bad_at=bad_at)
             steps, values = zip(*pairs, strict=True)
-            mean = sum(value / len(values) for value in values)  # the sum alone may overflow
         low, high = min(values), max(values)
         low_at, high_at = steps[values.index(low)], steps[values.index(high)]
-        return cls(first, low, low_at, high, high_at, bad_at, mean, len(values))
+        return cls(first, low, low_at, high, high_at, bad_at, values[-1], len(values))
 
     @property
     def is_gap(self) -> bool:
@@ -54,10 +53,8 @@ class Bin:
             self.low, self.low_at = other.low, other.low_at
         if not other.high <= self.high:
             self.high, self.high_at = other.high, other.high_at
+        self.last = other.last
         self.count += other.count
-        share = other.count / self.count
-        # Not the difference of the two, which may overflow.
-        self.mean = other.mean * share + (self.mean * (1 - share) if share < 1 else 0.0)
 
     def points(self) -> list[tuple[int, float]]:
         """Its one or two extreme points, in the order of steps."""

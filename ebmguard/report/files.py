@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..alerts import Level
 from ..errors import ConfigError, printable
 from ..sinks.jsonl import NON_FINITE, from_json, parse_line
+from ..sinks.opened import opened
 
 try:  # four times as fast; of what it refuses, json has the last word
     from orjson import loads as _loads
@@ -23,7 +23,7 @@ except ImportError:
 
 __all__ = [
     *("Fields", "GrowingFile", "batches", "check", "flat", "meant", "named", "no_run", "number"),
-    *("opened", "read_object", "run_folders"),
+    *("read_object", "run_folders"),
 ]
 
 ROWS = "metrics.jsonl"
@@ -140,26 +140,14 @@ def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, A
     return values
 
 
-def opened(path: Path) -> BinaryIO | None:
-    """A file to read; None where there is none. A pipe, which might wait for ever, is refused."""
-    try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return path.open("rb")
-        reason = "it is not a file"
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, ValueError) as error:  # ValueError: a name that no file has
-        reason = getattr(error, "strerror", None) or str(error)
-    raise ConfigError(f"{path} cannot be read: {reason}. Remove it, or name another folder.")
-
-
 def run_folders(paths: Iterable[Path]) -> list[Path]:
     """The runs that paths name: a folder that is none of its own stands for those in it."""
-    return [run for path in paths for run in ([] if _is_run(path) else _inside(path)) or [path]]
+    return [run for path in paths for run in _runs_at(path) or [path]]
 
 
-def _is_run(path: Path) -> bool:
-    return os.path.lexists(path / ROWS)
+def _runs_at(path: Path) -> list[Path]:
+    """The path where it is a run, else the runs in it."""
+    return [path] if os.path.lexists(path / ROWS) else _inside(path)
 
 
 def _inside(path: Path) -> list[Path]:
@@ -177,7 +165,7 @@ def meant(path: Path) -> list[Path]:
     if runs := _inside(path):
         return runs
     for above in path.parents:
-        runs = [above] if _is_run(above) else _inside(above)
+        runs = _runs_at(above)
         if runs or os.path.isdir(above):
             break
     return sorted(runs, key=lambda run: -SequenceMatcher(None, str(path), str(run)).ratio())
@@ -192,10 +180,11 @@ def named(runs: list[Path]) -> str:
 def no_run(path: Path) -> ConfigError:
     """Why a path is no run, and which ones could be meant."""
     runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
-    if not os.path.isdir(path):
-        is_there = os.path.lexists(path)
-        what = "is a file; expected a run's folder" if is_there else "does not exist"
-    elif _is_run(path):
+    if not os.path.lexists(path):
+        what = "does not exist"
+    elif not os.path.isdir(path):
+        what = "is a file; expected a run's folder"
+    elif os.path.lexists(path / ROWS):
         what, runs = f"holds a {ROWS} without rows: no step of its run is over yet", []
     elif _inside(path):
         what = f"is no run but holds {len(runs)}"
@@ -284,12 +273,12 @@ def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str,
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
     """The JSON object that a file holds, plain; empty where it is missing or half written."""
-    file = opened(path)
+    file = opened(path, most=_LONGEST)
     if file is None:
         return {}
     try:
         with file:
-            text = file.read(_LONGEST).rstrip()
+            text = file.read().rstrip()
         if not text or (text.startswith(b"{") and not text.endswith(b"}")):
             return {}  # half written
         found = json.loads(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,8 +52,7 @@ class Attempt:
     steps: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(default_factory=dict)
     series: dict[str, BinnedSeries] = field(default_factory=dict)  # by tag
-    # Lower and upper edge of a moving band by tag; infinite where it is open.
-    bands: dict[str, tuple[BinnedSeries, BinnedSeries]] = field(default_factory=dict)
+    bands: dict[str, BinnedSeries] = field(default_factory=dict)  # both edges of those that move
 
 
 class RecordedRun:
@@ -71,6 +70,8 @@ class RecordedRun:
 
     def __init__(self, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
         self.path = path
+        # Called with every batch of rows, as floats by tag.
+        self.on_rows: Callable[[list[dict[str, Any]]], object] | None = None
         self.name = printable(path)
         self.tags, self.whole = tuple(tags), tuple(whole)
         self.alerts: list[dict[str, Any]] = []  # oldest first, as are rollbacks
@@ -144,6 +145,8 @@ class RecordedRun:
                 self._level = level
             last = step
         self._take_stretch(rows[begin:])
+        if self.on_rows:
+            self.on_rows([of.numbers(row, self._rows) for row in rows])
 
     def _take_stretch(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
@@ -174,10 +177,9 @@ class RecordedRun:
             is_lost = row.get(ALERT_LEVEL) == Level.ERROR or not limits.low < limits.high
             is_lost |= not limits.error_low <= row.get(tag, math.nan) <= limits.error_high
             held = self._held[tag] = self._held.get(tag, limits) if is_lost else limits
-            if tag in self.tags and (math.isfinite(held.low) or math.isfinite(held.high)):
-                edges = BinnedSeries(now.capacity), BinnedSeries(now.capacity)
-                for own, value in zip(now.bands.setdefault(tag, edges), held, strict=False):
-                    own.extend([row["step"]], [value])
+            if tag in self.tags and math.isfinite(held.high - held.low):
+                edges = now.bands.setdefault(tag, BinnedSeries(now.capacity))
+                edges.extend([row["step"]] * 2, held[:2])
 
     def _draw(self, now: Attempt, rows: list[dict[str, Any]], steps: list[int], tag: str) -> None:
         """Add rows to a series, all at β* = 0 or none; see :func:`value_of`."""
@@ -253,11 +255,23 @@ class RecordedRun:
             return Verdict("lost", lost_at, "", found.rollbacks)
         return found
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The trainer's settings; those that config.json nests under this name come first."""
+        nested = self.config.get("settings")
+        others = {name: own for name, own in self.config.items() if name != "settings"}
+        return others | (nested if isinstance(nested, dict) else {})
+
     def setting(self, name: str) -> float | None:
         """A number from the trainer's settings."""
-        nested = self.config.get("settings")
-        value = {**self.config, **(nested if isinstance(nested, dict) else {})}.get(name)
+        value = self.settings.get(name)
         return value if type(value) in (int, float) else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many alerts there are of each level that has some, the worst first."""
+        counts = Counter(alert["level"] for alert in self.alerts)
+        return {level: counts[level] for level in ("ERROR", "WARN", "INFO") if counts[level]}
 
     @property
     def answered(self) -> int:

@@ -96,33 +96,27 @@ def _read(path: Path) -> dict[str, Any]:
     """The line of one run and its frames; rows and evaluations say whether they are abandoned."""
     import pandas as pd
 
-    file = path / "metrics.jsonl"
-    # A batch at a time: as objects of Python they take ten times the memory.
     parts = [pd.DataFrame({"step": [], "attempt": []})]
-    for records in of.batches(file):
-        for record in records:
-            of.check(record, of.ROW, file)
-        parts.append(pd.DataFrame([of.numbers(record, file) for record in records]))
+    # A batch at a time: as objects of Python they take ten times the memory.
+    run = RecordedRun(path)
+    run.on_rows = lambda rows: parts.append(pd.DataFrame(rows))
+    run.update()
     rows = pd.concat(parts, ignore_index=True)
     attempt = rows.pop("recovery/attempt") if "recovery/attempt" in rows else rows["attempt"]
     rows["attempt"] = attempt.fillna(0).astype("int64")
     rows["step"] = rows["step"].astype("int64")
     # Their step, or one before it, comes again later in the file.
     rows["abandoned"] = rows["step"] >= rows["step"][::-1].cummin()[::-1].shift(-1)
-    alerts = pd.DataFrame(chain.from_iterable(of.batches(path / "alerts.jsonl", of.ALERT)))
-    rollbacks = pd.DataFrame(chain.from_iterable(of.batches(path / "recovery.jsonl", of.ROLLBACK)))
     none = {"step": [], "abandoned": pd.array([], "bool")}
     evaluations = pd.DataFrame(_evaluations(path, rows.groupby("attempt")["step"].min()) or none)
-    config, results = (of.read_object(path / f"{name}.json") for name in ("config", "results"))
-    settings = config.pop("settings", None)
-    nested = settings if isinstance(settings, dict) else {}
-    line = of.flat(config, "/") | of.flat(nested, "/") | of.flat(results, "/")
+    line = of.flat(run.settings, "/") | of.flat(run.results, "/")
     line |= {
-        "verdict": str(RecordedRun.read(path).verdict) if len(rows) else "",
+        "verdict": str(run.verdict),
         "recorded_steps": int((~rows["abandoned"]).sum()),
-        "error_count": sum(level == "ERROR" for level in alerts.get("level", ())),
-        "rollback_count": len(rollbacks),
+        "error_count": run.counts.get("ERROR", 0),
+        "rollback_count": len(run.rollbacks),
     }
+    alerts, rollbacks = pd.DataFrame(run.alerts), pd.DataFrame(run.rollbacks)
     frames = {"rows": rows, "evaluations": evaluations, "alerts": alerts, "rollbacks": rollbacks}
     return frames | {"line": line}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,10 +14,11 @@ from typing import Any
 import tyro
 
 from ..errors import ConfigError, printable
+from ..sinks.opened import opened
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, to_do
-from .files import ALERT, batches, flat, named, opened, run_folders
+from .files import ALERT, batches, flat, named, run_folders
 from .folder import ACCURACY, RecordedRun, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
@@ -168,7 +168,7 @@ def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
 
 
 def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
-    counts, results, row = Counter(alert["level"] for alert in run.alerts), run.results, run.latest
+    results, row, advised = run.results, run.latest, advice(run)
     tiles = [
         (ACCURACY.title, results.get("accuracy", run.accuracy[-1][1] if run.accuracy else None)),
         ("best test accuracy", results.get("best_accuracy")),
@@ -186,10 +186,9 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         "verdict": run.verdict,
         "diverged": results.get("diverged_at") is not None,
         "outcome": outcome(run),
-        "to_do": to_do(run),
-        "counts": {kind: counts[kind] for kind in ("ERROR", "WARN", "INFO") if counts[kind]},
+        "to_do": to_do(run, advised),
         "tiles": [(title, value) for title, value in tiles if value is not None],
-        "advice": advice(run),
+        "advice": advised,
         "samples": _samples(run.path),
     }
 
@@ -198,7 +197,7 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
     """Names and base64 text of the pictures of samples that a run kept, figures/samples_*.png."""
     found = []
     for path in sorted((folder / "figures").glob("samples_*.png")):
-        if file := opened(path):
+        if file := opened(path, inside=folder):
             with file:
                 picture = file.read(_LARGEST + 1)
             if picture.startswith(_PNG) and len(picture) <= _LARGEST:

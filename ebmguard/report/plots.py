@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import printable
 from ..tags import REFERENCE, TAGS, Scale, Tag
-from .bins import Bin, BinnedSeries
+from .bins import Bin
 from .folder import RecordedRun, value_of
 
 __all__ = ["CHARTS", "MORE_CHARTS", "Axis", "Plot", "draw", "note", "short_number", "unnamed"]
@@ -159,7 +159,7 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
         chart,
         [(_x(x, tick), f"{tick:,.0f}") for tick in x.ticks() if tick == int(tick)],
         [(_y(y, tick), short_number(tick)) for tick in y.ticks()],
-        bands=[_band(low, high, x, y) for low, high in moves if len(runs) == 1],
+        bands=[_band(edges.bins, x, y) for edges in moves if len(runs) == 1],
         limits=[
             (_y(y, at), f"WARN {sign} {short_number(at)}")
             for sign, at in (("<", bounds.low), (">", bounds.high))
@@ -212,10 +212,10 @@ def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
     return " ".join(words) + ("h0" if len(words) == 1 else "")
 
 
-def _band(low: BinnedSeries, high: BinnedSeries, x: Axis, y: Axis) -> str:
+def _band(edges: Sequence[Bin], x: Axis, y: Axis) -> str:
     """The outline of an attempt's band, as wide as it was at its widest within a bin."""
-    corners = [(own.step, -math.inf if own.is_gap else own.low) for own in low.bins]
-    corners += [(own.step, math.inf if own.is_gap else own.high) for own in reversed(high.bins)]
+    corners = [(own.step, own.low) for own in edges]
+    corners += [(own.step, own.high) for own in reversed(edges)]
     return " ".join(f"{_x(x, step):g},{_y(y, value):g}" for step, value in corners)
 
 

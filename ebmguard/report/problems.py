@@ -13,7 +13,8 @@ import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
 from ..alerts.remedies import agreeing
-from ..check import OF_GRADIENT, of_unknown, show
+from ..check import show
+from ..check.itself import OF_GRADIENT, of_unknown
 from ..check.problem import Problem, error, in_order, info, warn
 from ..tags import ALERT_LEVEL
 from .advice import advice, moved_by_rollbacks, next_settings, to_do
@@ -67,20 +68,21 @@ def problems_of_run(path: Path) -> list[Problem]:
     """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
     run = RecordedRun.read(path, whole=_READ)
     moved = moved_by_rollbacks(run)  # and advised, from the first problem to the last
-    checks = (_of_loss, _of_alerts, _of_medians, _of_grad_scale)
+    checks = (_of_alerts, _of_medians, _of_grad_scale)
     found = [p for check in checks for p in check(run, moved)]
     others = (_of_outcome, _of_numbers, _of_rollbacks, _of_sampler, _of_optimizer)
-    return in_order([*found, *(p for check in others for p in check(run))])
+    return in_order([*_of_loss(run), *found, *(p for check in others for p in check(run))])
 
 
-def _of_loss(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+def _of_loss(run: RecordedRun) -> Iterator[Problem]:
     """Where no alert says so."""
-    verdict, lost_at = run.verdict, run.results.get("diverged_at")
-    said = [entry.rule for entry in advice(run)]
-    if lost_at is not None or (verdict.is_lost and verdict.rule not in said):
+    verdict, lost_at, advised = run.verdict, run.results.get("diverged_at"), advice(run)
+    if lost_at is not None or (
+        verdict.is_lost and verdict.rule not in [own.rule for own in advised]
+    ):
         at = verdict.step if lost_at is None else lost_at
         text = f"The run was lost here. Verdict: {verdict}."
-        yield error("diverged", f"step {at:,}", text, _fix(to_do(run, {**moved})))
+        yield error("diverged", f"step {at:,}", text, _fix(to_do(run, advised)))
 
 
 def _of_outcome(run: RecordedRun) -> Iterator[Problem]:

@@ -6,7 +6,6 @@ import math
 import os
 import statistics
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 import tyro
 
 from ..tags import Scale
-from .advice import to_do
+from .advice import advice, to_do
 from .bins import Bin
 from .files import ROWS, meant, named
 from .folder import ACCURACY, RecordedRun, value_of
@@ -107,7 +106,7 @@ def _frame(run: RecordedRun, rate: float | None, console: Console) -> Renderable
         return Group(Text(run.name, style="bold"), Text(there, style="dim"))
     height = console.height if console.is_terminal else _TEXT_HEIGHT
     table = _diagnostics(run, console.width, 2 if height >= _TALL else 1)
-    advised = to_do(run)
+    advised = to_do(run, advice(run))
     next_ = [Text(f"next: {'; '.join(advised)}")] if advised else []
     head = Group(_headline(run, rate), _state(run), *next_, Text(), table)
     left = height - len(console.render_lines(head))
@@ -142,8 +141,7 @@ def _state(run: RecordedRun) -> Text:
     line = Text.assemble((f"● {verdict}", _STYLES[kind]))
     if name or not verdict.is_lost:
         line.append(f", {name or 'in bounds'} now", _STYLES[name])
-    counts = Counter(alert["level"] for alert in run.alerts)
-    said = [f"{counts[kind]} {kind}" for kind in ("ERROR", "WARN", "INFO") if counts[kind]]
+    said = [f"{count} {level}" for level, count in run.counts.items()]
     line.append(f"   so far {', '.join(said) or 'no alerts'}")
     if back := len(run.rollbacks):
         line.append(f", {back} rollback{'s' if back > 1 else ''}", "magenta")
@@ -160,7 +158,7 @@ def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
     # What is not measured in every step: as it was at last.
     others = (ACCURACY, *map(unnamed, run.own[:_MOST_OWN]))
     seen = [(own, bins) for own in others if (bins := run.surviving(own.name))]
-    rows += [(own, run.latest.get(own.name, bins[-1].mean), bins) for own, bins in seen]
+    rows += [(own, run.latest.get(own.name, bins[-1].last), bins) for own, bins in seen]
     bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
     free = width - _LEVELS - max(len(chart.title) for chart, *_ in rows) - _VALUES
     # In a narrow terminal the bands make room for the lines.

@@ -77,7 +77,11 @@ class EventFile(AppendFile):
         """One event with all numbers of a row; scalars beyond float32 are infinities."""
         self.add((time.time(), step, dict(scalars), dict(histograms)))
 
-    def add_text(self, step: int, tag: str, markdown: str) -> None:
+    def add_scalar(self, tag: str, value: float, step: int) -> None:
+        """One event with one number."""
+        self.add_row(step, {tag: value}, {})
+
+    def add_text(self, tag: str, markdown: str, step: int) -> None:
         """One event with a text for the Text page."""
         self._add(step, summary=text_pb(tag, markdown))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache, lru_cache
@@ -12,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, typed
+from .opened import opened
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
     "NON_FINITE",
     "AppendFile",
     "JsonlSink",
+    "created",
     "from_json",
-    "opened",
     "parse_line",
     "read_jsonl",
     "to_json",
@@ -29,6 +32,7 @@ __all__ = [
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
+_NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @typed
@@ -78,7 +82,11 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
-    lines = Path(path).read_bytes().split(b"\n")
+    file = opened(Path(path))
+    if file is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    with file:
+        lines = file.read().split(b"\n")
     records = [parse_line(line) for line in lines]
     for number, line in enumerate(lines[:-1], 1):
         if line and records[number - 1] is None:
@@ -164,7 +172,7 @@ def _end(path: Path) -> tuple[int, bytes]:
     )
 
 
-def opened(path: Path, flags: int) -> int:
+def created(path: Path, flags: int) -> int:
     """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +185,15 @@ def opened(path: Path, flags: int) -> int:
 
 
 def _without_links(path: str | Path, flags: int) -> int:
-    """Open a file, but no link, which in a folder from elsewhere may lead to any file."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    """Open a file, but no link, which in a folder from elsewhere may lead to any file.
+
+    Nor a pipe, which would wait for a reader.
+    """
+    descriptor = os.open(path, flags | _NO_LINK_NO_WAIT, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a file")
+    return descriptor
 
 
 class AppendFile:
@@ -197,7 +212,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        os.close(opened(path, os.O_WRONLY))
+        os.close(created(path, os.O_WRONLY))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""

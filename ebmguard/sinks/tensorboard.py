@@ -54,100 +54,6 @@ LAYOUT = {
 }
 
 
-@typed
-class TensorBoardSink:
-    """Writes one event file into a folder.
-
-    - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
-      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
-    - The run's verdict as text under ``guard/verdict``, at each step where it changes.
-    - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
-      ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
-    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
-    - A layout for the Custom Scalars page with what belongs together on one chart.
-
-    TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
-    ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Of steps that a resumed or rewound run writes again it shows only the later pass; with
-    ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
-    event files are in the folder.
-
-    The folder is made if missing; other event files in it are left alone. Raises a ``ConfigError``
-    if it cannot be written, or the package tensorboard is missing.
-    """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._file = event_file_type()(Path(folder))
-        # A resumed run repeats steps that an earlier process has written.
-        self._last_step = math.inf if self._file.is_continued else -math.inf
-        self._alerts: list[Record] = []
-        self._story, self._story_step, self._verdict_step = "", -1, -1
-        self._file.add_layout(LAYOUT)
-        self._file.flush()
-
-    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """Keep one event with all the row's scalars and histograms."""
-        self._move_to(step)
-        first = "energy_gap", "ref/grad_scale" if scalars.get("beta_star") == 0 else "grad_scale"
-        beside = {MARKER_PREFIX + name: scalars[name] for name in first if name in scalars}
-        self._file.add_row(step, {**scalars, **beside}, histograms)
-
-    def write_alert(self, record: Record) -> None:
-        """Keep the alert's text and its marker."""
-        step = record["step"]
-        self._move_to(step)
-        self._alerts.append(record)
-        if level := LEVEL_NUMBERS[record["level"]]:
-            self._file.add_row(step, {marker_tag(record): level}, {})
-        self._file.add_text(step, "guard/alerts", alert_markdown(record))
-
-    def write_recovery(self, record: Record) -> None:
-        """Keep the story of all rollbacks; the steps that come again are void."""
-        abandoned = self._move_to(record["restored_step"])
-        self._story += f"**Rollback {record['attempt']}**\n\n{record['message']}\n\n"
-        if abandoned:
-            lines = "\n".join(f"- {alert['message']}" for alert in abandoned)
-            self._story += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
-        self._story_step = record["step"]
-        self._tell_story()
-
-    def write_verdict(self, step: int, verdict: str) -> None:
-        """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
-        self._verdict_step = max(step, self._verdict_step + 1)
-        self._file.add_text(self._verdict_step, "guard/verdict", verdict)
-
-    def flush(self) -> None:
-        """Append the kept events to the file; after an ``OSError`` the next flush goes on."""
-        self._file.flush()
-
-    def _move_to(self, step: int) -> list[Record]:
-        """Void what was written of this step and later ones; return its alerts."""
-        abandoned = []
-        if step < self._last_step:
-            self._file.add_restart(step)
-            abandoned = [alert for alert in self._alerts if alert["step"] >= step]
-            self._alerts = [alert for alert in self._alerts if alert["step"] < step]
-            if self._story_step >= step:
-                self._tell_story()
-        self._last_step = step
-        return abandoned
-
-    def _tell_story(self) -> None:
-        self._file.add_text(self._story_step, "guard/recovery", self._story)
-
-
-def event_file_type() -> type[EventFile]:
-    """What writes an event file; a ``ConfigError`` where the package tensorboard is missing."""
-    try:
-        from .events import EventFile
-    except ImportError as error:
-        raise ConfigError(
-            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
-            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
-        ) from error
-    return EventFile
-
-
 class AddScalarSink(Sink):
     """Writes to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
     Lightning's ``logger.experiment``.
@@ -189,6 +95,93 @@ class AddScalarSink(Sink):
     def flush(self) -> None:
         """Flush the logger where it can be flushed."""
         getattr(self.logger, "flush", lambda: None)()
+
+
+@typed
+class TensorBoardSink(AddScalarSink):
+    """Writes one event file into a folder.
+
+    - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
+      triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
+    - The run's verdict as text under ``guard/verdict``, at each step where it changes.
+    - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
+      ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
+    - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
+    - A layout for the Custom Scalars page with what belongs together on one chart.
+
+    TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
+    ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
+    Of steps that a resumed or rewound run writes again it shows only the later pass; with
+    ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
+    event files are in the folder.
+
+    The folder is made if missing; other event files in it are left alone. Raises a ``ConfigError``
+    if it cannot be written, or the package tensorboard is missing.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(file := event_file_type()(Path(folder)))
+        # A resumed run repeats steps that an earlier process has written.
+        self._last_step = math.inf if file.is_continued else -math.inf
+        self._alerts: list[Record] = []
+        self._story, self._story_step, self._verdict_step = "", -1, -1
+        file.add_layout(LAYOUT)
+        file.flush()
+
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Keep one event with all the row's scalars and histograms."""
+        self._move_to(step)
+        first = "energy_gap", "ref/grad_scale" if scalars.get("beta_star") == 0 else "grad_scale"
+        beside = {MARKER_PREFIX + name: scalars[name] for name in first if name in scalars}
+        self.logger.add_row(step, {**scalars, **beside}, histograms)
+
+    def write_alert(self, record: Record) -> None:
+        """Keep the alert's text and its marker."""
+        self._move_to(record["step"])
+        self._alerts.append(record)
+        super().write_alert(record)
+
+    def write_recovery(self, record: Record) -> None:
+        """Keep the story of all rollbacks; the steps that come again are void."""
+        abandoned = self._move_to(record["restored_step"])
+        self._story += f"**Rollback {record['attempt']}**\n\n{record['message']}\n\n"
+        if abandoned:
+            lines = "\n".join(f"- {alert['message']}" for alert in abandoned)
+            self._story += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
+        self._story_step = record["step"]
+        self._tell_story()
+
+    def write_verdict(self, step: int, verdict: str) -> None:
+        """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
+        self._verdict_step = max(step, self._verdict_step + 1)
+        super().write_verdict(self._verdict_step, verdict)
+
+    def _move_to(self, step: int) -> list[Record]:
+        """Void what was written of this step and later ones; return its alerts."""
+        abandoned = []
+        if step < self._last_step:
+            self.logger.add_restart(step)
+            abandoned = [alert for alert in self._alerts if alert["step"] >= step]
+            self._alerts = [alert for alert in self._alerts if alert["step"] < step]
+            if self._story_step >= step:
+                self._tell_story()
+        self._last_step = step
+        return abandoned
+
+    def _tell_story(self) -> None:
+        self.logger.add_text("guard/recovery", self._story, self._story_step)
+
+
+def event_file_type() -> type[EventFile]:
+    """What writes an event file; a ``ConfigError`` where the package tensorboard is missing."""
+    try:
+        from .events import EventFile
+    except ImportError as error:
+        raise ConfigError(
+            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
+            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
+        ) from error
+    return EventFile
 
 
 def marker_tag(record: Record) -> str:

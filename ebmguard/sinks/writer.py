@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, typed
-from .jsonl import JsonlSink, opened
+from .jsonl import JsonlSink, created
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
@@ -228,7 +228,7 @@ class FolderLock:
     """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
 
     def __init__(self, folder: Path) -> None:
-        descriptor = opened(folder / LOCK, os.O_RDWR)
+        descriptor = created(folder / LOCK, os.O_RDWR)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
