@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..sampling import Draw, Evaluation, Measured
-from .graph import DATA
+from .experiment import Experiment, effect, operand
+from .graph import DATA, Edge, Operation, Output, behind, evaluate
 from .script import Place, Stack
 
 __all__ = ["Chain", "Chains", "Sampler"]
@@ -48,6 +52,44 @@ class Sampler:
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
+    part: str = ""  # of what the energy returns, such as "[1]"; empty where it is one tensor
+    root: Edge | None = None  # what was differentiated last
+    slope: float = math.nan  # of that in the energies of the loss, where those are a function
+    spot: tuple[Place, ast.expr] | None = None  # the expression of these, where it is the sampler's
+    others: int = 0  # gradients by its input that are of something else than the energy
+
+    @cached_property
+    def functions(self) -> list[tuple[Edge, Edge, float]]:
+        """Energies that it may follow, as the output and what is made of it: each with its slope.
+
+        What is differentiated is affine in them, and the same in all samples.
+        """
+        found = [] if self.root is None else [*behind(self.root)]
+        outputs = [each for each in found if isinstance(each.made, Output)]
+        if self.root is None or len(outputs) != 1:
+            return []
+        values, count = evaluate(self.root, {}), len(outputs[0].made.x)  # type: ignore[union-attr]
+        slopes = [
+            (each, effect(self.root, each, values[each]).weight / count)
+            for each in found
+            if values[each].ndim and len(values[each]) == count
+        ]
+        return [(each, outputs[0], slope) for each, slope in slopes if not math.isnan(slope)]
+
+    def aim(self, loss: Experiment, follows: Edge, of: Edge, slope: float) -> None:
+        """The loss has these of its functions for energies: where they are in its own code."""
+        if follows != of and math.isnan(self.slope):
+            self.slope, self.measured = slope, Measured("no call has ended")
+        own, places = Experiment(self.root or of), set[Place]()
+        for made in loss.made.values():
+            places.update(made.calls)
+        spots = [spot for user, at in own.users(follows) for spot in _spots(follows, user, at)]
+        self.spot = next((spot for spot in spots if spot[0] not in places), None)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether the energy is made of what the module returns: its parts, or a function."""
+        return bool(self.part) or not math.isnan(self.slope)
 
     @cached_property
     def is_scalar(self) -> bool:
@@ -154,6 +196,9 @@ class Chains:
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
+            if not math.isnan(sampler.slope):
+                for each in chain.evaluations:
+                    each.cotangent = torch.full((len(each.x),), sampler.slope)
             sampler.measured = Measured.of(chain.evaluations, self._draws)
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
@@ -171,6 +216,19 @@ class Chains:
             site, method = chain.calls[0][1], self._methods.get(id(first.energy), "")
             self.samplers[key] = Sampler(name, first, place, site, names, method)
         return self.samplers[key]
+
+
+def _spots(follows: Edge, user: Edge, at: int) -> Iterator[tuple[Place, ast.expr]]:
+    """The expressions that are energies, one inside another: what a call is upon, and calls."""
+    made, call = follows.made, user.made
+    if isinstance(made, Output) and not made.part and (node := made.calls[0].node) is not None:
+        yield made.calls[0], node
+    if isinstance(call, Operation) and (node := operand(call, at)) is not None:
+        yield call.calls[0], node
+    if made is not None and call is not None and not isinstance(call, Output):
+        for place in made.calls[1:]:
+            if place not in call.calls and (node := place.node) is not None:
+                yield place, node
 
 
 def _lengths(x: Tensor) -> Any:

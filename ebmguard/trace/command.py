@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import sys
 from collections.abc import Iterator
 
@@ -11,7 +12,8 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .config import TraceConfig
 from .graph import DATA
-from .lines import BETA_STAR, NO_SAMPLER, Plan, Unclear, plans
+from .lines import BETA_STAR, Plan, plans
+from .refusals import REFUSALS, Refused
 from .script import replay, shown, source_of
 from .tracer import Guarded, Trace, trace_script
 
@@ -38,41 +40,59 @@ def trace(config: TraceConfig) -> int:
     print("\n".join(_text(found)))
     try:
         tried = plans(found)
-    except (Unclear, OSError, SyntaxError) as unclear:
-        print(f"\ncould not tell how to guard it: {unclear}")
-        return 1
-    return _prove(config, found, tried)
+        return _prove(config, found, tried)
+    except (OSError, SyntaxError) as unreadable:
+        refused = Refused("no source", error=unreadable)
+    except Refused as unclear:
+        refused = unclear
+    print(f"\ncould not tell how to guard it: {refused}\nway out: {refused.exit}")
+    return 1
 
 
 def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
-    outcomes = []
+    refusals = list[Refused]()
     for plan in tried:
-        at_zero = {k: text.replace(BETA_STAR, "beta_star=0.0") for k, text in plan.texts().items()}
-        done = replay(config.script, config.arguments, found.steps, at_zero)
-        seen = f"saw {done.sampler_calls} sampler calls and {done.losses} losses"
-        sees_all = done.guards == 1 and done.losses and (done.sampler_calls or plan.is_inline)
-        if done.error or not done.state:
-            outcomes.append(f"the guarded run stopped: {done.error or 'it ended before as long'}")
-        elif not sees_all:
-            outcomes.append(f"{done.guards} guards were made, which {seen}")
-        elif done.state != found.state:
-            outcomes.append("parameters or random states differ from those of the run without them")
-        else:
-            if "output_scale" not in plan.options:
+        if plan.is_explicit and not any(each.why == "scale" for each in refusals):
+            continue
+        told = _tried(config, found, plan)
+        if isinstance(told, str):
+            if plan.has_no_scale:
                 print("\nno output scale could be told: beta_star acts through the weights alone")
-            print("\nto guard it:\n" + "\n".join(_diff(plan)))
-            print(
-                f"\nproven: with these lines at beta_star=0 it ran again for {found.steps} "
-                "optimizer steps; parameters and random states are the same bit for bit, and the "
-                f"guard {seen}."
-            )
+            print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
             return 0
+        refusals.append(told)
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
-    print(f"\nbut {outcomes[0]}")
-    has_run = not outcomes[0].startswith("the guarded run stopped")
-    if has_run and replay(config.script, config.arguments, found.steps, {}).state != found.state:
-        print("Two runs without these lines differ as well: the script cannot be repeated.")
+    first = refusals[0]
+    if replay(config.script, config.arguments, found.steps, {}).state != found.state:
+        first = Refused("not repeatable")
+    print(f"\nbut {first}\nway out: {first.exit}")
     return 1
+
+
+def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
+    """Why a plan is not the one; or, in words, what was proven."""
+    at_zero = {k: text.replace(BETA_STAR, "beta_star=0.0") for k, text in plan.texts().items()}
+    done = replay(config.script, config.arguments, found.steps, at_zero)
+    facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
+    if done.error or not done.state:
+        return Refused("guarded run", error=done.error or "it ended before as long")
+    if done.guards != 1 or not done.losses or not (done.sampler_calls or plan.is_inline):
+        return Refused("guards", **facts)
+    if done.state != found.state:
+        return Refused("differs")
+    acting = replay(config.script, config.arguments, found.steps, plan.texts())
+    if acting.error:
+        return Refused("guarded run", error=acting.error)
+    if said := done.warnings + acting.warnings:
+        return Refused("warned", error=said[0])
+    if not math.isnan(plan.scale) and not math.isclose(acting.scale, plan.scale, rel_tol=0.01):
+        return Refused("scale", scale=plan.scale, measured=acting.scale)
+    return (
+        f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
+        "parameters and random states are the same bit for bit, and the guard saw "
+        f"{done.sampler_calls} sampler calls and {done.losses} losses. With {BETA_STAR} it ran as "
+        "long, and the guard warned of nothing."
+    )
 
 
 def _text(found: Trace) -> Iterator[str]:
@@ -83,14 +103,25 @@ def _text(found: Trace) -> Iterator[str]:
     for sampler in found.samplers:
         yield from _sampler(sampler)
     if not found.samplers:
-        yield f"no sampler: {NO_SAMPLER}"
+        yield f"no sampler: {REFUSALS['no sampler'][0]}"
     for each in found.differences:
         yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
         for label, side in each.sides.items():
             of = "data" if label == DATA else f"samples of `{label}`"
-            way = "raises" if side.cotangent < 0 else "lowers"
-            what = f"`{side.expression}` {side.shape}" if side.expression else "no expression found"
-            yield f"  {of}: {what}; the loss {way} the output there ({side.cotangent:+.4g})"
+            pull, text = each.pull(label), side.expression
+            way = "raises" if pull < 0 else "lowers"
+            if not text and side.node is not None:
+                text = ("-" if side.is_turned else "") + each.place.source.segment(side.node)
+            what = f"`{text}` {side.shape}" if text else "no expression found"
+            yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
+            if side.bends:
+                yield f"    not affine in these, and left as it is: {side.bends}"
+        met = {other.place.line for other in found.differences}
+        for line in sorted(each.elsewhere - met):
+            yield f"  the same expression stands in line {line}, in a branch that did not run or"
+            yield "  in no loss of these steps: it is not guarded by the lines below"
+        if each.is_bent:
+            yield "  the loss is not affine in this difference: what is around it stays as it is"
     if found.samplers and not found.differences:
         yield "no difference of energies of samples and of data in what backward() was called on"
 

@@ -1,135 +1,179 @@
-"""The autograd graph of a loss: the outputs behind a node, and where two kinds of them meet."""
+"""Torch's calls upon energies, as a graph that can be evaluated again with other energies."""
 
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
 from .script import Place
 
-__all__ = ["DATA", "Output", "Rows", "behind", "edges", "kinds", "meetings", "remember"]
+__all__ = ["DATA", "Edge", "Operation", "Output", "behind", "edge_of", "evaluate", "tensors"]
 
 DATA = "data"
-_SELECT = ("Unbind", "Split", "Slice", "Select", "Index")  # nodes that take some of the rows
-# Behind these an output is part of a penalty or of a likelihood, not of a difference of energies.
-_NONLINEAR = ("Pow", "NllLoss", "LogSoftmax", "BinaryCrossEntropy", "Softplus", "Mse", "SmoothL1")
+_MADE = "ebmguard"  # in a node's metadata: by the number of its result, what has made that
+
+
+class Edge(NamedTuple):
+    """A result of a node of the autograd graph."""
+
+    node: Any
+    number: int
+
+    @property
+    def made(self) -> Output | Operation | None:
+        """What is known of it."""
+        found: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
+        return found
 
 
 @dataclass(eq=False)
 class Output:
-    """A tensor that the outermost call of a module has returned."""
+    """A tensor that the outermost call of a module has returned, alone or as a part."""
 
     module: Any
     x: Tensor  # its input, detached
-    shape: tuple[int, ...]
-    place: Place | None  # the innermost expression of the user's that called the module
+    value: Tensor  # detached
+    calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
+    part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
+    others: int = 0  # arguments beside x
     method: str = ""  # that has returned it; empty for the module's own call
-    cotangent: Any = None  # the gradient of the loss by it, once there is one
 
     @functools.cached_property
     def labels(self) -> list[str]:
         """Where each row of x comes from, as is known when somebody asks."""
         return self.label_rows(self.x)
 
-    def keep_cotangent(self, gradient: Tensor) -> None:
-        """The hook of the tensor itself."""
-        self.cotangent = gradient.detach().clone()
+    @property
+    def energy(self) -> tuple[Any, str, str]:
+        """Of two outputs that have the same, the same call has made them."""
+        return self.module, self.method, self.part
 
-    def pull(self, label: str) -> float:
-        """The sum of the loss's gradient by the rows of a label."""
-        return float(self.cotangent[[each == label for each in self.labels]].double().sum())
-
-
-# Rows of outputs: of each output those that a tensor was computed from.
-Rows = frozenset[tuple[Output, tuple[int, ...]]]
+    def mark(self, tensor: Tensor) -> None:
+        """Write on a tensor's node what it is."""
+        _write(tensor, self)
 
 
-def remember(tensor: Tensor, what: Output | Place) -> None:
-    """Write on a tensor's node what it is, or which expression has made it."""
-    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
-    if isinstance(what, Output):
-        written.setdefault(Output, {}).setdefault(tensor.output_nr, what)
-    else:
-        written.setdefault(Place, what)
+@dataclass(eq=False)
+class Operation:
+    """A call of torch upon outputs, with edges in the place of what came from them."""
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    calls: tuple[Place, ...] = ()
+    index: int = 0  # of the result, where there are several
+
+    @classmethod
+    def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
+        """A call that is about to be made; None where it is upon no outputs."""
+        frozen = _mapped(lambda x: edge_of(x) or x, (args, kwargs))
+        found = cls(func, *frozen)
+        if not any(True for _ in found.needs):
+            return None
+        if found.is_in_place and isinstance(found.args[0], Tensor):
+            found.args = (found.args[0].detach().clone(), *found.args[1:])
+        return found
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it changes its first argument."""
+        name = str(getattr(self.func, "__name__", ""))
+        is_method = name.endswith("_") and not name.endswith("__")
+        return is_method or name == "__setitem__" or name.startswith("__i")
+
+    @property
+    def needs(self) -> Iterator[Edge]:
+        """What it is made of."""
+        return _edges((self.args, self.kwargs))
+
+    def mark(self, result: Any, calls: tuple[Place, ...]) -> None:
+        """Write on the nodes of its results what they are."""
+        for index, tensor in enumerate(tensors(result)):
+            if tensor.grad_fn is not None:
+                _write(tensor, replace(self, calls=calls, index=index))
+
+    def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
+        """Its result with these in the place of edges."""
+        args, kwargs = _mapped(
+            lambda x: values[x] if isinstance(x, Edge) else x, (self.args, self.kwargs)
+        )
+        if self.is_in_place:
+            args = (args[0].clone(), *args[1:])
+        result = self.func(*args, **kwargs)
+        return list(tensors(args[0] if result is None else result))[self.index]
 
 
-def edges(root: Any) -> dict[Output, GradientEdge]:
-    """The outputs behind a node, as edges of the graph that gradients can be asked for."""
-    children = [child for node in _inside_out(root, {}) for child, _ in _children(node)]
-    return {
-        output: GradientEdge(node, number)
-        for node in dict.fromkeys([root, *children])
-        for number, output in node.metadata.get(Output, {}).items()
-    }
+def tensors(result: Any) -> Iterator[Tensor]:
+    """The tensors of a result, which may be several."""
+    parts = result.values() if isinstance(result, dict) else result
+    for part in parts if isinstance(result, tuple | list | dict) else (result,):
+        if isinstance(part, Tensor):
+            yield part
 
 
-def kinds(rows: Rows) -> set[str]:
-    """The labels of outputs whose rows have but one."""
-    found = [{output.labels[row] for row in chosen} for output, chosen in rows]
-    return {label for kind in found if len(kind) == 1 for label in kind}
+def edge_of(x: object) -> Edge | None:
+    """The edge of a tensor that came from outputs, or is one; None for anything else."""
+    if not isinstance(x, Tensor) or x.grad_fn is None:
+        return None
+    edge = Edge(x.grad_fn, x.output_nr)
+    return None if edge.made is None else edge
 
 
-def behind(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
-    """The rows that output ``number`` of a node was computed from. ``known`` is filled."""
-    for each in _inside_out(node, known):
-        parts = _children(each)
-        is_product = each.name().startswith("MulBackward") and len(parts) > 1
-        if is_product or any(name in each.name() for name in _NONLINEAR):
-            parts = []
-        known[each] = Rows().union(*(_value(child, nr, known) for child, nr in parts))
-    return _value(node, number, known)
-
-
-def meetings(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
-    """The nodes at which outputs of two labels first meet, from the outputs to the loss."""
-    behind(root, 0, known)
-    for node, rows in list(known.items()):
-        if len(kinds(rows)) > 1:
-            below = (_value(child, nr, known) for child, nr in _children(node))
-            if not any(len(kinds(each)) > 1 for each in below):
-                yield node
-
-
-def _children(node: Any) -> list[tuple[Any, int]]:
-    return [(child, nr) for child, nr in node.next_functions if child is not None]
-
-
-def _inside_out(root: Any, known: dict[Any, Rows]) -> Iterator[Any]:
-    """Nodes behind the root that are not known, each after those behind it. Outputs are an end."""
-    todo, entered = [root], set()
+def behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operation]:
+    """All that an edge was made of, itself too, each after what it needs; cut there."""
+    found, ends = dict[Edge, Output | Operation](), set(cut)
+    todo, entered = [root], set[Edge]()
     while todo:
-        node = todo.pop()
-        if node in known or Output in node.metadata:
+        edge = todo.pop()
+        made = edge.made
+        if edge in found or made is None:
             continue
-        if node in entered:
-            yield node
+        if edge in entered or edge in ends or isinstance(made, Output):
+            found[edge] = made
         else:
-            entered.add(node)
-            todo += [node, *(child for child, _ in _children(node))]
+            entered.add(edge)
+            todo += [edge, *made.needs]
+    return found
 
 
-def _value(node: Any, number: int, known: dict[Any, Rows]) -> Rows:
-    if Output in node.metadata:
-        output = node.metadata[Output].get(number)
-        return frozenset() if output is None else frozenset({(output, tuple(range(len(output.x))))})
-    rows = known.get(node, frozenset())
-    if not rows or not node.name().startswith(_SELECT):
-        return rows
-    # What the node would send back for a gradient of this result goes to the rows that it took.
-    given = [torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in node._input_metadata]
-    given[number] += 1
-    sent = node(*given)
-    back = sent if isinstance(sent, Tensor) else sent[0]
-    taken = back.reshape(len(back), -1).any(1).tolist()
-    return frozenset(
-        (output, tuple(itertools.compress(chosen, taken)) if len(chosen) == len(taken) else chosen)
-        for output, chosen in rows
-    )
+def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
+    """What the root and all behind it would be with these values in the place of theirs."""
+    values = dict(given)
+    with torch.random.fork_rng(_devices()), torch.enable_grad():
+        for edge, made in behind(root, given).items():
+            if edge not in values:
+                is_output = isinstance(made, Output)
+                values[edge] = made.value if is_output else made.again(values)  # type: ignore[union-attr]
+    return values
+
+
+def _devices() -> range:
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return range(torch.cuda.device_count() if is_on_gpu else 0)
+
+
+def _write(tensor: Tensor, what: Output | Operation) -> None:
+    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
+    written.setdefault(_MADE, {}).setdefault(tensor.output_nr, what)
+
+
+def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(change, each) for each in value)
+    if type(value) is dict:
+        return {key: _mapped(change, each) for key, each in value.items()}
+    return change(value)
+
+
+def _edges(value: Any) -> Iterator[Edge]:
+    if isinstance(value, Edge):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _edges(each)

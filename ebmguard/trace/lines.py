@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, combinations
+from itertools import chain
 from typing import Any
 
 from .chains import Sampler
+from .reading import Difference, Side
+from .refusals import Refused
 from .script import Place, Source, shown, source_of
-from .tracer import Difference, Trace
+from .tracer import Trace
 
-__all__ = ["BETA_STAR", "NO_SAMPLER", "Plan", "Unclear", "plans"]
+__all__ = ["BETA_STAR", "Plan", "plans"]
 
 BETA_STAR = "beta_star=0.5"
-NO_SAMPLER = "no module with an output per sample was differentiated by its input in a loop"
 _SURE = 1e-3
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -23,16 +25,14 @@ _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 Edit = tuple[str, int, int, str]
 
 
-class Unclear(Exception):
-    """What could not be told, in words."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """Edits that guard a trainer."""
 
     edits: tuple[Edit, ...]
-    options: str  # of the guard, as they are written
+    scale: float  # what a wrapped sampler should measure; NaN where the lines have it, or nobody
+    is_explicit: bool  # the lines have a scale that the guard should have measured
+    has_no_scale: bool
     is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
@@ -45,50 +45,83 @@ class Plan:
 
 
 def plans(found: Trace) -> list[Plan]:
-    """Plans to try: the loss replaced; energies reweighted before it. Unclear, if there is none."""
+    """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
     if not found.samplers:
-        raise Unclear(NO_SAMPLER)
-    pairs = {each: combinations(each.sides.values(), 2) for each in found.differences}
-    sided = [d for d, two in pairs.items() if any(a.cotangent * b.cotangent < 0 for a, b in two)]
+        raise Refused("stopped", error=found.error) if found.error else Refused("no sampler")
+    for each in found.differences:
+        _check_energies(found, each)
+    pulls = {d: [d.pull(at) for at in d.sides] for d in found.differences}
+    sided = [d for d, each in pulls.items() if min(each) < 0 < max(each)]
     if not sided:
-        raise Unclear("energies of samples and of data were met in no difference of a loss")
-    sides = sided[0].sides
-    for each in found.samplers:
-        energy = (each.first.energy, each.method)
-        if each.method and each.name in sides and any(s.energy != energy for s in sides.values()):
-            called = f"{type(each.first.energy).__name__}.{each.method}"
-            raise Unclear(f"the sampler differentiates {called}, and the loss has another output")
+        known = [d.place for d, each in pulls.items() if not any(map(math.isnan, each))]
+        raise Refused("one side", place=known[0]) if known else Refused("no difference")
     sampler, positive, negative = _sides(found, sided[0])
-    if not sampler.is_scalar:
-        site, made_by = sampler.site, sampler.site.code.co_qualname
-        raise Unclear(f"the module called at {site} gives no energies; {made_by} does")
-    is_energy = sides[negative].cotangent < 0
+    facts: dict[str, Any] = {"sampler": sampler.name, "guard": _by_hand(sampler)}
+    if not sampler.is_scalar and not sampler.spot:
+        raise Refused("no energies", **_called(sampler))
+    is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
     if not of_one_call or any(
-        positive not in each.sides or (each.sides[negative].cotangent < 0) != is_energy
-        for each in losses
+        positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
     ):
         places = " and ".join(str(each.place) for each in losses)
-        raise Unclear(f"`{negative}` draws for losses at {places}: a guard and a call for each")
-    options = _options(sampler, is_energy=is_energy)
-    why, tried = "", []
-    for entry in (*(sampler.entries or ()), None):
+        raise Refused("two losses", place=places, **facts)
+    entries = sampler.entries or ()
+    ways: list[tuple[Place | None, bool]]
+    ways = [(entry, explicit) for explicit in (False, True) for entry in entries]
+    ways.insert(0 if sampler.is_function else len(ways), (None, True))
+    why, tried = None, []
+    for entry, explicit in ways:
+        options = _options(sampler, is_energy=is_energy, explicit=explicit, inline=entry is None)
         try:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
                 first, loss = _around(sampler, entry, losses[0].place, options)
-            ways = (_losses(each, positive, negative, loss, is_energy) for each in losses)
+            texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
+            is_measured = "_scale=" not in options and sampler.measured.is_exact
+            kind = {"is_inline": entry is None, "is_explicit": explicit and entry is not None}
             tried += [
-                Plan((*first, *chain(*way)), options, is_inline=entry is None)
-                for way in zip(*ways, strict=False)
+                Plan(
+                    (*first, *chain(*way)),
+                    sampler.measured.output_scale if is_measured else math.nan,
+                    has_no_scale=not is_measured and "output_scale=" not in options,
+                    **kind,
+                )
+                for way in zip(*texts, strict=False)
             ]
-        except Unclear as unclear:
-            why = why or str(unclear)
+        except Refused as refused:
+            why = why or refused
     if not tried:
-        raise Unclear(why or "the loss is no difference of two means that could be replaced")
+        raise why or Refused("no place", place=losses[0].place, reweight="cd_loss.guard.reweight")
     return tried
+
+
+def _check_energies(found: Trace, difference: Difference) -> None:
+    """Refuse sides that are not what their sampler follows."""
+    for sampler in found.samplers:
+        side = difference.sides.get(sampler.name)
+        if side is not None and not all(each.follows for each in difference.sides.values()):
+            raise Refused("another energy", place=difference.place, **_called(sampler))
+
+
+def _called(sampler: Sampler) -> dict[str, Any]:
+    kind = type(sampler.first.energy).__name__
+    called = f"{kind}.{sampler.method}" if sampler.method else sampler.site.code.co_qualname
+    made = _options(sampler, is_energy=False, explicit=True, inline=True)
+    return {
+        "called": called,
+        "site": sampler.site,
+        "made": f"g = ebmguard.guard(None, None, {made})",
+    }
+
+
+def _by_hand(sampler: Sampler) -> str:
+    options = _options(sampler, is_energy=False, explicit=False, inline=False)
+    names = [*dict.fromkeys(chain(*sampler.names.values()))]
+    model = "".join(f"model={each}, " for each in names[:1])
+    return f"ebmguard.guard(None, {sampler.name.split(' ')[0]}, {model}{options})"
 
 
 def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
@@ -97,25 +130,31 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     samplers = [by_name[label] for label in difference.sides if label in by_name]
     known = {each.measured.convention for each in samplers} - {None}
     if len(known) > 1:
-        raise Unclear("of the samplers of this difference one goes up and another down")
+        raise Refused("both ways")
     is_up = "log_density" in known
     for sampler in samplers:
-        pull = difference.sides[sampler.name].cotangent
+        pull = difference.pull(sampler.name)
         if (pull > 0) == is_up if known else len(samplers) == 1:
-            others = [at for at, side in difference.sides.items() if side.cotangent * pull < 0]
+            others = [at for at in difference.sides if difference.pull(at) * pull < 0]
             return sampler, others[0], sampler.name
     if not known:
-        raise Unclear("which of the samplers draws the negatives: none of them has told its sign")
+        raise Refused("no sign")
     way, word = ("up", "raises") if is_up else ("down", "lowers")
-    raise Unclear(f"the sampler goes {way} the output, and the loss {word} the output there")
+    facts = {"loop": samplers[0].loop, "place": difference.place}
+    raise Refused("wrong sign", way=way, word=word, **facts)
 
 
-def _options(sampler: Sampler, *, is_energy: bool) -> str:
+def _options(sampler: Sampler, *, is_energy: bool, explicit: bool, inline: bool) -> str:
     words, found = BETA_STAR, sampler.measured
-    if found.is_exact and found.noise > 0 and sampler.is_linear:
-        scale = found.output_scale  # the shortest number within its error
-        words += f", output_scale={scale:{'_.0f' if scale == int(scale) else 'g'}}"
+    if not inline and (sampler.is_function or not (found.is_exact or found.has_no_noise)):
+        words += ", sampler_scale=1.0"  # No factor on the module tempers it, or none is known.
+    elif found.is_exact and explicit:
+        words += f", output_scale={_number(found.output_scale)}"
     return f'{words}, convention="energy"' if is_energy else words
+
+
+def _number(scale: float) -> str:
+    return f"{scale:{'_.0f' if scale == int(scale) else 'g'}}"
 
 
 def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[list[Edit], str]:
@@ -125,9 +164,10 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
     while isinstance(base, ast.Attribute):
         base = base.value
     if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
-        raise Unclear(f"the sampler is no call of a name that could be bound again, at {entry}")
+        raise Refused("no name", entry=entry)
     name = source.segment(call.func)
-    elsewhere = Unclear(f"`{name}` is called at {entry}, and the loss is elsewhere, at {loss}")
+    facts: dict[str, Any] = {"name": name, "entry": entry, "guard": _by_hand(sampler)}
+    elsewhere = Refused("elsewhere", place=loss, **facts)
     above = source.around(call)
     loops = [each for each in above if isinstance(each, _LOOPS)]
     owner: Any = next((each for each in above if isinstance(each, ast.ClassDef)), None)
@@ -142,13 +182,14 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
             raise elsewhere
         init = next((each for each in owner.body if "__init__" in _names(each)), None)
         if init is None:
-            raise Unclear(f"the class {owner.name} has no __init__, where a guard could be made")
+            raise Refused("no __init__", name=owner.name)
         prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
             line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
     else:
         scope: ast.AST = source.tree
-        if base.id not in entry.code.co_names or entry.code.co_name == "<module>":
+        local = {*entry.code.co_varnames, *entry.code.co_cellvars, *entry.code.co_freevars}
+        if base.id in local or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, _SCOPES)]
             scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
         if scope not in around_loss:
@@ -156,7 +197,7 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
         bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
         if binds is None:
-            raise Unclear(f"where `{name}` is bound in {shown(source.file)}")
+            raise Refused("not bound", file=shown(source.file), **facts)
         loops = [each for each in loops if _owner(source, each) is scope]
         of_file = sampler.names.get(source.file, [])
         energies = energies or of_file
@@ -167,29 +208,45 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
             made = _bound(source, source.tree).get(of_file[0]) if of_file else None
             energies = of_file if made is not None and made.lineno < line else []
         else:
-            raise Unclear(f"`{name}` is known only inside of the function that takes a step")
+            raise Refused("inside a step", **facts)
     model = [f"model={each}" for each in energies[:1]]
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
-    text = f"{' ' * indent}{prefix}cd_loss, {new} = ebmguard.guard({words})"
-    return [_import(source), _line(source, line, text), *moved], f"{prefix}cd_loss"
+    own = prefix + _free(source, "cd_loss")
+    text = f"{' ' * indent}{own}, {new} = ebmguard.guard({words})"
+    if "_scale=" not in options and sampler.measured.is_exact:
+        text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
+    return [_import(source), _line(source, line, text), *moved], own
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
     """The energy tempered inside of the sampler's loop; and the name of the guard's loss."""
-    site, loss = sampler.site, difference.place
-    if any(side.site == site for side in difference.sides.values()):
-        raise Unclear(f"the sampler and the loss call the energy at the same place, {site}")
-    node, source = site.node, site.source
-    if source is not loss.source or node is None:
-        raise Unclear(f"the sampler calls the energy at {site}, and the loss is at {loss}")
-    line, _ = _after(_imports(source)[-1])
-    made = _line(source, line, f"g = ebmguard.guard(None, None, {options})")
+    place, is_tempered = difference.place, "output_scale" in options  # else nothing is tempered
+    if sampler.spot is None and is_tempered:
+        raise Refused("one place", site=sampler.site)
+    spot, node = sampler.spot or (place, place.node)
+    source = spot.source
+    if source is not place.source or node is None:
+        by_hand = f"g = ebmguard.guard(None, None, {options})"
+        raise Refused("two files", site=spot, place=place, made=by_hand)
+    imports = _imports(source)
+    line, _ = _after(imports[-1]) if imports else _top(source)
+    name = _free(source, "g")
+    made = _line(source, line, f"{name} = ebmguard.guard(None, None, {options})")
     edits = [_import(source), made]
-    if "output_scale" in options:  # without one nothing is tempered
-        edits.append(_spliced(source, node, f"g.temper({source.segment(node)})"))
-    return edits, "g.loss"
+    if is_tempered:
+        edits.append(_spliced(source, node, f"{name}.temper({source.segment(node)})"))
+    return edits, f"{name}.loss"
+
+
+def _free(source: Source, name: str) -> str:
+    """A name that the file has no use for: this one, or with underscores."""
+    used = {getattr(node, "id", getattr(node, "arg", "")) for node in ast.walk(source.tree)}
+    used |= {getattr(node, "attr", "") for node in ast.walk(source.tree)}
+    while name in used:
+        name += "_"
+    return name
 
 
 def _owner(source: Source, node: ast.AST) -> ast.AST:
@@ -240,15 +297,25 @@ def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
 
 
 def _import(source: Source) -> Edit:
-    return _line(source, _imports(source)[0].lineno, "import ebmguard")
+    imports = _imports(source)
+    line, _ = (imports[0].lineno, 0) if imports else _top(source)
+    return _line(source, line, "import ebmguard")
 
 
 def _imports(source: Source) -> list[ast.stmt]:
     found = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
-    found = [each for each in found if getattr(each, "module", "") != "__future__"]
-    if not found:
-        raise Unclear(f"{source.file} imports nothing")
-    return [*found]
+    return [each for each in found if getattr(each, "module", "") != "__future__"]
+
+
+def _top(source: Source) -> tuple[int, int]:
+    """Below the docstring and the imports from the future of a file without others."""
+    first = next((e for e in source.tree.body if not _is_header(e)), source.tree.body[-1])
+    return first.lineno, 0
+
+
+def _is_header(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or isinstance(node, ast.ImportFrom)
 
 
 def _losses(
@@ -257,17 +324,18 @@ def _losses(
     """The expression replaced by the guarded loss; or its energies reweighted before it."""
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
-    for label, new in ((positive, "pos_all"), (negative, "neg_all")):
-        side = difference.sides[label]
-        words.append(side.expression or new)
+    sides = [difference.sides[label] for label in (positive, negative)]
+    for label, side, new in zip((positive, negative), sides, ("pos_all", "neg_all"), strict=True):
+        new = _free(source, new)
+        words.append(side.expression or ("-" if side.is_turned else "") + new)
         if not side.expression:
-            call = side.site.node if side.site and side.site.code is place.code else None
-            if call is None:
-                raise Unclear(f"no name for the energies of {label} where they meet, at {place}")
-            named.append(_spliced(source, call, f"({new} := {source.segment(call)})"))
+            if side.node is None:
+                raise Refused("no energies' name", label=label, place=place)
+            named.append(_spliced(source, side.node, f"({new} := {source.segment(side.node)})"))
     pos, neg = words
-    factor, other = (difference.sides[label].weight for label in (negative, positive))
-    if node is not None and abs(abs(factor) - 1) < _SURE and abs(factor + other) < _SURE:
+    other, factor = (side.weight for side in sides)
+    is_plain = difference.is_whole and not difference.is_bent
+    if node is not None and is_plain and abs(abs(factor) - 1) < _SURE > abs(factor + other):
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
                 node, factor = above, -factor
@@ -278,14 +346,24 @@ def _losses(
         minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
     if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
-        inside, last = ast.walk(_owner(source, place.statement)), place.statement.lineno
-        assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
-        binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
-        if binds:
-            line, indent = _after(max(binds, key=lambda each: each.lineno))
-            guard = "g" if loss == "g.loss" else f"{loss}.guard"
-            text = f"{' ' * indent}{pos}, {neg} = {guard}.reweight({pos}, {neg})"
-            yield [_line(source, line, text)]
+        yield from _reweighted(source, place, sides, loss)
+
+
+def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> Iterator[list[Edit]]:
+    """New names for reweighted energies, where the difference has the energies' own."""
+    inside, last = [*ast.walk(_owner(source, place.statement))], place.statement.lineno
+    pos, neg = (side.expression for side in sides)
+    assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
+    binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
+    if binds:
+        line, indent = _after(max(binds, key=lambda each: each.lineno))
+        guard = "g" if loss.endswith(".loss") else f"{loss}.guard"
+        guard = loss.removesuffix(".loss") if loss.endswith(".loss") else guard
+        uses = [(node, f"{side.expression}_cd") for side in sides for node in side.uses]
+        own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
+        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
+        splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
+        yield [_line(source, line, text), *splices]
 
 
 def _is_mean(above: Any, node: ast.expr) -> bool:

@@ -10,6 +10,8 @@ import importlib.machinery
 import io
 import itertools
 import json
+import logging
+import math
 import operator
 import os
 import random
@@ -94,6 +96,11 @@ class Place:
         return tuple(each or 0 for each in list(self.code.co_positions())[self.instruction // 2])
 
     @property
+    def line(self) -> int:
+        """Its line, from 1."""
+        return self._span[0]
+
+    @property
     def source(self) -> Source:
         """Its file."""
         return source_of(self.code.co_filename)
@@ -107,13 +114,13 @@ class Place:
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
-        line = self._span[0]
+        line = self.line
         found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
         # From the outside in.
         return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
 
     def __str__(self) -> str:
-        return f"{shown(self.code.co_filename)}:{self._span[0]}"
+        return f"{shown(self.code.co_filename)}:{self.line}"
 
     @property
     def text(self) -> str:
@@ -214,6 +221,8 @@ class Replay:
     guards: int = 0
     sampler_calls: int = 0
     losses: int = 0
+    scale: float = math.nan  # that the guard has measured
+    warnings: tuple[str, ...] = ()  # of the guard
 
 
 def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str]) -> Replay:
@@ -239,8 +248,12 @@ def _main(task: Path) -> None:
     original = loader.get_code
 
     def guard(*args: Any, **kwargs: Any) -> Any:
-        guards.append(make(*args, **kwargs))
+        guards.append(make(*args, **{"rules": (), **kwargs}))
         return guards[-1]
+
+    said, handler = list[str](), logging.Handler(logging.WARNING)
+    vars(handler)["emit"] = lambda record: said.append(record.getMessage())
+    logging.getLogger("ebmguard").addHandler(handler)
 
     def get_code(self: Any, name: str) -> Any:
         path = self.get_filename(name)
@@ -252,8 +265,11 @@ def _main(task: Path) -> None:
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [each.state_dict() for each in guards]
-    seen = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
-    Path(told).write_text(json.dumps(asdict(Replay(state, error, len(guards), *seen))))
+    calls, losses = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
+    measured = (each.measured for each in guards)
+    scale = next((m.output_scale for m in measured if m is not None and m.is_exact), math.nan)
+    done = Replay(state, error, len(guards), calls, losses, scale, tuple(said))
+    Path(told).write_text(json.dumps(asdict(done)))
 
 
 if __name__ == "__main__":

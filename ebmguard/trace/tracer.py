@@ -2,60 +2,39 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
-import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
 from .chains import Chain, Chains, Sampler
-from .graph import Output, Rows, behind, edges, kinds, meetings, remember
+from .experiment import Experiment, effect
+from .graph import Edge, Operation, Output, behind, edge_of, tensors
+from .reading import Difference, Side, read
 from .script import Place, Stack, run, stack, user_frame
 
-__all__ = ["Difference", "Guarded", "Side", "Trace", "trace_script"]
+__all__ = ["Guarded", "Trace", "trace_script"]
 
 _PATIENCE = 10  # times as many steps are waited for a difference
-_SURE = 1e-4
+# Their results are no values of the loss.
+_GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
 
 
 class Guarded(BaseException):
     """The script makes a guard, at this place: it would write into the folder of a real run."""
-
-
-@dataclass(eq=False)
-class Side:
-    """One side of a difference."""
-
-    expression: str = ""  # the user's, one energy for each sample, high where the output is
-    site: Place | None = None  # where the module was called that has made them
-    energy: tuple[object, str] = (None, "")  # that module, and its method: "" for its own call
-    shape: tuple[int, ...] = ()
-    weight: float = math.nan  # slope of the difference in their mean; NaN: they enter unequally
-    cotangent: float = math.nan  # the sum of the loss's gradient by the outputs
-
-
-@dataclass(eq=False)
-class Difference:
-    """Where energies of samples and of data meet: sides by "data", or the sampler's name."""
-
-    place: Place
-    sides: dict[str, Side]
-    times: int = 0  # it was met
 
 
 @dataclass(eq=False)
@@ -84,7 +63,7 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
 
 
 class _Tracer(TorchFunctionMode):
-    """As a mode, it writes on each node of the graph which of the user's expressions made it."""
+    """As a mode, it writes on each node of the graph what has made it of which energies."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -94,6 +73,8 @@ class _Tracer(TorchFunctionMode):
         self.optimizers: list[str] = []  # the class of each step's
         self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
+        self._root: Edge | None = None  # of the gradient that is being computed
+        self._rests = False  # while the trainer's own values are evaluated again
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -103,13 +84,11 @@ class _Tracer(TorchFunctionMode):
 
         def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            met = [each for root in roots for each in self._before_backward(root)]
+            for root in filter(None, map(edge_of, roots)):
+                with self._resting():
+                    self._before_backward(root)
+            self._root = edge_of(roots[0])
             backward(tensors, *args, **kwargs)
-            for difference, outputs in met:
-                reached = [each for each in outputs if each.cotangent is not None]
-                for label, side in difference.sides.items():
-                    pulls = [each.pull(label) for each in reached if label in each.labels]
-                    side.cotangent = sum(pulls) if pulls else side.cotangent
 
         torch.autograd.backward = watched
         for module in map(importlib.import_module, ("ebmguard", "ebmguard.retrofit")):
@@ -129,39 +108,72 @@ class _Tracer(TorchFunctionMode):
         return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        frame = None if torch.compiler.is_compiling() else user_frame(sys._getframe(1))
+        kwargs = kwargs or {}
+        if self._rests or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        made = None if func in _GRADIENTS else Operation.of(func, args, kwargs)
+        if func is torch.autograd.grad:
+            outputs = kwargs.get("outputs", args[0] if args else None)
+            self._root = edge_of(outputs if isinstance(outputs, Tensor) else next(iter(outputs)))
+        result = func(*args, **kwargs)
+        is_write = getattr(func, "__name__", "") == "__setitem__"
+        frame = user_frame(sys._getframe(1)) if made is not None or is_write else None
         if frame is None:
             return result
-        place = Place(frame.f_code, frame.f_lasti)
-        for each in _nodes(result):
-            remember(each, place)
-        if getattr(func, "__name__", "") == "__setitem__":
+        if is_write:
             self._see_buffer(args, frame)
-        # Before the first `backward` nothing is known; later, a known difference is read.
-        difference = self.differences.get(place)
-        if difference is not None and isinstance(result, Tensor) and result.grad_fn is not None:
-            self._see_entries(stack(frame))
-            _read(difference, args, result, frame)
+        if made is not None:
+            calls = stack(frame)
+            made.mark(args[0] if is_write else result, tuple(place for _, place in calls))
+            # Before the first `backward` nothing is known; later, a known difference is read.
+            difference = self.differences.get(calls[0][1])
+            if difference is not None and (edge := edge_of(result)) is not None:
+                self._see_entries(calls)
+                with self._resting():
+                    samplers = [*self.chains.samplers.values()]
+                    read(difference, samplers, Experiment(edge), args, frame.f_locals)
         return result
 
-    def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> Stack:
+    def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
         calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
+        noted = _Noted(calls)
         x: Any = next((v for v in given if isinstance(v, Tensor) and v.ndim), None)
-        for each in _nodes(output) if calls and x is not None else ():
-            if each.shape[:1] == x.shape[:1] and self.chains.is_energy(module):
-                shape, place = tuple(each.shape), calls[0][1]
-                seen = Output(module, x.detach(), shape, place, self.chains.labels)
-                remember(each, seen)
-                each.register_hook(seen.keep_cotangent)  # type: ignore[no-untyped-call]
-        return calls
+        if not calls or x is None:
+            return noted
+        for part, each in _parts(output):
+            if each.grad_fn is not None and each.shape[:1] == x.shape[:1]:
+                if part:
+                    noted.watch(part, each)
+                if self.chains.is_energy(module):
+                    places, others = tuple(p for _, p in calls), sum(v is not None for v in given)
+                    label_rows, value = self.chains.labels, each.detach().clone()
+                    seen = Output(module, x.detach(), value, places, label_rows, part, others - 1)
+                    seen.mark(each)
+        return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._recording.evaluations.clear()
-        if evaluation.output_shape[:1] == evaluation.x.shape[:1] and evaluation.noted:
-            chain = self.chains.add(evaluation, evaluation.noted)
+        noted = evaluation.noted
+        if noted is None or not noted.calls:
+            return
+        part = ""
+        if evaluation.output is None and len(noted.parts) == 1:
+            ((part, (evaluation.output, evaluation.cotangent)),) = noted.parts.items()
+        if evaluation.output_shape[:1] == evaluation.x.shape[:1]:
+            chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
+                chain.sampler.part = part
+                if "functions" not in vars(chain.sampler):
+                    chain.sampler.root = self._root
                 self._find_method(chain, chain.sampler)
+
+    @contextmanager
+    def _resting(self) -> Iterator[None]:
+        before, self._rests = self._rests, True
+        try:
+            yield
+        finally:
+            self._rests = before
 
     def _find_method(self, chain: Chain, sampler: Sampler) -> None:
         """A method that makes energies of what parts of its module return: recorded from now on."""
@@ -197,18 +209,50 @@ class _Tracer(TorchFunctionMode):
                 calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
                 sampler.entries = tuple(place for _, place in reversed(calls))
 
-    def _before_backward(self, root: Tensor) -> Iterator[tuple[Difference, list[Output]]]:
-        known: dict[Any, Rows] = {}
-        if root.grad_fn is None or not self.chains.recent:
+    def _before_backward(self, root: Edge) -> None:
+        if not self.chains.recent:
             return
-        for node in meetings(root.grad_fn, known):
-            place = node.metadata.get(Place)
-            if place is not None:
-                sides = {label: Side() for label in sorted(kinds(known[node]))}
-                difference = self.differences.setdefault(place, Difference(place, sides))
-                difference.times += 1
-                self._contrastive.add(len(self.optimizers))
-                yield difference, [output for output, _ in known[node]]
+        found = Experiment(root)
+        if len({label for out in found.outputs.values() for label in out.labels}) < 2:
+            return
+        for edge in found.meetings():
+            made = edge.made
+            assert isinstance(made, Operation)
+            place, sides = made.calls[0], {label: Side() for label in sorted(found.kinds(edge))}
+            difference = self.differences.setdefault(place, Difference(place, sides))
+            difference.times += 1
+            if difference.times == 1:
+                read(difference, [*self.chains.samplers.values()], Experiment(edge))
+            how = effect(root, edge, found.values[edge])
+            difference.slope, difference.is_bent = how.total, math.isnan(how.weight)
+            self._contrastive.add(len(self.optimizers))
+
+
+@dataclass
+class _Noted:
+    """What is noted of a call: the user's frames, and the parts of its result with a gradient."""
+
+    calls: Stack
+    parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def watch(self, part: str, tensor: Tensor) -> None:
+        value = tensor.detach().clone()
+
+        def look(gradient: Tensor) -> None:
+            self.parts[part] = value, gradient.detach().clone()
+
+        tensor.register_hook(look)  # type: ignore[no-untyped-call]
+
+
+def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a result, each with how it is taken out of it."""
+    if isinstance(output, dict):
+        named = [(f"[{key!r}]", each) for key, each in output.items()]
+    elif isinstance(output, tuple | list):
+        named = [(f"[{at}]", each) for at, each in enumerate(output)]
+    else:
+        named = [("", output)]
+    yield from (pair for pair in named if isinstance(pair[1], Tensor))
 
 
 def _guarded(*_: Any, **__: Any) -> None:
@@ -216,77 +260,13 @@ def _guarded(*_: Any, **__: Any) -> None:
     raise Guarded(calls[0][1] if calls else "a place of its libraries")
 
 
-def _read(difference: Difference, args: tuple[Any, ...], result: Tensor, frame: FrameType) -> None:
-    """What the two sides are called where they meet."""
-    found, known = edges(result.grad_fn), dict[Any, Rows]()
-    counts = [sum(each.labels.count(label) for each in found) for label in difference.sides]
-    is_batch = result.ndim > 0 and len(result) in counts
-    total = result.sum() / (len(result) if is_batch else 1)
-    here, source = difference.place.node, difference.place.source
-    inner = [] if here is None else list(ast.walk(here))
-    for output, edge in found.items():
-        (label, *others) = set(output.labels)
-        side = difference.sides.get(label)
-        if side is not None and not others:
-            side.site, side.shape, side.expression = output.place, output.shape, ""
-            side.energy = output.module, output.method
-            side.weight = _weight(total, edge, output.shape)
-            node = None if output.place is None else output.place.node
-            if node is not None and node in inner:
-                side.expression = source.segment(node)
-    operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
-    named = [(source.segment(each), v) for each, v in zip(operands, args, strict=False)]
-    for text, value in [*named, *frame.f_locals.items()]:
-        has_rows = isinstance(value, Tensor) and value.grad_fn is not None and value.ndim > 0
-        rows = behind(value.grad_fn, value.output_nr, known) if has_rows else Rows()
-        side = difference.sides.get(next(iter(kinds(rows)), ""))
-        if side is None or len(rows) != 1:
-            continue
-        ((output, chosen),) = rows
-        if output not in found or len(value) != len(chosen):
-            continue
-        weight = _weight(total, GradientEdge(value.grad_fn, value.output_nr), value.shape)
-        sign = _sign(value, found[output], chosen)
-        if sign and not math.isnan(weight):
-            side.expression = text if sign > 0 else f"-{text}"
-            side.weight, side.shape = sign * weight, tuple(value.shape)
-
-
-def _nodes(result: Any) -> list[Tensor]:
-    """The tensors of a result that have a node in the graph."""
-    parts = result.values() if isinstance(result, dict) else result
-    each = parts if isinstance(result, tuple | list | dict) else (result,)
-    return [part for part in each if isinstance(part, Tensor) and part.grad_fn is not None]
-
-
 def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
     def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = recording.call(module, functools.partial(original, module), args, kwargs)
-        for output in itertools.chain(*(edges(node.grad_fn) for node in _nodes(result))):
-            if output.module is module:
-                output.method = original.__name__.removeprefix("forward")
+        for edge in map(edge_of, tensors(result)):
+            for each in behind(edge).values() if edge is not None else ():
+                if isinstance(each, Output) and each.module is module:
+                    each.method = original.__name__.removeprefix("forward")
         return result
 
     return method
-
-
-def _weight(total: Tensor, energies: GradientEdge, shape: Sequence[int]) -> float:
-    """The derivative by the mean of energies, of which all enter alike; NaN where they do not."""
-    (found,) = torch.autograd.grad(total, energies, retain_graph=True, allow_unused=True)
-    if found is None or not shape:
-        return math.nan
-    mean = float(found.double().mean())
-    is_alike = float((found.double() - mean).abs().max()) <= _SURE * abs(mean)
-    return mean * shape[0] if is_alike and mean else math.nan
-
-
-def _sign(value: Tensor, output: GradientEdge, rows: Sequence[int]) -> int:
-    """1 where values are the outputs of these rows, -1 where their negatives, 0 else."""
-    (found,) = torch.autograd.grad(value.sum(), output, retain_graph=True)
-    each = found.double().reshape(len(found), -1)[list(rows)]
-    for sign in (1, -1):
-        # Heads may enter as their sum, or with weights that add up to one, as in a logsumexp.
-        for of_rows in (each, each.sum(1)):
-            if float((of_rows - sign).abs().max()) <= _SURE:
-                return sign
-    return 0

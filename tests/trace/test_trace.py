@@ -16,7 +16,7 @@ from tests.trace import structures, trainers
 PROVEN = {
     "PLAIN": (
         "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, "
-        "beta_star=0.5, output_scale=100)",
+        "beta_star=0.5)  # output_scale=100, measured",
         "+    loss = cd_loss(f(x_p), f(x_q))",
         "samples are written into",
     ),
@@ -25,8 +25,8 @@ PROVEN = {
         "called at train.py:59: x_q = sample_q(f, replay_buffer)",
         "samples are written into replay_buffer (200, 4)",
         "loss at train.py:64 (4 times): l_p_x = -(fp - fq)",
-        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5, "
-        "output_scale=20_000)",
+        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5)  "
+        "# output_scale=20_000, measured",
         "l_p_x = cd_loss(fp_all, fq_all)",
     ),
     "INLINE": (
@@ -38,22 +38,22 @@ PROVEN = {
     "LATENT": (
         "sampler `sample_langevin_prior_z`",
         "samples of `sample_langevin_post_z of netE`",
-        'beta_star=0.5, output_scale=1, convention="energy")',
+        'beta_star=0.5, convention="energy")  # output_scale=1, measured',
         "loss_e = cd_loss(pos_all, neg_all)",
     ),
     "COOP": (
         "self.cd_loss, self.langevin_dynamics_descriptor = ebmguard.guard(None, "
-        "self.langevin_dynamics_descriptor, model=self.descriptor, beta_star=0.5, output_scale=1)",
+        "self.langevin_dynamics_descriptor, model=self.descriptor, beta_star=0.5)",
         "des_loss = self.cd_loss(obs_feature, revised_feature).sum()",
     ),
     "MALA": (
         "cd_loss, model.sample = ebmguard.guard(None, model.sample, model=model, beta_star=0.5, "
-        'output_scale=1, convention="energy")',
+        'convention="energy")  # output_scale=1, measured',
         "loss = cd_loss(pos, neg)",
     ),
     "CLASS": (
         "self.cd_loss, self.negatives = ebmguard.guard(None, self.negatives, model=self.energy, "
-        'beta_star=0.5, output_scale=1, convention="energy")',
+        'beta_star=0.5, convention="energy")',
         "return self.cd_loss(e_pos, e_neg) + 0.1 *",
     ),
     "CHUNK": ("input (16, 4), output (16, 3)", "loss = cd_loss(pos, neg) / 2"),
@@ -65,12 +65,13 @@ PROVEN = {
     "METHODS": (
         "energy: __main__.Net, called model",
         'sample = ebmguard.guard(None, sample, model=model, energy="energy", beta_star=0.5, '
-        'output_scale=1, convention="energy")',
+        'convention="energy")',
         "loss = cd_loss(model.energy(data()), model.energy(x))",
     ),
     "FORWARD": (
         "energy: __main__.Net, called model",
-        "cd_loss, sample = ebmguard.guard(None, sample, model=model, beta_star=0.5, output_scale=1",
+        "cd_loss, sample = ebmguard.guard(None, sample, model=model, beta_star=0.5, "
+        'convention="energy")',
     ),
     "LOSS_MODULE": (
         "self.cd_loss, self.sample = ebmguard.guard(None, self.sample, model=self.net, ",
@@ -82,13 +83,14 @@ PROVEN = {
     ),
     "NESTED": (
         "self.cd_loss, self.langevin = ebmguard.guard(None, langevin, model=self.model.net, "
-        "beta_star=0.5, output_scale=1)",
+        "beta_star=0.5)",
         "return self.langevin(lambda x: self.model.score(x), torch.rand(B, D))",
         "return self.cd_loss(-e_pos, -e_neg)",
     ),
     "LOGITS": (
-        "no output scale could be told",
-        "guard(None, sample_q, model=f, beta_star=0.5)",
+        "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=100)",
+        "grad = torch.autograd.grad(g.temper(f(x).logsumexp(1)).sum(), x)[0]",
+        "loss = g.loss(fp, fq)",
     ),
     "PENALTY": ("sampler `sample_q` (train.py:", "loss = cd_loss(fp, fq)"),
     "MAXIMISED": ("value = -cd_loss(fp, fq)",),

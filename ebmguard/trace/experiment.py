@@ -1,0 +1,165 @@
+"""A loss evaluated again with other energies: where those of two kinds meet, and how they enter."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .graph import Edge, Operation, Output, behind, evaluate
+
+__all__ = ["Effect", "Experiment", "effect", "is_same", "operand"]
+
+# How far energies are moved, in units of the largest: what is affine is so at all of them.
+_AMPLITUDES = (0.0, 1e-3, -1e-3, 1.0, -1.0, 1e3, -1e3)
+_NEAR = 3  # of these that find no kink
+_SURE = 1e-3
+
+
+@dataclass(frozen=True)
+class Effect:
+    """How one value enters another, from its gradients with that value moved."""
+
+    total: float  # the sum of the gradient where it is
+    weight: float  # the slope in its mean, wherever it is moved; NaN where there is no such number
+    is_bent: bool  # affine in pieces: a clamp, or a mean of some of the samples
+
+
+class Experiment:
+    """A value of the trainer's, as a function of the outputs behind it."""
+
+    def __init__(self, root: Edge) -> None:
+        self.root = root
+        self.made = behind(root)
+        outputs = {e: made for e, made in self.made.items() if isinstance(made, Output)}
+        self.outputs: dict[Edge, Output] = outputs
+        self.values = evaluate(root, {})
+
+    @cached_property
+    def rows(self) -> dict[Edge, dict[Edge, list[int]]]:
+        """The rows of each output behind each edge, where some gradient reaches them."""
+        found: dict[Edge, dict[Edge, list[int]]] = {edge: {} for edge in self.made}
+        reached: dict[tuple[Edge, Edge], Tensor] = {}
+        for amplitude in (0.0, 1.0, -1.0):
+            leaves = {e: _moved(out.value, amplitude) for e, out in self.outputs.items()}
+            values = evaluate(self.root, leaves)
+            for edge in self.made:
+                for of, grads in zip(
+                    leaves, _gradients(values[edge], [*leaves.values()]), strict=True
+                ):
+                    each = grads.reshape(len(grads), -1).ne(0).any(1)
+                    reached[edge, of] = reached.get((edge, of), each) | each
+        for (edge, of), each in reached.items():
+            if each.any():
+                found[edge][of] = each.nonzero().flatten().tolist()
+        return found
+
+    def kinds(self, edge: Edge) -> set[str]:
+        """The labels of the samples behind an edge."""
+        rows = self.rows[edge].items()
+        return {self.outputs[of].labels[row] for of, chosen in rows for row in chosen}
+
+    def meetings(self) -> Iterator[Edge]:
+        """Where samples of two kinds first meet, from the outputs to the root."""
+        for edge, made in self.made.items():
+            needs = made.needs if isinstance(made, Operation) else [edge]
+            if len(self.kinds(edge)) > 1 and all(len(self.kinds(each)) < 2 for each in needs):
+                yield edge
+
+    def users(self, edge: Edge) -> Iterator[tuple[Edge, int]]:
+        """The results behind the root of calls upon an edge, and which argument it is there."""
+        for user, made in self.made.items():
+            for position, each in enumerate(made.args if isinstance(made, Operation) else ()):
+                if isinstance(each, Edge) and each == edge:
+                    yield user, position
+
+    def of_samples(self, label: str) -> Iterator[tuple[Edge, Edge, list[int]]]:
+        """Edges with a number, or heads, for each sample of a label; their output, its rows."""
+        for edge in self.made:
+            if self.kinds(edge) == {label} and len(self.rows[edge]) == 1:
+                ((of, chosen),) = self.rows[edge].items()
+                value = self.values[edge]
+                if value.ndim and len(value) == len(chosen):
+                    yield edge, of, chosen
+
+
+def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
+    """How a value enters the root; with rows, the root's mean where it has as many."""
+    found = []
+    for amplitude in _AMPLITUDES:
+        leaf = _moved(value, amplitude)
+        result = evaluate(root, {at: leaf})[root]
+        is_batch = rows and result.ndim and len(result) == rows
+        total = result.sum() / (len(result) if is_batch else 1)
+        found += [each.double() for each in _gradients(total, [leaf])]
+    mean = float(found[0].mean())
+    apart = [float((each - mean).abs().max()) for each in found]
+    changes = [float((each - found[0]).abs().max()) for each in found[:_NEAR]]
+    size = float(found[0].abs().max())
+    is_affine = mean and max(apart) <= _SURE * abs(mean)
+    scale = len(value) if value.ndim else 1
+    is_bent = not is_affine and size > 0 and max(changes) <= 1e-5 * size
+    return Effect(float(found[0].sum()), mean * scale if is_affine else math.nan, is_bent)
+
+
+def is_same(one: Edge, of_one: Edge, of_other: Edge, rows: list[int], other: Tensor) -> int:
+    """1 where an edge, as a function of its output, is the other's values; -1 their negatives."""
+    made = of_other.made
+    assert isinstance(made, Output)
+    try:
+        value = evaluate(one, {of_one: made.value})[one][rows]
+    except (RuntimeError, IndexError):  # It has terms with a shape of their own.
+        return 0
+    a, b = (x.detach().double().reshape(len(x), -1) for x in (value, other))
+    if a.shape[1] != b.shape[1]:
+        a, b = a.sum(1), b.sum(1)  # The heads of an energy are summed.
+    for sign in (1, -1):
+        if a.shape == b.shape and torch.allclose(a, sign * b, _SURE, 1e-6):
+            return sign
+    return 0
+
+
+def operand(call: Operation, position: int) -> ast.expr | None:
+    """The expression of an argument in the user's code."""
+    node = call.calls[0].node
+    name = getattr(call.func, "__name__", "")
+    if isinstance(node, ast.BinOp):
+        return [node.left, node.right][position if not name.startswith("__r") else 1 - position]
+    if isinstance(node, ast.UnaryOp):
+        return node.operand
+    if isinstance(node, ast.Subscript):
+        return node.value
+    if not isinstance(node, ast.Call):
+        return None
+    given = list(node.args)
+    if isinstance(node.func, ast.Attribute) and len(given) < len(call.args):
+        given = [node.func.value, *given]
+    return given[position] if position < len(given) else None
+
+
+def _moved(value: Tensor, amplitude: float) -> Tensor:
+    """A leaf with these values, each moved a little differently."""
+    generator = torch.Generator().manual_seed(0)
+    by = 1 + torch.rand(value.shape, generator=generator).to(value)
+    size = value.abs().max() if value.numel() else 0.0
+    return (value.detach() + amplitude * (1 + size) * by).requires_grad_()
+
+
+def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """The gradients of a value's sum, its entries weighed differently where there are several."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)).to(value)
+    found = torch.autograd.grad(
+        (value * (1 + weights)).sum() if value.ndim else value,
+        leaves,
+        retain_graph=True,
+        allow_unused=True,
+    )
+    pairs = zip(found, leaves, strict=True)
+    return [torch.zeros_like(leaf) if grad is None else grad.detach() for grad, leaf in pairs]
