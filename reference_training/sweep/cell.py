@@ -38,9 +38,32 @@ class Cell:
         return self.config.out.with_name(f"{self.config.out.name}.log")
 
     @property
+    def device(self) -> str:
+        """Where it is to train."""
+        return str(self.config.device)
+
+    @property
+    def begun_by(self) -> Path:
+        """A file that is there when there is a run to go on with."""
+        return self.config.out / CONFIG
+
+    @property
     def begun(self) -> bool:
         """Whether there is a run to go on with."""
-        return (self.config.out / CONFIG).is_file()
+        return self.begun_by.is_file()
+
+    def over(self) -> str | None:
+        """How the run went, once it has come to its end.
+
+        Raises:
+            ConfigError: as :meth:`results`.
+        """
+        results = self.results()
+        return None if results is None else outcome(results)
+
+    def progress(self) -> str:
+        """How far the run has come."""
+        return f"{self.steps()} of {self.config.total_steps}"
 
     def results(self) -> dict[str, Any] | None:
         """The results of a run that has come to the end of these settings; None otherwise.

@@ -11,6 +11,7 @@ from ebmguard.errors import ConfigError
 from ..engine.interrupt import INTERRUPTED
 from .cell import Cell
 from .grid import Grid
+from .plan import Plan, Task
 from .stop import Stop
 from .sweep import Sweep
 from .view import View
@@ -40,18 +41,36 @@ def run(grid: Grid) -> int:
             "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, "
             "and give --address for a Ray cluster of several machines"
         )
+    return work_on(grid, cells, grid.command())
+
+
+def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
+    """Do what is not done of a plan's cells.
+
+    Args:
+        plan: how they are run.
+        cells: in the order of the work.
+        command: that goes on with them.
+
+    Returns:
+        Exit status: 0, 1 where a run failed, or 130 where Ctrl-C stopped the work.
+
+    Raises:
+        ConfigError: its folder cannot be written, there is no such cluster, or it has not the GPUs.
+        ImportError: Ray is not installed.
+    """
     try:
-        grid.out.mkdir(parents=True, exist_ok=True)
+        plan.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{grid.out} cannot be the folder of a grid: {error}") from error
+        raise ConfigError(f"{plan.out} cannot be the folder of a grid: {error}") from error
     with View(cells) as view:
-        sweep = Sweep(grid, cells, view)
+        sweep = Sweep(plan, cells, view)
         with sweep.connected(), Stop() as stop:
             sweep.run(stop)
     for number, why in sorted(sweep.failures.items()):
         print(f"FAILED {cells[number].title}: {why}")
     if sweep.unfinished:
-        print(f"stopped; go on with: {grid.command()}")
+        print(f"stopped; go on with: {command}")
         return INTERRUPTED
     return FAILED if sweep.failures else 0
 

@@ -17,6 +17,8 @@ from ..engine.run_config import RunConfig
 from .cell import Cell
 
 COMMON = ("out", "resume")
+TRAINER = ("-m", "ebmguard", "train")
+"""What Python runs for a single run."""
 PREFIXES = {"scenario": "s", "data": "", "method": "", "beta_star": "b", "seed": "seed"}
 """What stands before a value in the name of a run's folder."""
 
@@ -54,6 +56,10 @@ class Grid(abc.ABC):
             ConfigError: there is no run yet.
         """
         return None
+
+    def words(self, cell: Cell) -> list[str]:
+        """What Python runs for a cell."""
+        return [*TRAINER, self.trainer.words[-1], *cell.words]
 
     def cells(self) -> list[Cell]:
         """Every run of the grid in the order of the work, their settings checked.

@@ -11,9 +11,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ..engine.run_folder import CONFIG
-from .cell import Cell, outcome
-from .grid import Grid
+from .plan import Plan, Task
 from .stop import Stop
 from .task import ASK, ELSEWHERE, ENDED, FAILED, KILL, Board, train_cell
 from .view import View
@@ -26,8 +24,6 @@ PATIENCE = 5.0
 STORE_BYTES = 80 * 2**20
 """Ray's memory for objects on this machine, of which a sweep needs next to none: the least."""
 TABLE = "table.md"
-TRAINER = ("-m", "ebmguard", "train")
-"""What Python runs for a single run."""
 CHILD = ("-m", f"{__package__}.child", "0")
 
 
@@ -39,9 +35,9 @@ class Sweep:
         unfinished: cells that were stopped, or not begun when the sweep was.
     """
 
-    def __init__(self, grid: Grid, cells: Sequence[Cell], view: View) -> None:
+    def __init__(self, grid: Plan, cells: Sequence[Task], view: View) -> None:
         self.failures: dict[int, str] = {}
-        self.unfinished: list[Cell] = []
+        self.unfinished: list[Task] = []
         self._grid = grid
         self._cells = cells
         self._view = view
@@ -126,7 +122,7 @@ class Sweep:
 
     def _needed(self, ray: Any) -> dict[str, float]:
         """What Ray is to keep free for each cell."""
-        count, device = self._grid.gpus_per_cell, self._cells[0].config.device
+        count, device = self._grid.gpus_per_cell, self._cells[0].device
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         most = int(max(node.get("GPU", 0) for node in nodes))
         if device == "cpu" or (most == 0 and count == 1 and device == "auto"):
@@ -151,21 +147,21 @@ class Sweep:
     def _submit(self, number: int, ray: Any) -> None:
         cell, count = self._cells[number], self._grid.gpus_per_cell
         try:
-            results = cell.results()
+            how = cell.over()
         except ConfigError as error:
             self._fail(number, str(error))
             return
-        if results is not None:
-            self._view.ended(number, f"kept, {outcome(results)}")
+        if how is not None:
+            self._view.ended(number, f"kept, {how}")
             return
-        words = [*TRAINER, self._grid.trainer.words[-1], *cell.words]
+        words = self._grid.words(cell)
         if count > 1:
             launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
             words = [*launcher, *CHILD, *words]
         remote = ray.remote(train_cell).options(
             **self._need, max_retries=RETRIES, retry_exceptions=True
         )
-        begun, log = (cell.config.out / CONFIG).absolute(), cell.log.absolute()
+        begun, log = cell.begun_by and cell.begun_by.absolute(), cell.log.absolute()
         task = remote.remote(self._board, number, words, begun, log, os.getcwd())
         self._tasks[task] = number
 
@@ -192,9 +188,9 @@ class Sweep:
             how, why = FAILED, str(error.cause)
         except ray.exceptions.RayError as error:
             how, why = FAILED, str(error)
-        results = cell.results() if how == ENDED else None
-        if results is not None:
-            self._view.ended(number, outcome(results), trained=True)
+        outcome = cell.over() if how == ENDED else None
+        if outcome is not None:
+            self._view.ended(number, outcome, trained=True)
         elif how == ELSEWHERE:
             self._view.ended(number, f"skipped, {why}")
         elif how == FAILED and not stop.asked:

@@ -63,7 +63,12 @@ class Board:
 
 
 def train_cell(
-    board: Any, number: int, words: Sequence[str], begun: Path, log_file: Path, directory: str
+    board: Any,
+    number: int,
+    words: Sequence[str],
+    begun: Path | None,
+    log_file: Path,
+    directory: str,
 ) -> tuple[str, str]:
     """Train one cell to its end, on whatever node this runs.
 
@@ -71,7 +76,7 @@ def train_cell(
         board: handle of the :class:`Board`.
         number: of the cell.
         words: what this node's Python is to run, without --resume.
-        begun: a file that is there when there is a run to go on with.
+        begun: a file that is there when `--resume` goes on with the run; None where nothing does.
         log_file: the cell's log and lock.
         directory: where the command is run.
 
@@ -100,7 +105,7 @@ def train_cell(
             time.sleep(POLL_SECONDS)  # a worker was killed, and its run writes a checkpoint
         if call("level"):
             return STOPPED, ""
-        resumed = begun.is_file()
+        resumed = begun is not None and begun.is_file()
         command = [*words, *(["--resume"] if resumed else [])]
         log.write(f"$ {shlex.join([sys.executable, *command])}\n".encode())
         log.flush()

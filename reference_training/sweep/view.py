@@ -10,22 +10,23 @@ from typing import TYPE_CHECKING
 from ebmguard.errors import printable
 
 from ..plots.numbers import duration, mean
-from .cell import Cell
 
 if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from .plan import Task
+
 
 class View:
     """Context that shows each cell: what it does, its steps, and how long it has taken."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
+    def __init__(self, cells: Sequence[Task]) -> None:
         self._cells = cells
         self._state = ["waiting"] * len(cells)
         self._since: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
-        self._steps: dict[int, int] = {}
+        self._progress: dict[int, str] = {}
         self._live: Live | None = None
 
     def __enter__(self) -> View:
@@ -63,7 +64,7 @@ class View:
     def refresh(self) -> None:
         """Look at how far the runs have come, where somebody sees it."""
         if self._live:
-            self._steps |= {number: self._cells[number].steps() for number in self._since}
+            self._progress |= {number: self._cells[number].progress() for number in self._since}
 
     def _set(self, number: int, text: str) -> None:
         self._state[number] = text.partition("\n")[0]
@@ -82,14 +83,13 @@ class View:
 
         table = Table("run", "state", "steps", "time", box=None)
         for number, cell in enumerate(self._cells):
-            steps = self._steps.get(number)
             seconds = self._seconds.get(number)
             if number in self._since:
                 seconds = time.monotonic() - self._since[number]
             table.add_row(
                 printable(cell.title),
                 printable(self._state[number]),
-                "" if steps is None else f"{steps} of {cell.config.total_steps}",
+                self._progress.get(number, ""),
                 "" if seconds is None else duration(seconds),
             )
         return table

@@ -17,10 +17,10 @@ FAKE = Path(__file__).with_name("fake_trainer.py")
 SWEEP = f"""
 import sys
 import tyro
-from ebmguard.reference_training.sweep import command, sweep
+from ebmguard.reference_training.sweep import command, grid
 from ebmguard.reference_training.sweep.grids import JemGrid
-sweep.TRAINER = ("-I", "-S", {str(FAKE)!r})
-JemGrid.page = lambda grid: "table"
+grid.TRAINER = ("-I", "-S", {str(FAKE)!r})
+JemGrid.page = lambda self: "table"
 if __name__ == "__main__":
     sys.exit(command.run(tyro.cli(JemGrid)))
 """
