@@ -56,13 +56,17 @@ def sample_shares(
     largest = torch.finfo(samples.dtype).max
     found = [(lowest >= -largest) * (highest <= largest)]
     # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
-    has_before = before is not None and before.shape == known_by.shape
-    found.append((known_by == before.to(known_by)).all(-2) if has_before else found[0])
+    *_, n, d = samples.shape
+    sizes = [n, math.nan, n * d]
+    if before is not None and before.shape == known_by.shape:
+        found.append((known_by == before.to(known_by)).all(-2))
+        sizes[1] = n
+    else:
+        found.append(found[0])
     if clamp is not None:
         found.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
-    *_, n, d = samples.shape
-    sizes = _sizes((n, n if has_before else math.nan, n * d)[: len(found)], samples.device)
-    return torch.stack(found, -1).sum(-2) / sizes, known_by
+    by = _sizes(tuple(sizes[: len(found)]), samples.device)
+    return torch.stack(found, -1).sum(-2) / by, known_by
 
 
 @lru_cache(maxsize=64)

@@ -276,9 +276,11 @@ class _Pending:
     arrived: list[torch.cuda.Event] = field(default_factory=list)
 
     def read(self) -> StepRow:
+        samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
+        if not (self.calls or self.late):
+            return replace(self.row, samples=samples) if samples else self.row
         for event in self.arrived:
             event.synchronize()
-        samples = {k: x.tolist() if isinstance(x, Tensor) else x for k, x in self.samples.items()}
         values = [x for own in self.numbers for x in own.tolist()]
         cut, start = {}, 0
         for place, size in zip(self.places, self.sizes, strict=True):
