@@ -186,7 +186,11 @@ class Judge:
 
         Of an ensemble, that of the worst member.
         """
-        own = Level.ERROR if self._trouble.is_lost else Level.WARN if self.active else Level.INFO
+        own = Level.INFO
+        if self._trouble.is_lost:
+            own = Level.ERROR
+        elif any(watch.latch.active is not None for watch in self._watches.values()):
+            own = Level.WARN
         return max([own, *(member.level for member in self._members)])
 
     def observe(

@@ -39,17 +39,20 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
 def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     """What :func:`named_energies` makes numbers of, ``(26,)``.
 
-    Of each side the order statistics below its quantiles and those above, variance and mean; and
-    how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
+    Of each side the order statistics below its quantiles and those above, sum of squares around
+    the mean, and sum; and how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
     """
-    n, m = f_pos.shape[-1], f_neg.shape[-1]
-    # Sides of the same length are two rows of one tensor: half the kernels.
-    sides = [torch.stack((f_pos, f_neg))] if n == m else [f_pos, f_neg]
+    # Sides of the same length are two rows of one tensor: half the kernels. All are kernels that
+    # were used before: a first use between two passes of a network costs as much as five others.
+    if f_pos.shape == f_neg.shape:
+        sides, others = [torch.stack((f_pos, f_neg))], [torch.stack((f_neg, f_pos))]
+    else:
+        sides, others = [f_pos, f_neg], [f_neg, f_pos]
     ranked = [f.sort(-1).values for f in sides]
-    others = [ranked[0].flip(0)] if n == m else ranked[::-1]
     sums = [x.index_select(-1, _places(x.shape[-1], x.device)) for x in ranked]
-    sums += [x.var(-1, correction=0) for x in ranked]
-    sums += [x.mean(-1) for x in ranked]  # not by var_mean, which knows no infinite mean
+    totals = [x.sum(-1, keepdim=True) for x in sides]
+    apart = [x - total / x.shape[-1] for x, total in zip(sides, totals, strict=True)]
+    sums += [(x * x).sum(-1) for x in apart] + totals
     pairs = zip(ranked, others, strict=True)
     sums += [torch.searchsorted(*both).sum(-1, dtype=f_pos.dtype) for both in pairs]
     return torch.cat([x.flatten() for x in sums])
@@ -58,9 +61,10 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
     """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
     k = 2 * len(_LEVELS)
-    var_pos, var_neg, mean_pos, mean_neg, below, above = sums[2 * k :]
-    found = _named_side("f_pos", sums[:k], var_pos, mean_pos, n)
-    found |= _named_side("f_neg", sums[k : 2 * k], var_neg, mean_neg, m)
+    squares_pos, squares_neg, sum_pos, sum_neg, below, above = sums[2 * k :]
+    mean_pos, mean_neg = sum_pos / n, sum_neg / m
+    found = _named_side("f_pos", sums[:k], squares_pos / n, mean_pos, n)
+    found |= _named_side("f_neg", sums[k : 2 * k], squares_neg / m, mean_neg, m)
     pos, neg = found["f_pos/max"], found["f_neg/max"]
     (difference,) = known((pos == pos) & (neg == neg), [below - above])
     overlap = 0.5 + difference / (2 * n * m)

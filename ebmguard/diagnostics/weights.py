@@ -52,29 +52,26 @@ def weight_sums(terms: Terms) -> Tensor:
     """
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
-    log_pull = F.logsigmoid(-terms.logit)
+    log_w, log_pull = terms.exponent, F.logsigmoid(-terms.logit)
     if terms.is_grouped:
         log_pull = torch.where(terms.is_paired, log_pull, low)
-    log_total = torch.logsumexp(log_pull, -1, keepdim=True)
-    log_v = log_pull - log_total
-    log_w = terms.log_w
-    if terms.is_grouped:
-        v = log_v.exp() * terms.is_paired
-        w = (v.unsqueeze(-1) * log_w.exp()).sum(-2)
+        v = log_pull.softmax(-1) * terms.is_paired
         # Finite where the weight is 0, which adds nothing to the entropy.
-        log_w = w.log().clamp(min=low)
-    n, m = log_v.shape[-1], log_w.shape[-1]
+        log_w = (v.unsqueeze(-1) * terms.log_w.exp()).sum(-2).log().clamp(min=low)
+    n, m = log_pull.shape[-1], log_w.shape[-1]
     if n != m:  # what has no weight changes no sum
         log_w = F.pad(log_w, (0, max(0, n - m)), value=low)
-        log_v = F.pad(log_v, (0, max(0, m - n)), value=low)
-    logs = torch.stack((log_w, log_v), -2)
-    p = logs.exp()
-    squares, entropies, largest = (p * p).sum(-1), (p * logs).sum(-1), logs.amax(-1)
+        log_pull = F.pad(log_pull, (0, max(0, m - n)), value=low)
+    sides = torch.stack((log_w, log_pull), -2)
+    logs = sides.log_softmax(-1)
+    p, largest = logs.exp(), logs.amax(-1)
+    sums = (p * p).sum(-1), (p * logs).sum(-1), largest
+    log_total = (log_pull.amax(-1) - largest[..., 1]).unsqueeze(-1)
     paired = pos = terms.count
     if terms.is_grouped:
         pos = terms.is_pos.sum(-1, keepdim=True, dtype=paired.dtype)
     counts = paired, pos, terms.is_neg.sum(-1, keepdim=True, dtype=paired.dtype)
-    return torch.cat((squares, entropies, largest, log_total, *counts), -1)
+    return torch.cat((*sums, log_total, *counts), -1)
 
 
 def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:

@@ -39,6 +39,10 @@ class Exponent(NamedTuple):
     beta: float | Tensor
     limit: float | Tensor  # the largest |f| that is usable
     is_zero: bool | Tensor  # whether β* is 0
+    is_up: bool  # whether β* is known not to be negative
+    # Very low, since differences of -inf would be NaN when derived; and 0. Tensors are quicker.
+    low: float | Tensor
+    zero: float | Tensor = 0.0
 
     @classmethod
     def of(cls, beta: float | Tensor | Exponent, dtype: torch.dtype) -> Exponent:
@@ -46,13 +50,14 @@ class Exponent(NamedTuple):
         if isinstance(beta, Exponent):
             return beta
         # Keeps sums and differences of energies finite if β* is tiny.
-        most = 1e-4 * torch.finfo(dtype).max
+        most, low = 1e-4 * torch.finfo(dtype).max, torch.finfo(dtype).min / 16
         if isinstance(beta, Tensor):
             size = beta.to(dtype).abs()
             is_zero = size < SMALLEST
             size = torch.where(is_zero, 1.0, size)  # at which such a loss is computed
-            return cls(beta, (_LARGEST / size).clamp(max=most), is_zero)
-        return cls(beta, min(_LARGEST / abs(beta), most) if beta else most, abs(beta) < SMALLEST)
+            return cls(beta, (_LARGEST / size).clamp(max=most), is_zero, False, low)
+        limit = min(_LARGEST / abs(beta), most) if beta else most
+        return cls(beta, limit, abs(beta) < SMALLEST, beta >= 0, low)
 
 
 @dataclass(frozen=True)
@@ -103,20 +108,24 @@ class Terms:
             per_row = at.unsqueeze(-1) if isinstance(at, Tensor) else at
             rows, seen = f_neg.unsqueeze(-2), same & is_neg.unsqueeze(-2)
             q_neg = None if q_neg is None else q_neg.unsqueeze(-2)
-        is_paired = is_pos & seen.any(-1, keepdim=groups is None)
+        is_paired = is_pos * seen.any(-1, keepdim=groups is None)
 
         # What is not usable leaves behind the last product with it, so that no NaN comes back.
-        low = torch.finfo(rows.dtype).min / 16  # differences of -inf would be NaN when derived
-        r = per_row * rows.detach()
-        r = r if q_neg is None else r - q_neg.to(r.dtype)
-        best = torch.where(seen, r, low).argmax(-1, keepdim=True)
-        f0, q0 = _at(rows.detach(), best), None if q_neg is None else _at(q_neg, best)
+        low, known, q0 = of_neg.low, rows.detach(), None
+        if f_neg.dtype != f_pos.dtype:
+            low = Exponent.of(1.0, f_neg.dtype).low
+        if q_neg is None and of_neg.is_up:
+            f0 = torch.where(seen, known, low).amax(-1, keepdim=True)
+        else:
+            r = per_row * known if q_neg is None else per_row * known - q_neg.to(known.dtype)
+            best = torch.where(seen, r, low).argmax(-1, keepdim=True)
+            f0, q0 = _at(known, best), None if q_neg is None else _at(q_neg, best)
         exponent = torch.where(seen, _exponent(rows, f0, q_neg, q0, per_row), low)
         log_sum = of_row = torch.logsumexp(exponent, -1, keepdim=True)
         if groups is not None:
             f0, q0 = f0.squeeze(-1), None if q0 is None else q0.squeeze(-1)
             of_row = log_sum.squeeze(-1)
-        logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - of_row, 0.0)
+        logit = torch.where(is_paired, _exponent(f_pos, f0, q_pos, q0, at) - of_row, of_neg.zero)
         counted = is_pos if groups is None else is_paired
         count = counted.sum(-1, keepdim=True, dtype=logit.dtype)
         masks, about = (is_pos, is_neg, is_paired), (at, of_neg.is_zero, groups is not None)

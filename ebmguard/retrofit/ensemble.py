@@ -96,8 +96,13 @@ def _column(first: float, second: float, dtype: torch.dtype, device: torch.devic
     """Two exponents, the first 0 only where there is no loss."""
     # Filled in on the device, since a copy from the host would wait for it.
     with torch.inference_mode(False):  # a later call may need its gradient
-        made = [torch.full((1,), x, dtype=dtype, device=device) for x in (first, second)]
-        return Exponent.of(torch.stack(made), dtype)._replace(is_zero=False)
+        low, zero, *both = (
+            torch.full((), x, dtype=dtype, device=device)
+            for x in (torch.finfo(dtype).min / 16, 0.0, first, second)
+        )
+        at = Exponent.of(torch.stack(both).unsqueeze(-1), dtype)
+        is_up = min(first, second) >= 0
+        return at._replace(is_zero=False, is_up=is_up, low=low, zero=zero)
 
 
 def check_models(

@@ -281,18 +281,25 @@ def _honours_found_inf(optimizer: Optimizer) -> bool:
 
 
 def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
-    """1 where an entry of any gradient is not finite, else 0; 0-dim, float32."""
-    gradients = [x for x in gradients if x.numel()]
-    if not gradients:
-        return torch.zeros((), device=device)
-    # The largest entry is finite only if all are; a sum of squares may overflow, but not that of
-    # single floats in double precision, for which a CPU has the quicker kernel.
-    single = torch.float32, torch.float16, torch.bfloat16
-    if device.type == "cpu" and all(x.dtype in single for x in gradients):
-        largest = torch._foreach_norm(gradients, 2, dtype=torch.float64)
-    else:
-        largest = torch._foreach_norm(gradients, torch.inf)
-    dtype = functools.reduce(torch.promote_types, {x.dtype for x in largest})
-    each = torch.stack([x.to(device, dtype) for x in largest])
-    # 0 of what is finite, NaN of what is not: fewer kernels than isfinite has.
-    return (each - each).sum().isnan().float()
+    """1 where an entry of any gradient is not finite, else 0; 0-dim, float32.
+
+    One kernel, that of a GradScaler: it multiplies by 1, which leaves every bit as it is, and
+    ``.data`` keeps the tensor's version.
+    """
+    by_kind: dict[object, list[Tensor]] = {}
+    for x in gradients:
+        x = torch.view_as_real(x.data) if x.is_complex() else x.data
+        # Entries that share their memory cannot be written.
+        x = x.contiguous() if torch._debug_has_internal_overlap(x) == 1 else x
+        by_kind.setdefault((x.device, x.dtype), []).append(x)
+    flags = [torch.zeros((), device=own[0].device) for own in by_kind.values()]
+    for flag, own in zip(flags, by_kind.values(), strict=True):
+        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, _one(flag.device))
+    if len(flags) == 1 and flags[0].device == device:
+        return flags[0]
+    return torch.stack([torch.zeros((), device=device), *(x.to(device) for x in flags)]).amax()
+
+
+@functools.cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)

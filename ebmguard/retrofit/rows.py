@@ -312,6 +312,8 @@ class _OpenRow:
     def arrived(self) -> StepRow:
         """The whole row, once its step is over."""
         assert self.row is not None
+        if not (self.sent or self.samples):
+            return self.row
         values: dict[int, Any] = {}
         for shapes, numbers, event in self.sent:
             if event is not None:
