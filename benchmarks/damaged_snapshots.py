@@ -29,32 +29,42 @@ from ebmguard.errors import ConfigError
 from ebmguard.samplers import ReplayBuffer, sgld
 
 
-def begun(folder: Path, steps: int = 0) -> Guard:
-    """The guard of a run with Adam, batch norm, a schedule and a replay buffer, trained or not."""
+def begun(folder: Path) -> Guard:
+    """The guard of a new run with Adam, batch norm, a schedule and a replay buffer."""
     torch.manual_seed(0)
     f = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 1))
     told: dict[str, Any] = {"model": f, "optimizer": torch.optim.Adam(f.parameters())}
     told["scheduler"] = torch.optim.lr_scheduler.StepLR(told["optimizer"], 7)
-    told["buffer"] = buffer = ReplayBuffer(32, (2,), reinit_rate=0.1, generator=torch.Generator())
+    told["buffer"] = ReplayBuffer(32, (2,), reinit_rate=0.1, generator=torch.Generator())
     recovery = Recovery(every=2, certify_after=2, folder=folder, folder_every=4)
     sampler = partial(sgld, steps=2, step_size=0.1, noise_std=0.03)
-    g = guard(None, sampler, beta_star=0.5, action="rollback", recovery=recovery, **told)
+    return guard(None, sampler, beta_star=0.5, action="rollback", recovery=recovery, **told)
+
+
+def train(g: Guard, steps: int) -> None:
+    """So many steps of it."""
+    told: Any = g.trainer
+    f, buffer, optimizer = told.model, told.buffer, told.optimizer
     for _ in range(steps):
         x, rows = buffer.sample(8)
         buffer.write(rows, q := g.sampler(f, x))
-        told["optimizer"].zero_grad()
+        optimizer.zero_grad()
         g.loss(f(torch.randn(8, 2)), f(q)).backward()
-        told["optimizer"].step()
-        told["scheduler"].step()
-    return g
+        optimizer.step()
+        told.scheduler.step()
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    """The bits of all values and tensors in nested containers."""
+    leaves, way = tree_flatten(tree)
+    return [way, *(x.numpy().tobytes() if isinstance(x, Tensor) else repr(x) for x in leaves)]
 
 
 def bits(g: Guard) -> list[Any]:
     """Of all that a resume may change."""
-    told = g.trainer
-    parts = [x.state_dict() for x in (told.model, told.optimizer, told.scheduler, told.buffer, g)]
-    leaves, way = tree_flatten([parts, torch.get_rng_state()])
-    return [way, *(x.numpy().tobytes() if isinstance(x, Tensor) else repr(x) for x in leaves)]
+    told: Any = g.trainer
+    parts = (told.model, told.optimizer, told.scheduler, told.buffer, g)
+    return leaves_of([[x.state_dict() for x in parts], torch.get_rng_state()])
 
 
 KINDS = [*("bits", "end", "zeros", "bomb", "swap", "shape", "dtype", "numbers", "plain", "version")]
@@ -72,9 +82,9 @@ def damaged(kind: str, data: bytes, rng: random.Random) -> bytes:
         zeros = bytes(min(rng.choice((16, 512, 4096)), len(data) - at)) if kind == "zeros" else b""
         return data[:at] + zeros + (data[at + len(zeros) :] if zeros else b"")
     if kind == "bomb":
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w", 8) as new:
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(stream, "w", 8) as bomb:
             for name in (names := old.namelist()):
-                new.writestr(name, bytes(64 << 20) if name == names[-4] else old.read(name))
+                bomb.writestr(name, bytes(64 << 20) if name == names[-4] else old.read(name))
         return stream.getvalue()
     leaves, way = tree_flatten(torch.load(io.BytesIO(data), weights_only=True))
     i, j = rng.sample([i for i, x in enumerate(leaves) if isinstance(x, Tensor)], 2)
@@ -123,7 +133,7 @@ def main() -> None:
     found = {kind: Counter[str]() for kind in KINDS}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "snapshots")
-        begun(folder, 20)
+        train(begun(folder), 20)
         data = {file: file.read_bytes() for file in sorted(folder.iterdir())}
         whole: dict[int | None, list[Any]] = {None: bits(begun(folder))}
         for left in data:  # the older one, then the newer one
