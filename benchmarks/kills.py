@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.damaged_snapshots import begun, bits, leaves_of, train
+from benchmarks.small_run import begun, bits, leaves_of, train
 from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_jem
