@@ -31,27 +31,29 @@ from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import train as train_jem
 
-HOW = ("any moment", "slow disk", "any moment", "full disk")
+HOW = ("from a write on", "slow disk", "any moment", "full disk")
 SMALL: dict[str, Any] = {"data": "digits", "device": "cpu", "n_pos": 8, "n_neg": 6, "sgld_steps": 2}
 SMALL |= {"buffer_size": 30, "test_images": 40, "eval_every": 1000, "checkpoint_every": 2}
 
 
 def killed(live: Callable[[], object], how: str, folder: Path, rng: random.Random) -> str:
-    """Fork, let the child live until the folder has a file and a while longer, and kill it."""
+    """Fork, let the child live for a while, mostly from its first write on, and kill it."""
     for partial in folder.rglob("*.partial"):
         partial.unlink()
+    before, began, end = {*folder.rglob("*.pt")}, time.monotonic(), 0.0
     child = os.fork()
     if not child:
         _live(live, how, rng)
-    end, inside = 0.0, False
-    while not end or time.monotonic() < end or (how == "slow disk" and not inside):
+    while not end or time.monotonic() < end:
         time.sleep(0.001)
         inside = any(folder.rglob("*.partial"))
-        if not end and any(folder.rglob("*.pt")):
-            end = time.monotonic() + rng.uniform(0.2, 2)
+        has_written = inside or {*folder.rglob("*.pt")} - before
+        if not end and (has_written or how == "any moment" or time.monotonic() > began + 15):
+            end = time.monotonic() + rng.uniform(0, 3)
+        elif inside and how == "slow disk" and rng.random() < 0.02:
+            break
         if os.waitpid(child, os.WNOHANG)[0]:
             return f"{how}: ended by itself"
-    time.sleep(rng.uniform(0, 0.02))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return f"{how}: {'inside' if any(folder.rglob('*.partial')) else 'outside'} a write"
@@ -89,7 +91,7 @@ def loop(place: Path, kills: int, rng: random.Random) -> Counter[str]:
             train(g, 1)
 
     for i in range(kills):
-        found[killed(live, HOW[i % len(HOW)] if i else "any moment", cut, rng)] += 1
+        found[killed(live, HOW[i % len(HOW)], cut, rng)] += 1
         g = begun(cut)
         step = g.resume() or 0
         left, name = bits(g), f"snapshot-{step:08d}.pt"
@@ -125,8 +127,7 @@ def jem(place: Path, kills: int, rng: random.Random) -> Counter[str]:
         return leaves_of(state), (out / "metrics.jsonl").read_bytes()
 
     for i in range(kills):
-        how = HOW[i % len(HOW)] if i else "any moment"
-        found[killed(lambda: trained(cut, 100_000), how, cut, rng)] += 1
+        found[killed(lambda: trained(cut, 100_000), HOW[i % len(HOW)], cut, rng)] += 1
     last = max((cut / "checkpoints").glob("step-*.pt")).stem.removeprefix("step-")
     for out in (cut, whole):
         trained(out, int(last) + 4)

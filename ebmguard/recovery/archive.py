@@ -139,11 +139,11 @@ class Archive:
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse what is whole as a file, but is no snapshot of such a run at this step."""
-        if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
+        if snapshot.keys() != _KEYS or snapshot["version"] != _VERSION:
             raise ConfigError("not a snapshot of this version")
-        said = [snapshot["step"], snapshot["state"]["guard"]["step"]]
-        if not all(type(x) is int and x == step for x in said):
-            raise ConfigError(f"it says that it is of step {said[0]!r}, and its guard {said[1]!r}")
+        said, own = snapshot["step"], snapshot["state"]["guard"]["step"]
+        if not step == said == own:
+            raise ConfigError(f"it says that it is of step {said!r}, and its guard {own!r}")
         if snapshot["ranks"] != self._ranks.count:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "
