@@ -15,7 +15,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from types import NoneType
 from typing import Any
-from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
@@ -55,11 +55,10 @@ class Archive:
         Where a rank cannot, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
-        facts: dict[str, Any] = {"version": _VERSION, "step": step, "ranks": self._ranks.count}
-        facts |= {"digest": _digest([state, recovery])}
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
-        problem = ""
+            torch.cuda.synchronize()  # the copies to the host have come so far
+        digest, problem = _digest([state, recovery]), ""
+        facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
             self._own.mkdir(parents=True, exist_ok=True)
             save_durably(file, {**facts, "state": state, "recovery": recovery})
@@ -98,11 +97,8 @@ class Archive:
     def newest(self, take: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:
         """The newest snapshot that every rank has and can take; None where there is none at all.
 
-        Raises a ``ConfigError``, on all, where there is none such.
-
-        Args:
-            take: goes on from a snapshot; raises one of ``MISFITS`` of what does not fit. On other
-                ranks it may not, and is then called with an older one.
+        ``take`` goes on from one, or raises one of ``MISFITS``. Where it does on another rank, it
+        is called again, with an older one. Raises a ``ConfigError``, on all, where not all can.
         """
         before, damaged = math.inf, list[str]()
         while True:
@@ -132,7 +128,7 @@ class Archive:
     ) -> dict[str, Any] | None:
         for step, path in reversed([x for x in _snapshots([self._own]) if x[0] < before]):
             try:
-                snapshot = load_durably(path, inside=self._folder)
+                snapshot = load_durably(path)
                 self._check(step, snapshot)
                 take(snapshot)
                 return snapshot
@@ -143,11 +139,11 @@ class Archive:
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse what is whole as a file, but is no snapshot of such a run at this step."""
-        if set(snapshot) != _KEYS or snapshot["version"] != _VERSION:
+        if snapshot.keys() != _KEYS or snapshot["version"] != _VERSION:
             raise ConfigError("not a snapshot of this version")
-        said = [snapshot["step"], snapshot["state"]["guard"]["step"]]
-        if not all(type(x) is int and x == step for x in said):
-            raise ConfigError(f"it says that it is of step {said[0]!r}, and its guard {said[1]!r}")
+        said, own = snapshot["step"], snapshot["state"]["guard"]["step"]
+        if not step == said == own:
+            raise ConfigError(f"it says that it is of step {said!r}, and its guard {own!r}")
         if snapshot["ranks"] != self._ranks.count:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "
@@ -226,35 +222,22 @@ def save_durably(file: Path, state: Mapping[str, Any]) -> None:
             os.close(descriptor)
 
 
-def load_durably(
-    file: Path, device: torch.device | None = None, *, inside: Path | None = None
-) -> dict[str, Any]:
+def load_durably(file: Path, device: torch.device | None = None) -> dict[str, Any]:
     """What :func:`save_durably` wrote, on a device (None: the CPU). Reading executes nothing.
 
-    Args:
-        inside: the folder out of which no link may lead; None is the file's.
-
     Raises:
-        ConfigError: the file cannot be read, or is not what was written.
+        ConfigError: the file cannot be read, leads out of its folder, or is not what was written.
     """
     try:
-        if (stream := opened(file, inside=inside)) is None:
+        if (stream := opened(file)) is None:
             raise ConfigError("there is no such file")
         with stream, ZipFile(stream) as archive:
-            entries = archive.infolist()
-            packed = any(entry.compress_type != ZIP_STORED for entry in entries)
-            if (
-                packed
-                or sum(entry.file_size for entry in entries) > os.fstat(stream.fileno()).st_size
-            ):
+            if sum(x.file_size for x in archive.infolist()) > stream.seek(0, os.SEEK_END):
                 raise BadZipFile("it unpacks to more than it is, which PyTorch never writes")
             # PyTorch writes checksums and does not look at them again.
             if torn := archive.testzip():
                 raise BadZipFile(f"{torn} in it is not what was written")
             stream.seek(0)
-            state: dict[str, Any] = torch.load(
-                stream, map_location=device or "cpu", weights_only=True
-            )
+            return dict(torch.load(stream, map_location=device or "cpu", weights_only=True))
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error
-    return state

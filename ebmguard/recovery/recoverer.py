@@ -240,16 +240,10 @@ class Recoverer(Stateful):
     def resume(
         self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
     ) -> int | None:
-        """Put the run back to the newest snapshot on the disk that all ranks can take, if any.
+        """Go on from the newest snapshot on the disk that all ranks can take, if any; the step.
 
-        Args:
-            own, load_own: what the guard's own part is, and puts it back.
-
-        Returns:
-            the step that comes next.
-
-        Raises:
-            ConfigError: none of them can be taken, and all is as it was; or no ``folder``.
+        ``load_own`` puts back the guard's own part, which ``own`` returns. Raises a
+        ``ConfigError`` where none can be taken, with all as it was, or no ``folder`` was given.
         """
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
@@ -263,8 +257,7 @@ class Recoverer(Stateful):
         def take(found: Mapping[str, Any]) -> None:
             check_fits(trainer, found["state"])
             self._read(found["recovery"])
-            if not before:
-                before.append(capture(trainer, own()))
+            before.extend([] if before else [capture(trainer, own())])
             put(found["state"])
 
         try:
