@@ -13,7 +13,7 @@ from typing import Any
 from ..alerts import Bands, Course, Level, Limits, Verdict
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, Tag, is_own, weight_tag
+from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_own, weight_tag
 from . import files as of
 from .bins import Bin, BinnedSeries
 
@@ -128,6 +128,9 @@ class RecordedRun:
         self.latest: dict[str, Any] = {}  # the last row
         self.ever = set[str]()  # tags kept whole that were above 0 in some row
         self.row_count = 0
+        self._thinned: dict[
+            float, int
+        ] = {}  # of how many rows one was written, and from which step
         self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
         # Attempt, step and level, in this order, where the level of the rows that count changes.
@@ -157,11 +160,12 @@ class RecordedRun:
         return is_new or before != (self.config, self.results)
 
     def _take_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Take a batch apart where an attempt or the use of weights begins or ends."""
+        """Take a batch apart where an attempt, the use of weights or a thinning begins or ends."""
         last = self.attempts[-1].last if self.attempts else -1
         kind, begin = None, 0
         for i, row in enumerate(rows):
-            step, own = row.get("step", -1), (row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0)
+            step = row.get("step", -1)
+            own = row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0, row.get(LOG_EVERY)
             if own != kind or not of.is_step(step):
                 of.check(row, of.ROW, self._rows)
             if step <= last or own != kind:
@@ -203,6 +207,8 @@ class RecordedRun:
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
                 self._follow(now, of.numbers(row, where))
         self.latest = of.numbers(rows[-1], where)
+        if (every := self.latest.get(LOG_EVERY, 1)) > 1:
+            self._thinned.setdefault(every, steps[0])
         self.row_count += len(rows)
 
     def limits(self, tag: str) -> Limits:
@@ -256,6 +262,12 @@ class RecordedRun:
     def step(self) -> int:
         """The last row's step."""
         return int(self.latest["step"])
+
+    @property
+    def thinning(self) -> str:
+        """From which steps on rows were left out, in words; empty where none were."""
+        parts = [f"one in {n:g} from step {step:,} on" for n, step in self._thinned.items()]
+        return f"rows written: {', '.join(parts)}, and all around alerts" if parts else ""
 
     @property
     def is_over(self) -> bool:
