@@ -201,7 +201,9 @@ TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 # What stands before the slash of the guard's names, in TensorBoard too; and the columns that name
 # a row in data frames.
 _FAMILIES = {"ref", "guard", "_alerts", *(name.partition("/")[0] for name in TAGS if "/" in name)}
-_COLUMNS = {"run", "step", "attempt", "abandoned"}
+LOG_EVERY = "log_every"
+"""In rows of a long run that were thinned: of how many one was written from there on."""
+_COLUMNS = {"run", "step", "attempt", "abandoned", LOG_EVERY}
 
 
 def is_own(name: str) -> bool:

@@ -95,13 +95,14 @@ def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
 def _plain(value: Any, where: Path, depth: int = 0) -> Any:
     """A value of JSON with printable texts, and as a float what is beyond every step."""
     if isinstance(value, str):
-        return NON_FINITE.get(value, printable(value))
+        is_fit = value.isascii() and value.isprintable()  # as nearly all are
+        return NON_FINITE.get(value, value if is_fit else printable(value))
     if isinstance(value, int) and abs(value) > _MOST_STEPS:
         return number(value, "", where)
     if depth > _DEEPEST:
         raise ConfigError(f"{where} is nested more than {_DEEPEST} deep. Restore or remove it.")
     if isinstance(value, dict):
-        return {printable(key): _plain(own, where, depth + 1) for key, own in value.items()}
+        return {_name(key): _plain(own, where, depth + 1) for key, own in value.items()}
     if isinstance(value, list):
         return [_plain(own, where, depth + 1) for own in value]
     return value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 from ..alerts import Bands, Course, Level, Limits, Verdict
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, Tag, is_own, weight_tag
+from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_own, weight_tag
 from . import files as of
 from .bins import Bin, BinnedSeries
 
-__all__ = ["ACCURACY", "Attempt", "RecordedRun", "outcome", "value_of"]
+__all__ = ["ACCURACY", "Attempt", "RecordedRun", "ends", "outcome", "value_of"]
 
 # By the name of its file: a trainer may log an accuracy of its own.
 ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
@@ -25,6 +25,8 @@ ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 # memory, and no page.
 _BINS, _FEWEST_BINS = 600, 8
 _MOST_ATTEMPTS, _MOST_OWN = 1000, 200
+# Rows of an attempt that are kept whole, for each of its bins; and records at each end of a table.
+_WHOLE, _SHOWN = 16, 200
 # Rows from which on the moving limits are followed in the last rows of each batch alone, and how
 # many. They depend on fewer rows before: see ebmguard.alerts.GrowthRule.
 _ALL_FOLLOWED, _FOLLOWED = 10_000, 100
@@ -38,6 +40,13 @@ def value_of(row: Mapping[str, float], tag: str) -> float | None:
     return row.get(weight_tag(tag, row.get(BETA_STAR, math.nan)), row.get(tag))
 
 
+def ends(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """The first and the last of many records, each with its number among all."""
+    count = len(records)
+    shown = *range(count)[:_SHOWN], *range(max(_SHOWN, count - _SHOWN), count)
+    return [(number, records[number]) for number in shown]
+
+
 @dataclass
 class Attempt:
     """The rows from one rollback or resume to the next, or to the end."""
@@ -48,11 +57,31 @@ class Attempt:
     capacity: int = _BINS
     # Its rows count up to here: the first step that came again later.
     end: float = math.inf
-    # What is kept whole: its steps, and the values by tag; NaN where a row lacks it.
+    # Steps of the rows that are kept, and their values by tag; NaN where a row lacks it. Of a long
+    # attempt the last ones are there whole, of those before one in so many, and what is not finite.
     steps: array[int] = field(default_factory=lambda: array("q"))
     columns: dict[str, array[float]] = field(default_factory=dict)
+    one_in: int = 1
     series: dict[str, BinnedSeries] = field(default_factory=dict)  # by tag
     bands: dict[str, BinnedSeries] = field(default_factory=dict)  # both edges of those that move
+
+    def thin(self) -> None:
+        """Before the last of many rows keep one in ten, or fewer, and where something is NaN."""
+        most = _WHOLE * self.capacity
+        while (old := len(self.steps) - most) > most:
+            bad = [own for tag, own in self.columns.items() if tag.startswith("nonfinite/")]
+            before = [-self.one_in, *self.steps[: old - 1]]
+            kept = [
+                i
+                for i, (last, step) in enumerate(zip(before, self.steps, strict=False))
+                if last // self.one_in < step // self.one_in
+                or (step % (self.one_in // 10) == 0 and any(own[i] > 0 for own in bad))
+            ]
+            columns: list[array[Any]] = [self.steps, *self.columns.values()]
+            for column in columns:
+                column[:old] = array(column.typecode, [column[i] for i in kept])
+            if 2 * len(kept) > most:
+                self.one_in *= 10
 
 
 class RecordedRun:
@@ -97,7 +126,11 @@ class RecordedRun:
         self.attempts: list[Attempt] = []  # a step may be in several of them
         self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
         self.latest: dict[str, Any] = {}  # the last row
+        self.ever = set[str]()  # tags kept whole that were above 0 in some row
         self.row_count = 0
+        self._thinned: dict[
+            float, int
+        ] = {}  # of how many rows one was written, and from which step
         self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
         # Attempt, step and level, in this order, where the level of the rows that count changes.
@@ -127,11 +160,12 @@ class RecordedRun:
         return is_new or before != (self.config, self.results)
 
     def _take_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Take a batch apart where an attempt or the use of weights begins or ends."""
+        """Take a batch apart where an attempt, the use of weights or a thinning begins or ends."""
         last = self.attempts[-1].last if self.attempts else -1
         kind, begin = None, 0
         for i, row in enumerate(rows):
-            step, own = row.get("step", -1), (row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0)
+            step = row.get("step", -1)
+            own = row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0, row.get(LOG_EVERY)
             if own != kind or not of.is_step(step):
                 of.check(row, of.ROW, self._rows)
             if step <= last or own != kind:
@@ -155,9 +189,16 @@ class RecordedRun:
         now.last = steps[-1]
         now.steps.extend(steps if self.whole else ())
         for tag in self.whole:
-            values = (math.nan if row.get(tag) is None else row[tag] for row in rows)
-            column = now.columns.setdefault(tag, array("d"))
-            column.extend(of.number(value, tag, where) for value in values)
+            values = [row.get(tag, math.nan) for row in rows]
+            try:
+                found = array("d", values)
+            except (TypeError, OverflowError):  # null, a larger number than floats have, or damaged
+                known = (math.nan if value is None else value for value in values)
+                found = array("d", (of.number(value, tag, where) for value in known))
+            now.columns.setdefault(tag, array("d")).extend(found)
+            if tag not in self.ever and any(value > 0 for value in found):
+                self.ever.add(tag)
+        now.thin()
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
@@ -166,6 +207,8 @@ class RecordedRun:
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
                 self._follow(now, of.numbers(row, where))
         self.latest = of.numbers(rows[-1], where)
+        if (every := self.latest.get(LOG_EVERY, 1)) > 1:
+            self._thinned.setdefault(every, steps[0])
         self.row_count += len(rows)
 
     def limits(self, tag: str) -> Limits:
@@ -219,6 +262,12 @@ class RecordedRun:
     def step(self) -> int:
         """The last row's step."""
         return int(self.latest["step"])
+
+    @property
+    def thinning(self) -> str:
+        """From which steps on rows were left out, in words; empty where none were."""
+        parts = [f"one in {n:g} from step {step:,} on" for n, step in self._thinned.items()]
+        return f"rows written: {', '.join(parts)}, and all around alerts" if parts else ""
 
     @property
     def is_over(self) -> bool:

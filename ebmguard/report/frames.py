@@ -30,7 +30,8 @@ class Runs:
         ``recorded_steps``, ``error_count``, ``rollback_count``.
         rows: by ``run`` and ``step``, a column per tag (:mod:`ebmguard.tags`), ``attempt``, the
             number of rollbacks before, and what the trainer logged of the step beside
-            (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row.
+            (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row. Of a long
+            run not every row was written: ``log_every`` says of how many one was.
         evaluations: by ``run`` and ``step``, what the trainer measured of the network; of toys with
             a column ``member``.
         alerts, rollbacks: by ``run``, in the order in which they came, those of steps that were

@@ -18,8 +18,8 @@ from ..sinks.opened import opened
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .advice import advice, to_do
-from .files import ALERT, batches, flat, named, run_folders
-from .folder import ACCURACY, RecordedRun, outcome, value_of
+from .files import batches, flat, named, run_folders
+from .folder import ACCURACY, RecordedRun, ends, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
 
 __all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
@@ -108,7 +108,7 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _cell, "note": note}
+    environment.filters |= {"number": _cell, "note": note, "ends": ends}
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
@@ -160,8 +160,10 @@ def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
         for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
             title = f"weight on {match[1]}"
             main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
-        for alert in chain.from_iterable(batches(folder / "alerts.jsonl", ALERT)):
-            tag = alert["tag"].removeprefix(REFERENCE)
+        # Not checked yet: that takes longer than all else where there are many.
+        tags = {alert.get("tag") for alert in chain.from_iterable(batches(folder / "alerts.jsonl"))}
+        for tag in sorted(tag for tag in tags if isinstance(tag, str)):
+            tag = printable(tag.removeprefix(REFERENCE))
             if tag not in main:
                 more.setdefault(tag, unnamed(tag))
     return [*main.values()], [*more.values()]

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import printable
 from ..tags import REFERENCE, TAGS, Scale, Tag
 from .bins import Bin
-from .folder import RecordedRun, value_of
+from .folder import RecordedRun, ends, value_of
 
 __all__ = ["CHARTS", "MORE_CHARTS", "Axis", "Plot", "draw", "note", "short_number", "unnamed"]
 
@@ -186,18 +186,18 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
 
 
 def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
-    for index, alert in enumerate(run.alerts):
-        at = _x(x, alert["step"])
+    for index, alert in ends(run.alerts):
+        moment = _x(x, alert["step"]), alert["level"]
         if alert["tag"].removeprefix(REFERENCE) == plot.chart.name:
-            plot.markers.append((at, _y(y, float(alert["value"])), of, index, alert))
+            plot.markers.append((moment[0], _y(y, float(alert["value"])), of, index, alert))
         elif alert["level"] != "INFO":
-            plot.moments.append((at, alert["level"]))
+            plot.moments.append(moment)
     plot.moments = list(dict.fromkeys(plot.moments))  # of many at one place, one
     lost = run.results.get("diverged_at")
     plot.moments += [(_x(x, lost), "diverged")] if lost is not None else []
-    for index, record in enumerate(run.rollbacks):
-        ends = _x(x, record["step"]), _x(x, record["restored_step"])
-        plot.rollbacks.append((*ends, of, index, record))
+    for index, record in ends(run.rollbacks):
+        at = _x(x, record["step"]), _x(x, record["restored_step"])
+        plot.rollbacks.append((*at, of, index, record))
 
 
 def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:

@@ -192,10 +192,12 @@ def _of_grad_scale(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]
         known = _kept(run, tag)
         groups = groupby(known, lambda pair, floor=rule.floor: pair[1] < floor)  # type: ignore[misc]
         low = [[step for step, _ in pairs] for is_low, pairs in groups if is_low]
-        long = [steps for steps in low if len(steps) >= rule.error_patience]
+        # Of a long run not every row was written, or is kept.
+        long = [steps for steps in low if steps[-1] - steps[0] + 1 >= rule.error_patience]
         if long:
             still = long[-1][-1] == known[-1][0]
-            text = f"{tag} stayed under {rule.floor:g} for {len(long[-1]):,} steps"
+            count = long[-1][-1] - long[-1][0] + 1
+            text = f"{tag} stayed under {rule.floor:g} for {count:,} steps"
             text += (", to the end" if still else "") + ": no negative was competitive."
             fix = _fix(agreeing(rule.remedies.at(beta_star)[:2], moved))
             level = Level.ERROR if still and beta_star else Level.WARN
@@ -215,8 +217,7 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
                 f"The guard ran with output_scale = {used:.6g}; 2 * step / noise**2 = {implied:g}."
             )
             yield error("output_scale", "config.json", text, f"output_scale={implied:g}.")
-    reinit = [value for _, value in run.series("buffer/reinit")]
-    if len(reinit) >= 100 and not any(reinit):
+    if len(run.series("buffer/reinit")) >= 100 and "buffer/reinit" not in run.ever:
         text = "No chain has started afresh in the whole run."
         yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
     unknown = {tag for tag in OF_GRADIENT if tag in run.latest and not run.series(tag)}
@@ -229,9 +230,11 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 
 def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
-    series = [value for _, value in _kept(run, "optim/amplification")]
-    quarter = max(2, len(series) // 4)
-    first, last = (median(part or [0.0]) for part in (series[:quarter], series[-quarter:]))
+    series = _kept(run, "optim/amplification")
+    begin, end = (series[at][0] if series else 0 for at in (0, -1))
+    quarter = (end - begin) / 4
+    first = median([value for step, value in series if step <= begin + quarter] or [0.0])
+    last = median([value for step, value in series if step >= end - quarter] or [0.0])
     if len(series) >= 8 and last > 10 * first > 0:
         text = (
             f"The adaptive optimizer undoes GradScale (Appendix H): {first:.3g} grew to {last:.3g}."

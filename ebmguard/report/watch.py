@@ -82,15 +82,15 @@ def watch(config: WatchConfig) -> int:
 
 def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[RenderableType]:
     """Frames until the run is over: with ``every``, only new ones and not too often."""
-    seen: list[tuple[float, int]] = []  # of the last minute: when, and how many rows
+    seen: list[tuple[float, int]] = []  # of the last minute: when, and at which step
     shown, is_new = -math.inf, True
     while True:
         is_new |= run.update()
-        now, rows = time.monotonic(), run.row_count
-        # Those with more rows than now are of before the file began anew.
-        seen = [(at, had) for at, had in seen if now - at <= _RATE_OVER and had <= rows]
-        seen.append((now, rows))
-        rate = (rows - seen[0][1]) / (now - seen[0][0]) if rows > seen[0][1] else None
+        now, step = time.monotonic(), run.step if run.attempts else 0
+        # Those of later steps are of before a rollback.
+        seen = [(at, had) for at, had in seen if now - at <= _RATE_OVER and had <= step]
+        seen.append((now, step))
+        rate = (step - seen[0][1]) / (now - seen[0][0]) if step > seen[0][1] else None
         if run.is_over or not every or (is_new and now - shown >= every):
             yield _frame(run, rate, console)
             shown, is_new = now, False
@@ -100,7 +100,7 @@ def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[Render
 
 
 def _frame(run: RecordedRun, rate: float | None, console: Console) -> RenderableType:
-    """The state of a run; the rate is in rows per second, None where it is not known yet."""
+    """The state of a run; the rate is in steps per second, None where it is not known yet."""
     if not run.attempts:
         there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
         return Group(Text(run.name, style="bold"), Text(there, style="dim"))
@@ -131,6 +131,7 @@ def _headline(run: RecordedRun, rate: float | None) -> Text:
         facts += [f"{_duration((total - step) / rate)} left"] if rate and total else []
         age = time.time() - (run.path / "metrics.jsonl").stat().st_mtime
         facts.append(f"last row {_duration(max(0.0, age))} ago")
+    facts += [run.thinning] if run.thinning else []
     return line.append("  " + ", ".join(facts), "dim")
 
 

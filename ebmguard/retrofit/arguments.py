@@ -49,6 +49,7 @@ def guard(
     log_dir: str | PathLike[str] | None = None,
     sinks: Sequence[object] = (),
     flush_every: int = 50,
+    thin_log: bool = True,
     rules: Sequence[Rule] | None = None,
     action: Action = "warn",
     recovery: Recovery | None = None,
@@ -103,6 +104,8 @@ def guard(
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. Of several ranks the
             first one alone writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.
+        thin_log: from the 20,000th step on write one row in ten to ``log_dir``, from the millionth
+            one in a hundred, and all around alerts; False writes every row. ``sinks`` get all.
         rules: what raises alerts (:mod:`ebmguard.alerts`): change a threshold by
             ``dataclasses.replace``, leave a rule out, or add one of your own.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
@@ -131,7 +134,7 @@ def guard(
         "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
         "steer": (SteerBeta, "ebmguard.steering.SteerBeta(...)"),
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
-        "compile": (bool, "True or False"),
+        **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
         "log_dir": (str | PathLike, "the path of a folder"),
         "process_group": (dist.ProcessGroup, _GROUP),
         **{each: (list | tuple, f"a list of {each}") for each in ("sinks", "methods", "rules")},
@@ -212,7 +215,7 @@ def guard(
         opened, log_dir = [], None  # all ranks have the same rows
     else:
         announce(sampler, strength, log_dir)
-    writer = Writer(opened, flush_every=flush_every, folder=log_dir)
+    writer = Writer(opened, flush_every=flush_every, folder=log_dir, thins=thin_log)
     loop = Loop(settings, strength, judge, actions, writer)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**told)

@@ -337,7 +337,7 @@ class Loop:
             self.first_losses.stop()
             if self.course.level and self.settings.ranks.is_first:
                 _log.warning("the run as it was closed: %s", self.course.verdict)
-            self.writer.flush()
+            self.writer.flush(whole=True)
             self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:

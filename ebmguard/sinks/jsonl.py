@@ -7,9 +7,10 @@ import json
 import math
 import os
 import stat
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,21 @@ from .opened import opened
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
+    "LOCK",
     "NON_FINITE",
     "AppendFile",
     "JsonlSink",
+    "all_or_nothing",
     "created",
     "from_json",
     "parse_line",
     "read_jsonl",
+    "rows_in",
     "to_json",
 ]
+
+LOCK = ".lock"
+"""A file that stays in the folder: what counts is whether a process holds it."""
 
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -52,11 +59,12 @@ class JsonlSink:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        self._lines = {name: AppendFile(Path(folder, f"{name}.jsonl"), _line) for name in names}
-        ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
-        for lines, size, rest in ends:
-            lines.rest = rest
-            os.truncate(lines.path, size)
+        with all_or_nothing(Path(folder)):
+            self._lines = {name: AppendFile(Path(folder, f"{name}.jsonl"), _line) for name in names}
+            ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
+            for lines, size, rest in ends:
+                lines.rest = rest
+                os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
@@ -172,16 +180,50 @@ def _end(path: Path) -> tuple[int, bytes]:
     )
 
 
+def rows_in(path: Path) -> int:
+    """About how many rows a file has, by the length of the last ones."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _LONGEST))
+        tail = file.read()
+    return size * tail.count(b"\n") // max(1, len(tail))
+
+
 def created(path: Path, flags: int) -> int:
-    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``."""
+    """A descriptor of a file of a log folder, both made if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return _without_links(path, flags | os.O_CREAT)
+
+
+@contextmanager
+def all_or_nothing(folder: Path) -> Iterator[None]:
+    """Around what opens the files of a log folder: if it fails, none is left that is new.
+
+    Of an ``OSError`` it makes a ``ConfigError``.
+    """
+    is_new = not os.path.lexists(folder)
+    had = {*_own_files(folder)}
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _without_links(path, flags | os.O_CREAT)
-    except OSError as error:
+        yield
+    except (ConfigError, OSError) as error:
+        with suppress(OSError):
+            for path in {*_own_files(folder)} - had:
+                path.unlink()
+            if is_new:
+                folder.rmdir()
+        if isinstance(error, ConfigError):
+            raise
+        why, cure = error.strerror or error, "change the permissions of this one"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            cure = "make room"
         raise ConfigError(
-            f"The log folder {str(path.parent)!r} cannot be written: {error.strerror or error}. "
-            "Pass another log_dir, or change the permissions of this one."
+            f"The log folder {str(folder)!r} cannot be written: {why}. Pass another log_dir, or "
+            f"{cure}."
         ) from error
+
+
+def _own_files(folder: Path) -> Iterator[Path]:
+    return chain.from_iterable(folder.glob(like) for like in ("*.jsonl", "*.guard", LOCK))
 
 
 def _without_links(path: str | Path, flags: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
+from .jsonl import all_or_nothing
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:
@@ -120,13 +121,14 @@ class TensorBoardSink(AddScalarSink):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        super().__init__(file := event_file_type()(Path(folder)))
+        with all_or_nothing(Path(folder)):
+            super().__init__(file := event_file_type()(Path(folder)))
+            file.add_layout(LAYOUT)
+            file.flush()
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if file.is_continued else -math.inf
         self._alerts: list[Record] = []
         self._story, self._story_step, self._verdict_step = "", -1, -1
-        file.add_layout(LAYOUT)
-        file.flush()
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""

@@ -12,21 +12,19 @@ import socket
 import sys
 import weakref
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, typed
-from .jsonl import JsonlSink, created
+from .jsonl import LOCK, JsonlSink, all_or_nothing, created, rows_in
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
+from .thinning import Thinning
 
 __all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
-
-LOCK = ".lock"
-"""A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
@@ -130,6 +128,8 @@ class Writer:
         folder: that of ``log_dir=``, made if missing: JSON lines and an event file in it come
             first, and this writer alone may use it until it is closed. Raises a ``ConfigError`` if
             another one does, it cannot be written, or the package tensorboard is missing.
+        thins: whether a long run's rows are thinned there, see :class:`.thinning.Thinning`; other
+            sinks get all.
     """
 
     def __init__(
@@ -138,8 +138,11 @@ class Writer:
         *,
         flush_every: int,
         folder: str | os.PathLike[str] | None = None,
+        thins: bool = True,
     ) -> None:
         self._lock: FolderLock | None = None
+        logs: list[Sink] = []
+        self._thinning = Thinning(is_on=False)
         if folder is not None:
             self._folder = Path(folder).resolve()
             if self._folder in _OWNERS:
@@ -149,55 +152,72 @@ class Writer:
                     "folder."
                 )
             event_file_type()  # where its package is missing, nothing is created
-            self._lock = lock_folder(self._folder)
-            sinks = [JsonlSink(self._folder), TensorBoardSink(self._folder), *sinks]
+            with all_or_nothing(self._folder):
+                self._lock = lock_folder(self._folder)
+                logs = [JsonlSink(self._folder), TensorBoardSink(self._folder)]
             _OWNERS[self._folder] = self
-        self.sinks = tuple(PatientSink(sink) for sink in sinks)
+            self._thinning = Thinning(rows_in(self._folder / "metrics.jsonl"), is_on=thins)
+        self._logs = tuple(PatientSink(sink) for sink in logs)
+        self._others = tuple(PatientSink(sink) for sink in sinks)
+        self.sinks = self._logs + self._others
         self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
 
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
-        self._all("write_row", step, row, samples)
+        self._log(self._thinning.take(step, row, samples))
+        self._to(self._others, "write_row", step, row, samples)
         self._since_flush += 1
         if self._since_flush >= self._flush_every:
-            self.flush()
+            self._flush()
 
     def write_alerts(self, records: Sequence[Record]) -> None:
         """Write alerts, as ``Alert.record()`` has them, and flush."""
-        for record in records:
-            self._all("write_alert", record)
         if records:
-            self.flush()
+            self._log(self._thinning.alert())
+            for record in records:
+                self._to(self.sinks, "write_alert", record)
+            self._flush()
 
     def write_recovery(self, record: Record) -> None:
         """Write a rollback, as ``Rollback.record()`` has it, and flush."""
-        self._all("write_recovery", record)
-        self.flush()
+        self._log(self._thinning.alert())
+        self._to(self.sinks, "write_recovery", record)
+        self._flush()
 
     def write_verdict(self, step: int, verdict: str) -> None:
         """Write what became of the run up to a step, where that has changed."""
-        self._all("write_verdict", step, verdict)
+        self._to(self.sinks, "write_verdict", step, verdict)
 
-    def flush(self) -> None:
-        """Flush every sink."""
-        self._since_flush = 0
-        self._all("flush")
+    def flush(self, *, whole: bool = False) -> None:
+        """Write the rows of the folder that wait, those that are due or all; flush every sink."""
+        self._log(self._thinning.rest(due=not whole))
+        self._flush()
 
     def release(self) -> None:
-        """Let another writer use the folder."""
+        """Let another writer use the folder; what still comes is flushed at once."""
+        self._flush_every = 1
         if self._lock is not None:
             del _OWNERS[self._folder]
             self._lock = None
 
     def close(self) -> None:
         """Flush every sink for the last time, and say what those that fail have not taken."""
-        self._all("close")
+        self.flush(whole=True)
+        self._to(self.sinks, "close")
         self.release()
 
-    def _all(self, method: str, *args: Any) -> None:
+    def _flush(self) -> None:
+        self._since_flush = 0
+        self._to(self.sinks, "flush")
+
+    def _log(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        for row in rows:
+            self._to(self._logs, "write_row", *row)
+
+    def _to(self, sinks: Iterable[PatientSink], method: str, *args: Any) -> None:
         if os.getpid() == self._process:
-            for sink in self.sinks:
+            for sink in sinks:
                 getattr(sink, method)(*args)
 
 
@@ -228,7 +248,8 @@ class FolderLock:
     """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
 
     def __init__(self, folder: Path) -> None:
-        descriptor = created(folder / LOCK, os.O_RDWR)
+        with all_or_nothing(folder):
+            descriptor = created(folder / LOCK, os.O_RDWR)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)

@@ -62,7 +62,7 @@ def _set(name: str, key: str, value: object):
 DEEP = b'{"step":' * 100_000
 CASES = {
     "a pipe": (_pipe("alerts.jsonl"), "not a file"),
-    "a device": (_link("metrics.jsonl", "/dev/zero"), "not a file"),
+    "a device": (_link("metrics.jsonl", "/dev/zero"), "leads out of"),
     "a folder": (_folder("config.json"), "not a file"),
     "a link to itself": (_link("recovery.jsonl", "recovery.jsonl"), "symbolic links"),
     "deep rows": (_replace("metrics.jsonl", DEEP + b"\n"), "not a JSON object"),

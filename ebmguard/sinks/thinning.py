@@ -1,0 +1,67 @@
+"""Which rows of a long run go into ``log_dir``: all at first and around alerts, then fewer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ..tags import ALERT_LEVEL, LOG_EVERY
+from .protocol import Histograms, Scalars
+
+__all__ = ["Thinning"]
+
+# From which row on one in how many is written.
+_RATES = (0, 1), (20_000, 10), (1_000_000, 100)
+# Rows before an alert, and after it, that are all written.
+_BEFORE, _AFTER = 100, 50
+_Row = tuple[int, Scalars, Histograms]
+
+
+class Thinning:
+    """Decides of each row whether it is written, and rewrites nothing.
+
+    Up to the 20,000th, by its step or by its place in the file, all are. Then one in ten is, and
+    one in a hundred from the millionth on, which they say as ``log_every``. In each stretch of so
+    many steps the first row with a further number is written, as some come rarely; where
+    ``alert_level`` changes; and all around an alert. So that none is written out of order, rows
+    wait here for the hundred after them.
+
+    Args:
+        rows: how many the file holds already.
+        is_on: whether anything is left out.
+    """
+
+    def __init__(self, rows: int = 0, *, is_on: bool = True) -> None:
+        self._rows, self._rates = rows, _RATES if is_on else _RATES[:1]
+        self._waiting: deque[tuple[bool, _Row]] = deque()  # whether each is due
+        self._after = 0  # rows that are still to be written for an alert
+        self._stretch, self._names, self._level = -1, set[str](), 0.0
+
+    def take(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
+        """Take the row of a step; return those to write now, oldest first."""
+        self._rows += 1
+        every = max(n for begin, n in self._rates if begin <= max(step, self._rows - 1))
+        level = scalars.get(ALERT_LEVEL, self._level)
+        if step // every != self._stretch:
+            self._stretch, self._names = step // every, set()
+        is_due = level != self._level or not self._names.issuperset(scalars)
+        self._level = level
+        self._names.update(scalars)
+        if every > 1:
+            scalars = {**scalars, LOG_EVERY: float(every)}
+        self._waiting.append((is_due, (step, scalars, samples)))
+        if every == 1 or self._after > 0:
+            self._after -= self._after > 0
+            return self.rest()
+        ready = [self._waiting.popleft() for _ in range(len(self._waiting) - _BEFORE)]
+        return [row for is_due, row in ready if is_due]
+
+    def alert(self) -> list[_Row]:
+        """The rows before an alert that have not been written; those after it will be."""
+        self._after = _AFTER
+        return self.rest()
+
+    def rest(self, *, due: bool = False) -> list[_Row]:
+        """What waits, or what of it is due; nothing waits any longer."""
+        rows = [row for is_due, row in self._waiting if is_due or not due]
+        self._waiting.clear()
+        return rows

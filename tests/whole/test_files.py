@@ -1,0 +1,265 @@
+"""Files of run folders: what is no file of the folder is refused by whoever reads or writes it."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import pytest
+
+from ebmguard.check import show
+from ebmguard.errors import ConfigError
+from ebmguard.report import RecordedRun
+from ebmguard.report.page import CompareConfig, compare, page
+from ebmguard.report.problems import problems_of_run
+from ebmguard.report.watch import WatchConfig, watch
+from ebmguard.runs import load
+from ebmguard.sinks import JsonlSink, TensorBoardSink, Writer, lock_folder, read_jsonl
+from tests.report.folders import write
+
+SECRET = "TOPSECRET123"
+
+
+@pytest.fixture(autouse=True)
+def in_time() -> Iterator[None]:
+    """Whoever waits for a pipe fails, and does not hang."""
+
+    def late(signum: int, frame: FrameType | None) -> NoReturn:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def linked(path: Path) -> None:
+    outside = path.parents[path.parts[::-1].index("run") + 1] / "secret"
+    outside.write_text(f'{{"step": 0, "test_accuracy": 0.5, "auths": "{SECRET}"}}\n')
+    path.symlink_to(outside)
+
+
+def socketed(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)  # such names must be short
+    try:
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(path.name)
+    finally:
+        os.chdir(here)
+
+
+def huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)  # it has no blocks
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {
+    "a link out of the folder": linked,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a pipe": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a socket": socketed,
+    "a file of a terabyte": huge,
+}
+
+
+def _page(run: Path) -> str:
+    return page([run])
+
+
+def _watch(run: Path) -> object:
+    return watch(WatchConfig(run, once=True))
+
+
+def _check(run: Path) -> object:
+    return show(problems_of_run(run))
+
+
+def _frames(run: Path) -> str:
+    return str([getattr(load(run), name) for name in ("runs", "rows", "evaluations", "alerts")])
+
+
+def _compare(run: Path) -> str:
+    out = run.parent / "compare.html"
+    compare(CompareConfig((run, write(run.parent / "other")), out))
+    return out.read_text()
+
+
+PAGES = _page, _compare
+TERMINAL = _watch, _check
+# A file, and who reads it.
+READ: dict[str, tuple[Callable[[Path], object], ...]] = {
+    "metrics.jsonl": (*PAGES, *TERMINAL, _frames),
+    "alerts.jsonl": (*PAGES, *TERMINAL, _frames),
+    "recovery.jsonl": (*PAGES, *TERMINAL, _frames),
+    "accuracy.jsonl": (*PAGES, *TERMINAL, _frames),
+    "config.json": (*PAGES, *TERMINAL, _frames),
+    "results.json": (*PAGES, *TERMINAL, _frames),
+    ".lock": (*PAGES, _watch),  # whether the process of a run is over
+    "figures/samples_1.png": PAGES,
+    "evaluations.jsonl": (_frames,),
+    "members.jsonl": (_frames,),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", READ)
+def test_readers_refuse(name: str, kind: str, tmp_path: Path, capsys: Any) -> None:
+    run = write(tmp_path / "run", finished=name != ".lock")
+    if kind == "a file of a terabyte" and name == "figures/samples_1.png":
+        return  # no picture, and left out
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    KINDS[kind](path)
+    readers: tuple[Callable[[Path], object], ...] = (*PAGES, *TERMINAL, _frames)
+    for reader in readers:
+        said = ""
+        if reader in READ[name]:
+            with pytest.raises(ConfigError) as caught:
+                reader(run)
+            said = str(caught.value)
+            assert path.name in said
+            assert len(said) < 700
+        else:
+            said = str(reader(run))
+        assert SECRET not in said + "".join(capsys.readouterr())
+
+
+def test_a_folder_of_pictures_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    run, outside = write(tmp_path / "run"), tmp_path / "pictures"
+    outside.mkdir()
+    (outside / "samples_1.png").write_bytes(b"\x89PNG\r\n\x1a\n" + SECRET.encode())
+    (run / "figures").symlink_to(outside)
+    with pytest.raises(ConfigError, match="leads out of"):
+        page([run])
+
+
+def test_links_within_the_folder_are_followed_and_the_folder_may_be_one(tmp_path: Path) -> None:
+    run = write(tmp_path / "run")
+    (run / "config.json").rename(run / "settings.json")
+    (run / "config.json").symlink_to("settings.json")
+    (tmp_path / "latest").symlink_to(run)
+    assert RecordedRun.read(tmp_path / "latest").setting("sgld_steps") == 5
+
+
+@pytest.mark.parametrize("kind", [*KINDS][:-1])
+def test_lines_are_read_of_files_alone(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    KINDS[kind](tmp_path / "run" / "metrics.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_jsonl(tmp_path / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("kind", [*KINDS][:-1])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "alerts.jsonl", "recovery.jsonl", ".lock"])
+def test_nothing_is_written_into_what_is_no_file(name: str, kind: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    KINDS[kind](run / name)
+    with pytest.raises(ConfigError):
+        Writer([], flush_every=1, folder=run)
+    assert [entry.name for entry in run.iterdir()] == [name]
+    (run / name).rmdir() if kind == "a folder" else (run / name).unlink()
+    Writer([], flush_every=1, folder=run).close()
+
+
+@pytest.fixture
+def no_room() -> Iterator[Callable[[bool], None]]:
+    """Files may have no byte more, which raises an OSError as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def switch(on: bool) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if on else soft, hard))
+
+    yield switch
+    switch(False)
+
+
+OPENERS: dict[str, Callable[[Path], object]] = {
+    "a guard's folder": lambda folder: Writer([], flush_every=1, folder=folder),
+    "an event file": TensorBoardSink,
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_full_disk_at_the_start(
+    opener: str, is_there: bool, tmp_path: Path, no_room: Callable[[bool], None]
+) -> None:
+    run = tmp_path / "run"
+    if is_there:
+        run.mkdir()
+        (run / "metrics.jsonl").write_text('{"step": 0}\n')
+    no_room(True)
+    try:
+        with pytest.raises(ConfigError, match=r"run' cannot be written.*Pass another log_dir"):
+            OPENERS[opener](run)
+    finally:
+        no_room(False)
+    assert run.exists() == is_there
+    if is_there:
+        assert [entry.name for entry in run.iterdir()] == ["metrics.jsonl"]
+        assert (run / "metrics.jsonl").read_text() == '{"step": 0}\n'
+    OPENERS[opener](run)  # room again
+
+
+def test_a_lock_that_another_holds_stays_where_the_disk_is_full(
+    tmp_path: Path, no_room: Callable[[bool], None]
+) -> None:
+    held = lock_folder(tmp_path / "run")
+    no_room(True)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        Writer([], flush_every=1, folder=tmp_path / "run")
+    no_room(False)
+    assert (tmp_path / "run" / ".lock").is_file()
+    assert held is lock_folder(tmp_path / "run")
+
+
+def test_what_comes_after_the_close_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    writer = Writer([], flush_every=50, folder=tmp_path)
+    writer.write(0, {"energy_gap": 0.5}, {})
+    writer.close()
+    writer.write(1, {"energy_gap": 0.25}, {})
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+def test_of_many_alerts_a_page_shows_the_first_and_the_last(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path / "run")
+    for step in range(1000):
+        sink.write_row(step, {"energy_gap": 0.5, "alert_level": 1.0}, {})
+        message = f"WARN overshoot at step {step}"
+        alert = {"rule": "overshoot", "tag": "energy_overlap", "value": 1.0, "limit": 0.95}
+        told = {"step": step, "level": "WARN", "remedies": ["more noise"], "message": message}
+        sink.write_alert(alert | told)
+    sink.flush()
+    text = page([tmp_path / "run"])
+    assert "600 more" in text
+    assert "1000 alerts" in text
+    for step, is_shown in ((0, True), (199, True), (200, False), (799, False), (800, True)):
+        assert (f"overshoot at step {step}</td>" in text) == is_shown
+
+
+def test_a_check_of_many_rows_keeps_few_and_counts_what_is_not_finite(tmp_path: Path) -> None:
+    sink, bad = JsonlSink(tmp_path / "run"), {5, 123, 17_001, 59_999}
+    for step in range(60_000):
+        row = {"energy_gap": 0.5, "nonfinite/energies": float(step in bad), "grad_scale": 0.9}
+        sink.write_row(step, row | ({"ess": 0.01} if step % 50 == 0 else {}), {})
+    sink.flush()
+    run = RecordedRun.read(tmp_path / "run", whole=["ess", "nonfinite/energies"])
+    (attempt,) = run.attempts
+    assert len(attempt.steps) < 20_000
+    assert [step for step, value in run.series("nonfinite/energies") if value] == sorted(bad)
+    assert [step for step, _ in run.series("ess")][-100:] == [*range(55_000, 60_000, 50)]
+    said = {problem.name: problem.what for problem in problems_of_run(tmp_path / "run")}
+    assert "in 4 steps" in said["nonfinite"]
+    assert "the last 50 values" in said["weights_degenerate"]
