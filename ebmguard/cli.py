@@ -80,7 +80,7 @@ figure 1d|2|5|6|7|8|9|10|11|mixture|broken = reference_training.toy.figures conf
 figure 3|4|16|17|18|19|20|21|22|23|24|25 = reference_training.jem.figures config:FigureConfig
     a JEM figure of the paper, drawn from runs that are there, with its numbers
 figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run = \
-    reference_training.shortrun.figures config:FigureConfig
+    reference_training.studies config:ShortRunFigure
     a figure or study of short-run models, from runs that are there, with its numbers
 figure bilevel = reference_training.bism.figures config:FigureConfig bilevel:run
     bias of bi-level gradients and its bound by unrolled and inner steps, from runs that are there

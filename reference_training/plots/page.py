@@ -85,6 +85,47 @@ def tiling(count: int, most: int) -> tuple[int, int]:
     return rows, -(-count // rows)
 
 
+def grid(
+    title: str,
+    words: str,
+    count: int,
+    most: int,
+    size: tuple[float, float],
+    *,
+    sides: tuple[float, float, float],
+    top: float,
+    below: float,
+    foot: float = 0.0,
+    least: float = 0.0,
+) -> tuple[Canvas, list[Axes]]:
+    """Panels of one size in even rows under a heading, all in inches.
+
+    Args:
+        title, words: of the heading.
+        count: of panels.
+        most: panels in a row.
+        size: of a panel.
+        sides: room left of the panels, between two of a row, and right of them.
+        top: where the first row begins.
+        below: room under each row.
+        foot: room under the last one, for what comes there.
+        least: width of the picture; the panels are in its middle.
+    """
+    rows, columns = tiling(count, most)
+    (width, height), (left, between, right) = size, sides
+    inside = left + columns * (width + between) - between + right
+    canvas = Canvas(max(inside, least), top + rows * (height + below) + foot)
+    heading(canvas, title, words)
+    left += (canvas.width - inside) / 2
+    panels = [
+        canvas.axes(
+            left + i % columns * (width + between), top + i // columns * (height + below), *size
+        )
+        for i in range(count)
+    ]
+    return canvas, panels
+
+
 def legend_above(canvas: Canvas, y: float, handles: Sequence[Artist]) -> None:
     """What lines and colours stand for in all panels, in a line at a height of the canvas."""
     place = (0.5, 1 - y / canvas.height)
@@ -134,10 +175,15 @@ def show(
     """Images, (N, C, H, W), of a size in inches, side by side; None: in one row."""
     columns = len(images) if columns is None else columns
     axes = canvas.axes(x, y, cell * columns, cell * -(-len(images) // columns))
+    show_on(axes, images, columns)
+    return axes
+
+
+def show_on(axes: Axes, images: Tensor, columns: int) -> None:
+    """Images, (N, C, H, W), side by side, as all that some axes show."""
     axes.set_axis_off()
     picture = sample_grid(images, columns=columns, zoom=max(1, 64 // images.shape[-1]))
     axes.imshow(picture, interpolation="nearest", aspect="auto")
-    return axes
 
 
 def show_rows(

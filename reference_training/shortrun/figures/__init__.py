@@ -1,1 +1,0 @@
-"""Pictures and numbers of trained short-run models."""

@@ -1,0 +1,1 @@
+"""`ebmguard figure` and `ebmguard table`: the papers' figures and tables, from runs, as numbers."""

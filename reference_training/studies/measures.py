@@ -1,0 +1,175 @@
+"""Images in numbers: saturation, the nearest data, and how far samples of numbers lie apart."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+
+from ..judge.ood import values_and_slopes
+from ..shortrun.trained import TrainedRun
+
+Floats = NDArray[np.float64]
+
+BATCH = 256
+"""Images that pass the network together."""
+ROWS = 4096
+"""Images of a data set that are compared at once, and that components are found from."""
+
+
+def measure(run: TrainedRun, x: Tensor) -> pd.DataFrame:
+    """Images, (N, C, H, W), by a run's network and its training images: a row for each.
+
+    Its columns are those of :func:`saturation`; "f"; "slope", the length of its gradient; and
+    "distance", the root mean square difference to the nearest training image, in units of a pixel
+    in [-1, 1].
+    """
+    f, slope = values_and_slopes(run.network, x, BATCH)
+    distance, _ = nearest(x, run.data.train_x, run.data.levels)
+    own = {"f": f, "slope": slope, "distance": distance}
+    return saturation(x, run.data.levels).assign(
+        **{name: values.cpu().double().numpy() for name, values in own.items()}
+    )
+
+
+def saturation(x: Tensor, levels: int) -> pd.DataFrame:
+    """How saturated each image is; NaN where it is not finite.
+
+    Args:
+        x: (N, C, H, W), not cut to the cube [-1, 1], in which images of data lie.
+        levels: the largest value of the data as integers: their levels are 2 / levels apart.
+
+    Returns:
+        the columns "beyond": share of the entries with |x| > 1, where no datum is; "excess": mean
+        of max(|x| - 1, 0); "ends": share of the entries that are shown as pure black or white, with
+        |x| within half a level of 1, or larger; "size": mean of |x|; "contrast": standard deviation
+        of the entries; "colour": mean over the pixels of the largest minus the smallest channel.
+    """
+    images = x.detach().cpu().double()
+    finite = images.isfinite().flatten(1).all(dim=1)
+    # A comparison with NaN is false: it would count as an entry inside the cube.
+    images = torch.where(finite[:, None, None, None], images, torch.nan)
+    size = images.flatten(1).abs()
+    found = {
+        "beyond": torch.where(finite, (size > 1).double().mean(dim=1), torch.nan),
+        "excess": (size - 1).clamp(min=0).mean(dim=1),
+        "ends": torch.where(finite, (size >= 1 - 1 / levels).double().mean(dim=1), torch.nan),
+        "size": size.mean(dim=1),
+        "contrast": images.flatten(1).std(dim=1, correction=0),
+        "colour": (images.amax(dim=1) - images.amin(dim=1)).flatten(1).mean(dim=1),
+    }
+    return pd.DataFrame({name: values.numpy() for name, values in found.items()})
+
+
+def means(measured: pd.DataFrame) -> dict[str, float]:
+    """The mean of every column; NaN where a value is."""
+    return {str(name): float(values.mean(skipna=False)) for name, values in measured.items()}
+
+
+def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """The nearest image of a data set to each image, in Euclidean distance.
+
+    Args:
+        x: (N, C, H, W), cut to the cube [-1, 1] before it is compared, as a picture shows it.
+        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`.
+        levels: of the data, which stand for [-1, 1].
+
+    Returns:
+        (N,) root mean square over the entries of the difference, in units of a pixel in [-1, 1],
+        NaN for an image that is not finite; and (N,) int64, which one it is.
+
+    Raises:
+        ConfigError: the data are empty, or of another shape.
+    """
+    _check_data(x, data, "cannot be compared with")
+    rows = x.detach().clamp(-1, 1).flatten(1)
+    least = torch.full((len(rows),), torch.inf, dtype=rows.dtype, device=rows.device)
+    index = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
+    for start in range(0, len(data), ROWS):
+        images = _scaled(data[start : start + ROWS], levels, rows.dtype)
+        # |x - y|^2 without |x|^2, which is the same for every y: one product of matrices.
+        squares = images.square().sum(dim=1) - 2 * rows @ images.T
+        value, place = squares.min(dim=1)
+        closer = value < least
+        least = torch.where(closer, value, least)
+        index = torch.where(closer, place + start, index)
+    # The product decides which one is nearest, and cancels too much to say how near it is.
+    difference = rows - _scaled(data[index], levels, rows.dtype)
+    finite = x.detach().flatten(1).isfinite().all(dim=1)
+    return torch.where(finite, difference.square().mean(dim=1).sqrt(), torch.nan), index
+
+
+def principal_errors(x: Tensor, data: Tensor, levels: int) -> Tensor:
+    """Mean squared error of images that are told by their first k principal components.
+
+    Args:
+        x: (N, C, H, W) in [-1, 1], D entries each.
+        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`: mean and components are those
+            of its first images, at most :data:`ROWS`.
+        levels: of the data, which stand for [-1, 1].
+
+    Returns:
+        (min(M, D) + 1, N) float64: over the entries of an image, with k = 0 (the mean image), 1, 2
+        ... components. Where M is less than D, the last is not 0.
+
+    Raises:
+        ConfigError: the data are empty, or of another shape.
+    """
+    _check_data(x, data, "have no components in")
+    some = _scaled(data[:ROWS], levels, torch.float64)
+    mean = some.mean(0)
+    _, _, components = torch.linalg.svd(some - mean, full_matrices=False)
+    centred = x.detach().flatten(1).double() - mean
+    told = (centred @ components.T).square().cumsum(1)
+    left = centred.square().sum(1, keepdim=True) - torch.nn.functional.pad(told, (1, 0))
+    # The difference of two equal sums may be a rounding error below 0.
+    return left.clamp(min=0).T / centred.shape[1]
+
+
+def components_needed(errors: Tensor, least: float) -> int | None:
+    """The fewest components whose mean error, of (k + 1, N), is at most `least`; or None."""
+    enough = (errors.mean(1) <= least).nonzero()
+    return int(enough[0]) if len(enough) else None
+
+
+def energy_distance(x: Tensor, y: Tensor) -> float:
+    """2 E|X − Y| − E|X − X'| − E|Y − Y'|, with |·| the root mean square over pixels.
+
+    Zero in expectation where both are of one distribution, else positive (Székely & Rizzo 2013);
+    without bias, so that it may come out a little below zero. In pixels, not in features: it sees
+    noise and a wrong brightness, and says little of what is depicted.
+
+    Args:
+        x: (N, ...).
+        y: (M, ...).
+
+    Returns:
+        the distance; NaN where N or M is less than 2.
+    """
+    if min(len(x), len(y)) < 2:
+        return math.nan
+    x, y = x.flatten(1), y.flatten(1)
+    # Without the shortcut by products of matrices, which loses digits of small distances.
+    far = partial(torch.cdist, compute_mode="donot_use_mm_for_euclid_dist")
+    between = far(x, y).mean()
+    within = [far(z, z).sum() / (len(z) * (len(z) - 1)) for z in (x, y)]
+    return float((2 * between - within[0] - within[1]) / math.sqrt(x.shape[1]))
+
+
+def _scaled(images: Tensor, levels: int, dtype: torch.dtype) -> Tensor:
+    return images.flatten(1).to(dtype).div(levels / 2).sub(1.0)
+
+
+def _check_data(x: Tensor, data: Tensor, words: str) -> None:
+    if not len(data) or data.shape[1:] != x.shape[1:]:
+        raise ConfigError(
+            f"images of {tuple(x.shape[1:])} {words} data of {tuple(data.shape)}: expected one "
+            "image or more, of that shape"
+        )

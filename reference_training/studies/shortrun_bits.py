@@ -1,0 +1,253 @@
+"""Figure "likelihood": bits per dimension of held-out images by the short run as a flow.
+
+Nijkamp et al. (2019), author response: 4.12 of 16 images of CIFAR-10, "rough, preliminary"; with
+what such a number hides beside it.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.likelihood import Gaussian
+
+from ..plots.canvas import COLOURS, DARK
+from ..plots.page import SIDE, page, plain, show_rows
+from ..shortrun.flow.invert import first_guess, invert
+from ..shortrun.flow.likelihood import (
+    bits_per_dim,
+    dequantise,
+    extended_log_density,
+    inside_cube,
+    noise_bits,
+    uniform_bits,
+)
+from ..shortrun.flow.logdet import log_abs_det
+from ..shortrun.trained import TrainedRun
+from .config import ShortRunFigure
+from .shortrun import about, at_most, enough_held_out, from_noise, noisy, some_of
+from .study import ABOUT, Study, frame_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
+OWN = "the flow's own"
+UNIFORM, PIXELS, GAUSSIAN = "uniform on the cube", "Gaussian, pixel by pixel", "Gaussian"
+FLOW, ENTROPY = "flow", "entropy of the noise"
+CUBE, FREE, DRAWN = "in the cube", "free", "drawn"
+PALETTE = (*COLOURS, "#8C6D31")
+"""Of the flows, in their order; the last is brown."""
+SHOWN = 8
+"""Images of a kind, at most."""
+
+
+def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
+    """Bits per dimension of held-out images, by every run's flow and by densities that are fitted.
+
+    z is searched for with the network as it was trained, in float32; M(z), its distance from the
+    image and all determinants are computed in float64.
+
+    Raises:
+        ConfigError: a network is piecewise linear, a run's chains go on from update to update,
+            there are more runs than the picture has room for, or fewer test images than are asked
+            for.
+    """
+    at_most(runs, 4)
+    from_noise(runs, "likelihood")
+    for run in runs:
+        if run.settings.activation != "gelu":
+            raise ConfigError(
+                f"{run.path} has a network of {run.settings.activation}, which is piecewise "
+                "linear: its Hessian is 0 wherever it exists, the determinants are all 1, and "
+                "their product says nothing of volumes. Give a run of `ebmguard train shortrun "
+                "--activation gelu`"
+            )
+    count = config.count or 16
+    enough_held_out(runs, count)
+    return frame_of([row for run in runs for row in _rows(run, count, config.seed)])
+
+
+def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
+    data, noise = run.data, run.settings.data_noise
+    generator = torch.Generator(run.device).manual_seed(seed)
+    x = some_of(run, data.test_x, generator, count)
+    kinds = {STORED: x} | ({NOISY: noisy(run, x, generator)} if noise else {})
+    kinds[DEQUANTISED] = dequantise(x, data.levels, generator)
+    starts = run.starts(count, generator)
+    rows = [
+        _flow(run, name, z, kinds[name], searched(run, kinds[name], inside=z == CUBE))
+        for name, z in ((STORED, FREE), *((name, CUBE) for name in kinds))
+    ]
+    rows.append(_flow(run, OWN, DRAWN, None, starts))
+    uniform = torch.full((count,), uniform_bits(data.levels), dtype=torch.float64)
+    # Noise leads out of the cube, where the uniform density is 0.
+    rows.append({"density": UNIFORM, "images": STORED, **_spread(uniform)})
+    if noise:
+        train = data.scale(data.train_x)
+        for name, independent in ((PIXELS, True), (GAUSSIAN, False)):
+            density = Gaussian.fit(train, noise=noise, independent=independent)
+            for kind, images in kinds.items():
+                log_p = density.log_prob(images)
+                own = bits_per_dim(log_p, size=x[0].numel(), levels=data.levels).cpu()
+                rows.append({"density": name, "images": kind, **_spread(own)})
+        entropy = noise_bits(noise, data.levels)
+        rows.append({"density": ENTROPY, "images": NOISY, "mean": entropy})
+    words = f"{about(run)}; {count} held-out images, D = {x[0].numel():,}, levels 0..{data.levels}"
+    return [{ABOUT: words, "run": run.name, "path": str(run.path), **row} for row in rows]
+
+
+def searched(run: TrainedRun, x: Tensor, *, inside: bool) -> Tensor:
+    """The z whose M(z) is nearest to x."""
+    network = copy.deepcopy(run.network)
+    network.autocast = None
+    steps, size = run.settings.sgld_steps, run.step_size
+    z0 = first_guess(x)
+    return invert(network, x, steps=steps, step_size=size, z0=z0, inside=inside).z
+
+
+def _flow(run: TrainedRun, name: str, where: str, x: Tensor | None, z: Tensor) -> dict[str, Any]:
+    """The density at M(z), which is to be x; None: M(z) is the image itself."""
+    network = copy.deepcopy(run.network).double()
+    network.autocast = None
+    found = log_abs_det(network, z.double(), steps=run.settings.sgld_steps, step_size=run.step_size)
+    size = found.x[0].numel()
+    log_p = extended_log_density(found.total, size=size)
+    so_far = torch.cat([found.log_abs.new_zeros((1, len(z))), found.log_abs.cumsum(0)])
+    so_far = (so_far / (size * math.log(2))).cpu()
+    target = found.x if x is None else x
+    misses = (found.x - target).square().flatten(1).mean(1).sqrt()
+    within = inside_cube(z)
+    return {
+        "density": FLOW,
+        "images": name,
+        "z": where,
+        **_spread(bits_per_dim(log_p, size=size, levels=run.data.levels).cpu()),
+        "in_cube": within.double().mean().item(),
+        "miss": misses.square().mean().sqrt().item(),
+        "folded": int((found.flips > 0).sum()),
+        "within": within.cpu().numpy(),
+        "misses": misses.cpu().numpy(),
+        "flips": found.flips.cpu().numpy(),
+        "log2_det_per_dim": so_far.mean(1).numpy(),
+        "course": so_far,
+        "target": target.cpu(),
+        "x": found.x.cpu(),
+    }
+
+
+def _spread(own: Tensor) -> dict[str, Any]:
+    found = {"mean": own.mean().item(), "median": median(own)}
+    return {**found, "least": own.min().item(), "most": own.max().item(), "bits": own.numpy()}
+
+
+def median(values: Tensor) -> float:
+    """Of (N,) numbers, infinite ones among them; NaN where one is NaN."""
+    return math.nan if bool(values.isnan().any()) else statistics.median(values.tolist())
+
+
+def enough_bits(frame: pd.DataFrame) -> bool | None:
+    """Whether no flow has fewer bits for images with noise than the noise itself has."""
+    noise = frame[frame["density"] == ENTROPY].set_index("run")["mean"]
+    flows = frame[(frame["density"] == FLOW) & (frame["images"] == NOISY)].set_index("run")["mean"]
+    if noise.empty or flows.isna().any():
+        return None
+    return bool((flows >= noise[flows.index]).all())
+
+
+def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
+    """For each run images beside M(z), bits per dimension, and how log|det| came about."""
+    height, header = 3.05, 0.5
+
+    def run(own: pd.DataFrame, canvas: Any, y: float) -> None:
+        canvas.write(SIDE, y + 0.1, own[ABOUT].iloc[0], fontsize=10, ha="left")
+        y += header
+        flows = own[own["density"] == FLOW].to_dict("records")
+        rows = [("held-out images", flows[1]["target"])]
+        for flow in flows:
+            if flow["images"] == NOISY:
+                rows.append(("with training's noise", flow["target"]))
+            if flow["images"] != DEQUANTISED:
+                rows.append((f"M(z), z {flow['z']}", flow["x"]))
+        show_rows(canvas, 1.75, y, [(label, x[:SHOWN].float()) for label, x in rows], 0.46)
+        _draw_bits(canvas.axes(6.6, y, 3.5, height), own, flows)
+        axes = canvas.axes(10.7, y, 2.75, height)
+        for flow, colour in zip(flows, PALETTE, strict=False):
+            axes.plot(flow["course"], color=colour, lw=0.4, alpha=0.35)
+            axes.plot(flow["log2_det_per_dim"], color=colour, lw=1.6)
+        axes.axhline(0, color=DARK, lw=0.6)
+        axes.set_xlim(0, len(flows[0]["course"]) - 1)
+        plain(axes, "log2|det| / D of the first k steps", "k; colours as on the left")
+
+    return page(
+        title,
+        "p(M(z)) = p_0(z) / |det dM/dz|: density where the flow arrives, which is not at the image "
+        "where M(z) misses it; images are cut to [-1, 1] for display",
+        [
+            (header + height + 0.95, partial(run, own))
+            for _, own in frame.groupby("run", sort=False)
+        ],
+        width=13.7,
+    )
+
+
+def _draw_bits(axes: Axes, own: pd.DataFrame, flows: list[dict[str, Any]]) -> None:
+    means = own.set_index(["density", "images"])["mean"]
+    for row, (one, colour) in enumerate(zip(flows, PALETTE, strict=False)):
+        finite = np.isfinite(one["bits"])
+        for within, face in ((True, colour), (False, "white")):
+            chosen = one["bits"][finite & (one["within"] == within)]
+            # Beside one another, always the same way: they would lie on one another.
+            places = [row + 0.1 * (i % 5 - 2) for i in range(len(chosen))]
+            axes.scatter(chosen, places, s=14, facecolors=face, edgecolors=colour, linewidths=0.8)
+        for name, marker in ((PIXELS, "^"), (GAUSSIAN, "D")):
+            if (name, one["images"]) in means.index:
+                label = f"{name}, mean" if row == 0 else None
+                style: dict[str, Any] = {"color": DARK, "ms": 6, "mfc": "none", "ls": "none"}
+                axes.plot(means[name, one["images"]], row, marker, label=label, **style)
+        if (ENTROPY, one["images"]) in means.index:
+            level = [means[ENTROPY, NOISY]] * 2
+            axes.plot(level, [row - 0.4, row + 0.4], color=DARK, lw=1.6, label=ENTROPY)
+    axes.axvline(means[UNIFORM, STORED], color=DARK, lw=1, ls=":", label=UNIFORM)
+    for face, label in ((DARK, "an image"), ("white", "z outside: likelihood 0")):
+        axes.scatter([], [], s=14, facecolors=face, edgecolors=DARK, linewidths=0.8, label=label)
+    labels = [f"{one['images']},\nz {one['z']}" for one in flows]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(flows) - 0.4, -0.6)
+    place = (0.4, -0.08)
+    axes.legend(fontsize=7, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=place)
+    plain(axes, "bits per dimension at M(z)")
+    for tick, colour in zip(axes.get_yticklabels(), PALETTE, strict=False):
+        tick.set_color(colour)
+
+
+STUDIES = {
+    "likelihood": Study(
+        "Held-out images, and their density by the short run as a flow",
+        "Nijkamp et al. (2019), author response: 4.12 bits for 16 images of CIFAR-10",
+        bits,
+        draw_bits,
+        "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "
+        "without noise, in bits per dimension of images in 0..levels; fewer are better. Of the "
+        "density at M(z), with 2^-D for p_0 wherever z is; where z is outside the cube the density "
+        "is 0. in_cube: share of images whose z is there. miss: root mean square of M(z) - x: few "
+        "bits with a miss that is not small are no likelihood of the image. folded: images on "
+        "whose way a step turns space inside out; where M is not one-to-one, the bits are an upper "
+        "bound. Dequantised: with uniform noise of one level's width, comparable with other "
+        "papers' numbers. The flow's own: M(z) of z drawn of p_0. The Gaussians are fitted to the "
+        "training images with the training's noise.",
+        "images with the training's noise need no fewer bits than the noise alone",
+        enough_bits,
+    )
+}

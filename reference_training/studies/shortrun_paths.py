@@ -1,0 +1,268 @@
+"""Figure "interpolation": images between two samples, through the noise that they come from.
+
+Nijkamp et al. (2019), section 3.4: z_rho = rho z1 + sqrt(1 - rho^2) z2, x = M(z_rho).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..plots.canvas import COLOURS, DARK
+from ..plots.page import BETWEEN, WIDTH, Panels, page, show_rows
+from ..shortrun.flow.flow_map import flow
+from ..shortrun.trained import TrainedRun
+from .config import ShortRunFigure
+from .measures import BATCH, means, measure
+from .shortrun import about, at_most, from_noise, some_of
+from .study import ABOUT, Study, frame_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POINTS = 21
+"""Of a path. Odd, so that every other one of them makes a path from end to end too."""
+PAIRS, EVERY = 4, 2
+"""Pairs whose images are shown, and of the points of their paths one in so many."""
+NAMES = ("f", "distance", "contrast")
+
+
+def paths(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
+    """Paths between pairs of starts, and their images by the flow of training's K without noise.
+
+    Raises:
+        ConfigError: a run's chains go on from update to update, or there are too many runs.
+    """
+    from_noise(runs, "interpolation")
+    at_most(runs, len(COLOURS))
+    return frame_of([row for run in runs for row in _rows(run, config.count or 8, config.seed)])
+
+
+def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
+    generator = torch.Generator(run.device).manual_seed(seed)
+    z1, z2 = run.starts(2 * count, generator).chunk(2)
+    starts = between(z1, z2, arc(POINTS))
+    parts = [
+        flow(run.network, part, steps=run.settings.sgld_steps, step_size=run.step_size)
+        for part in torch.split(starts.flatten(0, 1), BATCH)
+    ]
+    images = torch.cat(parts).reshape(starts.shape)
+    blends = straight(images)
+    held_out = means(measure(run, some_of(run, run.data.test_x, generator)))
+    own, noise = course(images), course(starts)
+    rows: list[dict[str, Any]] = [
+        {
+            ABOUT: about(run),
+            "run": run.name,
+            "path": str(run.path),
+            "pair": str(i + 1),
+            **{name: values[i] for name, values in own.items()},
+            "starts_length": noise["length"][i],
+        }
+        for i in range(count)
+    ]
+    for kind, x in (("path", images), ("blend", blends)):
+        found = measure(run, x.flatten(0, 1))
+        for name in NAMES:
+            for row, along in zip(rows, found[name].to_numpy().reshape(count, -1), strict=True):
+                row[f"{name}_ends"] = along[[0, -1]].mean()
+                row[f"{name}_{kind}"] = along[1:-1].mean()
+                row[f"{name}_along_{kind}"] = along
+        for row, of_pair in zip(rows, x, strict=True):
+            row[f"{kind}_images"] = of_pair
+    last = {
+        ABOUT: about(run),
+        "run": run.name,
+        "path": str(run.path),
+        "pair": "held-out",
+        **{f"{name}_ends": held_out[name] for name in NAMES},
+        "rho": arc(POINTS).numpy(),
+        "starts_outside": outside(starts).numpy(),
+        "starts_spread": spread(starts).numpy(),
+        "convex_spread": spread(straight(starts)).numpy(),
+        "starts_largest": starts.abs().max().item(),
+    }
+    return [*rows, last]
+
+
+def arc(points: int) -> Tensor:
+    """rho = sin(angle) for even angles from 0 to a right one, (points,) float64.
+
+    On z_rho = rho z1 + sqrt(1 - rho^2) z2 even angles are even steps. Even steps of rho are not: of
+    ten the last one alone goes over 29% of the way.
+    """
+    return torch.sin(torch.linspace(0, math.pi / 2, points, dtype=torch.float64))
+
+
+def between(z1: Tensor, z2: Tensor, rho: Tensor) -> Tensor:
+    """rho z1 + sqrt(1 - rho^2) z2: z2 at rho = 0, z1 at 1; the variance of both where they agree.
+
+    Args:
+        z1, z2: (P, ...), independent of each other.
+        rho: (N,) in [0, 1].
+
+    Returns:
+        (P, N, ...). Entries of z1 and z2 in [-1, 1] give entries up to sqrt(2).
+    """
+    shape = (1, -1, *[1] * (z1.ndim - 1))
+    first = rho.to(z1).reshape(shape)
+    second = (1 - rho.square()).clamp(min=0).sqrt().to(z1).reshape(shape)
+    return first * z1[:, None] + second * z2[:, None]
+
+
+def straight(path: Tensor) -> Tensor:
+    """Even steps on the straight line between the ends of paths, (P, N, ...), shaped as they."""
+    share = torch.linspace(0, 1, path.shape[1], dtype=path.dtype, device=path.device)
+    return torch.lerp(path[:, :1], path[:, -1:], share.reshape(1, -1, *[1] * (path.ndim - 2)))
+
+
+def course(path: Tensor) -> dict[str, np.ndarray]:
+    """How evenly paths go, (P, N, ...) with an odd N of 3 or more.
+
+    Returns:
+        each of P: "apart", root mean square difference of the ends; "length" of all steps, over the
+        distance of the ends, 1 of a straight line; "largest" step over the mean step; "halved", the
+        largest step over that of every other point: towards 1/2 the path is smooth at this spacing,
+        near 1 it jumps; and "steps", (P, N - 1), each over the distance of the ends.
+    """
+    points = path.detach().cpu().double().flatten(2)
+    steps, wide = (p.diff(dim=1).square().mean(-1).sqrt() for p in (points, points[:, ::2]))
+    apart = (points[:, -1] - points[:, 0]).square().mean(dim=-1).sqrt()
+    largest = steps.amax(dim=1)
+    found = {"apart": apart, "length": steps.sum(dim=1) / apart}
+    found |= {"largest": largest / steps.mean(dim=1), "halved": largest / wide.amax(dim=1)}
+    return {name: x.numpy() for name, x in found.items()} | {
+        "steps": (steps / apart[:, None]).numpy()
+    }
+
+
+def outside(z: Tensor) -> Tensor:
+    """Share of the entries outside the cube [-1, 1] at each point of the paths, (P, N, ...): (N,).
+
+    For uniform z1 and z2 it is (a + b - 1)^2 / (4 a b) on the mean, with a = rho and
+    b = sqrt(1 - rho^2): 8.6% where they are equal.
+    """
+    return (z.abs() > 1).cpu().double().transpose(0, 1).flatten(1).mean(dim=1)
+
+
+def spread(z: Tensor) -> Tensor:
+    """Root mean square entry at each point of the paths, over that at their ends: (N,)."""
+    squares = z.cpu().double().square().transpose(0, 1).flatten(1).mean(dim=1)
+    return (squares / squares[[0, -1]].mean()).sqrt()
+
+
+def nearer(frame: pd.DataFrame) -> bool | None:
+    """Whether f on the path is nearer than on the blend to that of the ends, in most pairs."""
+    pairs = frame[frame["pair"] != "held-out"]
+    off, blend = (
+        (pairs[f"f_{kind}"] - pairs["f_ends"]).astype(float).abs() for kind in ("path", "blend")
+    )
+    if not np.isfinite([off, blend]).all():
+        return None
+    return bool(((off < blend).groupby(pairs["run"]).mean() > 0.5).all())
+
+
+def draw_paths(frame: pd.DataFrame, title: str) -> Figure:
+    """Rows of images for each run, with the pixel blend of its first pair, and curves below."""
+    groups = [own for _, own in frame.groupby("run", sort=False)]
+    runs = [(own.iloc[:-1], own.iloc[-1], c) for own, c in zip(groups, COLOURS, strict=False)]
+    label, header = 1.15, 0.5
+    cell = (WIDTH - label - 0.3) / len(range(0, POINTS, EVERY))
+
+    def rows(pairs: pd.DataFrame, last: Any, colour: str, canvas: Any, y: float) -> None:
+        canvas.write(label, y + 0.12, last[ABOUT], fontsize=10, ha="left", color=colour)
+        for i, rho in enumerate(last["rho"][::EVERY].tolist()):
+            words = f"{'ρ = ' if i == 0 else ''}{rho:.2f}"
+            canvas.write(label + (i + 0.5) * cell, y + header - 0.11, words, fontsize=9, color=DARK)
+        shown = pairs.iloc[:PAIRS]
+        images = [(f"pair {p}", x[::EVERY]) for p, x in shown[["pair", "path_images"]].to_numpy()]
+        # Under the pair whose ends it has.
+        images.insert(1, ("pixel blend\nof pair 1", shown["blend_images"].iloc[0][::EVERY]))
+        show_rows(canvas, label, y + header, images, cell)
+
+    def each(axes: Axes, x: Any, values: np.ndarray, colour: str) -> None:
+        axes.plot(x, values.T, color=colour, lw=0.6, alpha=0.35)
+        axes.plot(x, values.mean(axis=0), color=colour, lw=2)
+
+    def along(name: str, axes: Axes) -> None:
+        for pairs, last, colour in runs:
+            level = last[f"{name}_ends"]
+            # Each run's f has a zero of its own.
+            zero = level if name == "f" else 0.0
+            own, blend = (np.stack(pairs[f"{name}_along_{k}"]) - zero for k in ("path", "blend"))
+            each(axes, angles, own, colour)
+            axes.plot(angles, blend.mean(axis=0), color=colour, lw=1.5, ls="--")
+            axes.axhline(level - zero, color=colour, lw=1.2, ls=":")
+
+    def steps(axes: Axes) -> None:
+        for pairs, _, colour in runs:
+            own = np.stack(pairs["steps"])
+            each(axes, (angles[:-1] + angles[1:]) / 2, own, colour)
+            axes.axhline(1 / own.shape[1], color=colour, lw=1.5, ls="--")
+        axes.set_ylim(bottom=0)
+
+    def of_starts(solid: str, dashed: str, axes: Axes) -> None:
+        for _, last, colour in runs:
+            factor = 1 if dashed else 100
+            axes.plot(angles, factor * last[solid], color=colour, lw=2)
+            if dashed:
+                axes.plot(angles, last[dashed], color=colour, lw=1.5, ls="--")
+        axes.set_ylim(0, 1.1 * runs[-1][1][solid].max() if dashed else None)
+
+    def finish(axes: Axes) -> None:
+        axes.set_xticks((0, 30, 60, 90))
+        axes.set_xlim(0, 90)
+        axes.yaxis.set_major_formatter("{x:.4g}")
+
+    angles = np.linspace(0, 90, POINTS)
+    return page(
+        title,
+        "x = M(ρ z1 + √(1 − ρ²) z2), the steps of training without noise; ρ at even angles; cut to "
+        "[-1, 1] for display",
+        [
+            (header + (min(PAIRS, len(p)) + 1) * (cell + BETWEEN) + 0.2, partial(rows, p, *rest))
+            for p, *rest in runs
+        ],
+        Panels(
+            f"means over {len(runs[0][0]):,} pairs in bold, each pair thin; dashed: pixel blends; "
+            "dotted: held-out images",
+            {
+                "f, less that of held-out images": partial(along, "f"),
+                "distance to the nearest training image": partial(along, "distance"),
+                "contrast": partial(along, "contrast"),
+                "length of a step, of the ends' distance": steps,
+                "entries of z_ρ outside [-1, 1] (%)": partial(of_starts, "starts_outside", ""),
+                "spread of z_ρ; dashed: convex": partial(
+                    of_starts, "starts_spread", "convex_spread"
+                ),
+            },
+            "angle (degrees), 0 is z2 and 90 is z1",
+            finish,
+            [(last["run"], {"color": colour}) for _, last, colour in runs],
+        ),
+    )
+
+
+STUDIES = {
+    "interpolation": Study(
+        "Between two samples, through the noise they come from",
+        "Nijkamp et al. (2019), section 3.4",
+        paths,
+        draw_paths,
+        "apart: root mean square difference of the ends of a path. length: over the distance of "
+        "its ends, of the path and of its starts; largest: step over the mean step; halved: "
+        "largest step over that with every other point left out, 0.5 for a smooth path and 1 for a "
+        "jump. blend: straight line between the two end images. f, distance to the nearest "
+        "training image and contrast: at the ends, and means between them.",
+        "between the ends f is nearer to that at the ends on the path than on the pixel blend",
+        nearer,
+    )
+}

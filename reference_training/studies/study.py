@@ -1,0 +1,115 @@
+"""What a study is, and its frame of numbers as text and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from ..plots.markdown import markdown_table
+from ..plots.numbers import number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ABOUT = "about"
+"""The column that says in words what a row's run is."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Runs to numbers, and numbers to a picture.
+
+    Attributes:
+        title: of the picture.
+        source: the equation, figure or section that it reproduces.
+        numbers: (runs, the settings of the command) -> the frame; raises ConfigError where the runs
+            lack what the study shows.
+        draw: (the frame, the title) -> the picture, or several by the name of the file.
+        columns: what the columns of the frame are.
+        claim: what the paper says that the numbers should show; "" for nothing.
+        holds: whether they do, None where they cannot tell; needed where there is a claim.
+    """
+
+    title: str
+    source: str
+    numbers: Callable[[Any, Any], pd.DataFrame]
+    draw: Callable[[pd.DataFrame, str], Figure | Mapping[str, Figure]]
+    columns: str
+    claim: str = ""
+    holds: Callable[[pd.DataFrame], bool | None] = lambda _: None
+
+    def drawn(self, frame: pd.DataFrame) -> Mapping[str, Figure]:
+        """The pictures by the names of their files, "" where there is one."""
+        data = frame.attrs.get("data")
+        found = self.draw(frame, self.title + (f", {data}" if data else ""))
+        return found if isinstance(found, Mapping) else {"": found}
+
+    def verdict(self, frame: pd.DataFrame) -> str:
+        """One line: the claim, and whether it holds."""
+        if not self.claim:
+            return ""
+        words = {True: "holds", False: "does not hold", None: "cannot be told"}
+        return f"Claim: {self.claim}: {words[self.holds(frame)]}."
+
+
+def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Rows as a frame, None where a row lacks a column.
+
+    Of its cells NumPy arrays are numbers that the table has no room for; tensors are of the picture
+    alone.
+    """
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart; and
+    # filled one by one, so that nobody looks into arrays and tensors.
+    cells = np.empty((len(rows), len(names)), dtype=object)
+    for i, row in enumerate(rows):
+        for j, name in enumerate(names):
+            cells[i, j] = row.get(name)
+    return pd.DataFrame(cells, columns=names)
+
+
+def text(frame: pd.DataFrame) -> str:
+    """The numbers as a table of Markdown, with what its runs are above it."""
+    shown = [c for c in frame if c != ABOUT and not frame[c].map(np.ndim).any()]
+    rows = [[_cell(frame[c].iloc[i]) for c in shown] for i in range(len(frame))]
+    words = next((i for i, c in enumerate(shown) if not isinstance(frame[c].iloc[0], str)), 1)
+    about = dict.fromkeys(frame[ABOUT]) if ABOUT in frame else ()
+    table = markdown_table(list(map(str, shown)), rows, words=words)
+    return "\n\n".join(["\n".join(f"- {line}" for line in about), table] if about else [table])
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else number(value)
+
+
+def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a frame as plain values for JSON, without tensors and None."""
+    return [
+        {
+            str(name): _plain(value)
+            for name, value in row.items()
+            if value is not None and not isinstance(value, Tensor)
+        }
+        for row in frame.to_dict("records")
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def ascending(values: Sequence[float]) -> bool | None:
+    """Whether every value is above the one before it; None of one value, or where one is NaN."""
+    if len(values) < 2 or any(value != value for value in values):
+        return None
+    return all(a < b for a, b in pairwise(values))

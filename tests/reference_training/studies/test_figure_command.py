@@ -1,0 +1,210 @@
+"""The command: what it checks before it computes, what it refuses, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.image import imread
+
+from ebmguard.errors import ConfigError, DiskError
+from ebmguard.reference_training.plots.canvas import new_figure
+from ebmguard.reference_training.studies import command, shortrun
+from ebmguard.reference_training.studies.config import ShortRunFigure
+from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
+from ebmguard.sinks import to_json
+from tests.reference_training.shortrun.parts import tiny_run, trained_folder
+
+
+def test_every_study_has_its_word_and_its_place_in_the_table():
+    names = get_args(get_type_hints(ShortRunFigure)["name"])
+    assert set(names) == set(command.MODULES)
+    for name in command.MODULES:
+        study = command.find(name)
+        assert study.title
+        assert study.source
+        assert study.columns
+
+
+def test_the_words_of_the_help_need_no_torch():
+    code = (
+        "import sys; from ebmguard.reference_training.studies import config\n"
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_default_files():
+    assert str(ShortRunFigure(name="long-run", runs=()).file) == "figure_long_run.png"
+
+
+def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
+    path = trained_folder(tmp_path / "run")
+    capsys.readouterr()
+    picture = tmp_path / "there.png"
+    config = ShortRunFigure(name="12", runs=(path,), out=picture, device="cpu")
+    assert command.run(config) == 0
+    printed = capsys.readouterr().out
+    assert "- run: digits, β* = 0.02, K = 3, 6 updates\n" in printed
+    assert "| β* = 0.02 |" in printed
+    assert "with every step up of β*: cannot be told.\n" in printed
+    assert printed.endswith(f"picture: {picture}\nnumbers: {tmp_path / 'there.json'}\n")
+    assert imread(picture).shape[1] > 500
+    (row,) = json.loads((tmp_path / "there.json").read_text())["rows"]
+    assert row["updates"] == len(row["f_pos"]) == 6
+
+
+def test_numbers_as_text_and_as_plain_values():
+    rows = [
+        {"about": "a: digits", "run": "a", "f": np.nan, "n": 1234, "images": torch.zeros(2)},
+        {"about": "b: digits", "run": "b", "f": np.inf, "course": np.array([1.5, np.nan])},
+    ]
+    frame = frame_of(rows)
+    assert text(frame) == (
+        "- a: digits\n- b: digits\n\n"
+        "| run |         f |     n |\n"
+        "| --- | --------: | ----: |\n"
+        "| a   | undefined | 1,234 |\n"
+        "| b   |         ∞ |     – |"
+    )
+    assert to_json(plain(frame)) == [
+        {"about": "a: digits", "run": "a", "f": "NaN", "n": 1234},
+        {"about": "b: digits", "run": "b", "f": "Infinity", "course": [1.5, "NaN"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "rises"), [([1], None), ([1, 2, 3], True), ([1, 1], False), ([1, np.nan], None)]
+)
+def test_whether_values_ascend(values, rises):
+    assert ascending(values) is rises
+
+
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A study that draws nothing; what it was called with is kept."""
+    seen: list[Any] = []
+
+    def numbers(runs: Any, config: Any) -> Any:
+        seen.append((runs, config))
+        return frame_of([{"run": "a"}])
+
+    study = Study("title", "source", numbers, lambda *_: new_figure(1, 1), "")
+    monkeypatch.setattr(command, "find", lambda _: study)
+    monkeypatch.setattr(shortrun, "load_run", lambda path, device, root: (path, device.type))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"runs": ()}, "runs is empty, expected run folders"),
+        ({"count": 0}, "count is 0, expected 1 or more"),
+        ({"seed": -1}, "seed is -1, expected 0 or more"),
+        ({"threads": -2}, "threads is -2, expected 0 or more"),
+        ({"runs": (), "seed": -1}, r"runs is empty(.|\n)*seed is -1"),
+        ({"out": "x.what"}, r"a picture's name ends in one of .*png"),
+        ({"out": "x.json"}, r"a picture's name ends in one of .*png"),
+        ({"out": "no/x.png"}, "no is not a folder"),
+        ({"out": "folder.png"}, r"folder\.png cannot be written: it is a folder"),
+        ({"device": "quantum"}, "device is 'quantum'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_opened(
+    settings, words, tmp_path, monkeypatch
+):
+    seen = fake(monkeypatch)
+    monkeypatch.setattr(shortrun, "load_run", lambda *_: pytest.fail("a run was opened"))
+    (tmp_path / "folder.png").mkdir()
+    given = {"runs": (tmp_path,), "out": "x.png", **settings}
+    given["out"] = tmp_path / given["out"]
+    with pytest.raises(ConfigError, match=words):
+        command.run(ShortRunFigure(name="long-run", **given))
+    assert not seen
+
+
+def test_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr(shortrun, "load_run", lambda *_: pytest.fail("a run was opened"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pictures need matplotlib"):
+        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
+
+
+def test_numbers_that_cannot_be_written_are_told(tmp_path, monkeypatch):
+    seen = fake(monkeypatch)
+    (tmp_path / "x.json").mkdir()
+    out = tmp_path / "x.png"
+    config = ShortRunFigure(name="long-run", runs=(tmp_path,), out=out, device="cpu")
+    with pytest.raises(DiskError, match=r"x\.json"):
+        command.run(config)
+    assert seen == [([(tmp_path, "cpu")], config)]
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="holds no run"):
+        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
+
+
+def refused(name: Any, words: str, runs: int = 1, count: int | None = None, **given: Any) -> None:
+    """The study of so many runs ends in an error of these words."""
+    own = [tiny_run(f"kept{i}", activation="gelu", **given) for i in range(runs)]
+    with pytest.raises(ConfigError, match=words):
+        command.find(name).numbers(own, ShortRunFigure(name=name, runs=(), count=count))
+
+
+@pytest.mark.parametrize(
+    "name", ["13", "14", "15", "steps", "interpolation", "reconstruction", "likelihood"]
+)
+def test_persistent_chains_are_refused(name):
+    what = f"^Figure {name} draws negatives as in training"
+    words = what + ".*kept0 were persistent and are not kept.*--init noise"
+    refused(name, words, init="persistent", buffer_size=20)
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("steps", 12),
+        ("interpolation", 4),
+        ("reconstruction", 4),
+        ("likelihood", 4),
+        ("long-run", 4),
+    ],
+)
+def test_more_runs_than_there_is_room_for_are_refused(name, room):
+    refused(name, f"room for {room} runs, and {room + 1} were given", runs=room + 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("reconstruction", "held-out images"),
+        ("likelihood", "held-out images"),
+        ("long-run", "chains"),
+    ],
+)
+def test_more_images_than_are_held_out_are_refused(name, what):
+    refused(name, f"33 {what} were asked for, .*kept0 have 32 test images", count=33)
+
+
+def test_a_run_in_a_line():
+    about = shortrun.about
+    assert about(tiny_run("runs/a", beta_star=0.5)) == "a: digits, β* = 0.5, K = 3, 6 updates"
+    ranged = tiny_run("b", sgld_steps=10, most_sgld_steps=12, step=3000)
+    assert about(ranged).endswith("K from 10 to 12, 3,000 updates")
+    finer = tiny_run("runs/c", most_steps=4, init="persistent", buffer_size=20)
+    assert "K = 3 (in training up to 4 times as many, as much finer), 6" in about(finer)
+    assert about(finer).endswith("updates, persistent chains")
+
+
+def test_some_images_are_drawn_without_replacement_and_scaled():
+    run = tiny_run()
+    drawn = shortrun.some_of(run, run.data.train_x, torch.Generator().manual_seed(0), 10)
+    rows = {tuple(image.flatten().tolist()) for image in drawn}
+    known = {tuple(image.flatten().tolist()) for image in run.data.scale(run.data.train_x)}
+    assert len(rows) == len(drawn) == 10
+    assert rows <= known

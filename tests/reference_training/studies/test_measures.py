@@ -1,0 +1,176 @@
+"""Images in numbers against plain loops and sklearn."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.decomposition import PCA
+from torch import Tensor
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.studies import measures as module
+from ebmguard.reference_training.studies.measures import (
+    components_needed,
+    energy_distance,
+    means,
+    measure,
+    nearest,
+    principal_errors,
+    saturation,
+)
+from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+
+LEVELS = 16
+
+
+def random_data(count: int, channels: int = 2, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, channels, 3, 3)
+    return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
+
+
+def test_images_in_numbers():
+    run = tiny_run(network=Quadratic(1.0))
+    own = run.data.scale(run.data.train_x[:4])
+    found = measure(run, 1.5 * own)
+    assert means(found)["f"] == pytest.approx(
+        -(1.5**2) / 2 * own.square().sum().item() / 4, rel=1e-5
+    )
+    # Cut to the cube, before it is compared, a stretched background is one again.
+    expected = (1.5 * own).clamp(-1, 1).sub(own).square().flatten(1).mean(dim=1).sqrt()
+    np.testing.assert_allclose(found["distance"], expected, rtol=1e-5)
+    np.testing.assert_allclose(found["size"], (1.5 * own).abs().flatten(1).mean(dim=1), rtol=1e-5)
+    assert (found.dtypes == np.float64).all()
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_the_nearest_image_is_what_a_plain_loop_finds(monkeypatch, rows):
+    monkeypatch.setattr(module, "ROWS", rows)
+    data = random_data(20)
+    x = torch.randn(9, 2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found, place = nearest(x, data, LEVELS)
+    for i, image in enumerate(x):
+        distances = []
+        for other in data:
+            pairs = zip(image.flatten().tolist(), other.flatten().tolist(), strict=True)
+            squares = [(min(1.0, max(-1.0, a)) - (b / 8 - 1)) ** 2 for a, b in pairs]
+            distances.append(math.sqrt(sum(squares) / len(squares)))
+        assert found[i].item() == pytest.approx(min(distances), rel=1e-12)
+        assert place[i].item() == distances.index(min(distances))
+
+
+def test_an_image_of_the_data_is_at_distance_0_and_one_off_is_not():
+    data = random_data(50)
+    x = data.float() / 8 - 1
+    assert nearest(x, data, LEVELS)[0].tolist() == [0.0] * 50
+    # The shortcut by a product of matrices alone would lose this among its rounding errors.
+    x[4, 0, 0, 0] += 1e-3 if x[4, 0, 0, 0] < 1 else -1e-3
+    assert nearest(x, data, LEVELS)[0][4].item() == pytest.approx(1e-3 / 18**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_image_that_is_not_finite_has_no_numbers(value):
+    x = torch.zeros(2, 1, 3, 3)
+    x[0, 0, 1, 1] = value
+    assert saturation(x, LEVELS).isna().all(axis=1).tolist() == [True, False]
+    assert nearest(x, random_data(5, 1), LEVELS)[0].isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (4, 2, 3, 4)])
+def test_data_that_cannot_be_compared_are_refused(shape):
+    data = torch.zeros(shape, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"images of \(2, 3, 3\) cannot be compared with data of"):
+        nearest(torch.zeros(1, 2, 3, 3), data, LEVELS)
+    with pytest.raises(ConfigError, match="have no components in data of"):
+        principal_errors(torch.zeros(1, 2, 3, 3), data, LEVELS)
+
+
+def test_saturation_of_images_made_by_hand():
+    x = torch.tensor(
+        [
+            [[[-1.0, 1.0], [-1.0, 1.0]]],  # at the ends, and not beyond them
+            [[[-1.5, 0.0], [0.0, 1.25]]],
+            [[[0.5, 0.5], [0.5, 0.5]]],
+            [[[-0.9, 0.95], [0.0, 0.9375]]],  # within half a level of an end: 1 - 1/16 and more
+        ]
+    )
+    found = saturation(x, LEVELS)
+    assert found["beyond"].tolist() == [0.0, 0.5, 0.0, 0.0]
+    assert found["excess"].tolist() == [0.0, 0.1875, 0.0, 0.0]
+    assert found["ends"].tolist() == [1.0, 0.5, 0.0, 0.5]
+    size = (0.9 + 0.95 + 0.9375) / 4
+    assert found["size"].tolist() == pytest.approx([1.0, 0.6875, 0.5, size], rel=1e-6)
+    second = math.sqrt((1.5**2 + 1.25**2) / 4 - 0.0625**2)
+    assert found["contrast"][:3].tolist() == pytest.approx([1.0, second, 0.0], rel=1e-12)
+    assert found["colour"].tolist() == [0.0] * 4
+
+
+def test_colour_is_how_far_channels_lie_apart_and_grey_has_none():
+    grey = torch.rand(1, 1, 4, 4).expand(1, 3, 4, 4)
+    red = torch.tensor([1.0, -1.0, -1.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
+    pale = torch.tensor([0.5, 0.25, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert saturation(torch.cat([grey, red, pale]), 255)["colour"].tolist() == [0.0, 2.0, 0.5]
+
+
+def test_every_number_grows_as_an_image_is_stretched():
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    factors = torch.tensor([0.5, 1.0, 1.5, 2.0, 4.0]).reshape(-1, 1, 1, 1)
+    rises = saturation(factors * image, 255).diff()[1:]
+    assert (rises >= 0).all(axis=None)
+    assert (rises[1:] > 0).all(axis=None)
+
+
+def test_errors_of_principal_components_are_those_of_sklearn():
+    train, x = random_data(50, 1), random_data(7, 1, seed=1).double() / 8 - 1
+    found = principal_errors(x, train, LEVELS)
+    assert found.shape == (10, 7)
+    rows = (train.flatten(1).double() / 8 - 1).numpy()
+    # Without components there is the mean image, of which sklearn has no model.
+    mean = torch.from_numpy(rows).mean(0)
+    torch.testing.assert_close(found[0], (mean - x.flatten(1)).square().mean(1))
+    for k in range(1, 10):
+        model = PCA(k).fit(rows)
+        told = torch.from_numpy(model.inverse_transform(model.transform(x.flatten(1).numpy())))
+        expected = (told - x.flatten(1)).square().mean(1)
+        torch.testing.assert_close(found[k], expected, rtol=1e-9, atol=1e-12)
+    few = principal_errors(x, train[:4], LEVELS)
+    assert few.shape == (5, 7)
+    assert components_needed(few, 1e-6) is None
+
+
+def test_the_fewest_components_that_suffice():
+    errors = torch.tensor([[4.0, 2.0], [1.0, 3.0], [0.5, 0.5]])
+    needed = [components_needed(errors, least) for least in (9, 3, 2.9, 2, 1, 0.5, 0.4)]
+    assert needed == [0, 0, 1, 1, 2, 2, None]
+
+
+def test_the_energy_distance_is_that_of_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((5, 1, 2, 3), generator=generator, dtype=torch.float64)
+    y = 1 + torch.randn((4, 1, 2, 3), generator=generator, dtype=torch.float64)
+
+    def mean(a: Tensor, b: Tensor, same: bool) -> float:
+        apart = [
+            math.sqrt(float((p - q).square().mean()))
+            for i, p in enumerate(a)
+            for j, q in enumerate(b)
+            if not (same and i == j)
+        ]
+        return sum(apart) / len(apart)
+
+    expected = 2 * mean(x, y, False) - mean(x, x, True) - mean(y, y, True)
+    assert energy_distance(x, y) == pytest.approx(expected)
+    assert math.isnan(energy_distance(x[:1], y))
+
+
+def test_the_energy_distance_tells_distributions_apart():
+    generator = torch.Generator().manual_seed(1)
+    a, b, c = (torch.rand((400, 1, 8, 8), generator=generator).double() for _ in range(3))
+    assert energy_distance(a, b) == pytest.approx(0, abs=0.002)
+    assert energy_distance(a, c / 2) > 0.05
+    # Of two points the distance is twice that between them.
+    zeros, ones = torch.zeros(3, 1, 2, 2), torch.ones(3, 1, 2, 2)
+    assert energy_distance(zeros, ones) == pytest.approx(2)

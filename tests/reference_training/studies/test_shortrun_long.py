@@ -1,0 +1,211 @@
+"""Long chains: on quadratic f they are Gaussian processes in closed form, or leave for infinity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ebmguard.reference_training.studies import shortrun_long as module
+from ebmguard.reference_training.studies.command import find
+from ebmguard.reference_training.studies.config import ShortRunFigure
+from ebmguard.reference_training.studies.shortrun_long import short, spread, stops_of
+from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+
+STOPS = (0, 3, 6, 15, 30, 60, 150, 300)
+ENTRIES = 64
+
+
+def long(*runs: Any, count: int | None = 32, seed: int = 0) -> pd.DataFrame:
+    config = ShortRunFigure(name="long-run", runs=(), count=count, seed=seed)
+    return module.long_chains(runs, config)
+
+
+def quadratic(strength: float, mean: float = 0.0, count: int = 32, **settings: Any) -> pd.DataFrame:
+    run = tiny_run("model", network=Quadratic(strength, mean), **{"beta_star": 0.0, **settings})
+    return long(run, count=count)
+
+
+def of(frame: pd.DataFrame, start: str) -> pd.DataFrame:
+    return frame[frame["images"] == f"from {start}"].set_index("steps")
+
+
+def verdicts(frame: pd.DataFrame) -> list[str]:
+    return [of(frame, start)["verdict"][300] for start in ("noise", "data")]
+
+
+def test_schedule():
+    assert stops_of(3, 300) == STOPS
+    assert stops_of(100, 10_000) == (0, 100, 200, 500, 1000, 2000, 5000, 10_000)
+    # Beside a run of more steps: the common end is no multiple of its own kind.
+    assert stops_of(20, 10_000) == (0, 20, 40, 100, 200, 400, 1000, 2000, 4000, 10_000)
+    assert stops_of(7, 7) == (0, 7)
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 400.0])
+def test_mean_and_variance_follow_the_recursion(beta_star):
+    a, m, sigma = 0.02, 0.3, 0.05
+    frame = quadratic(a, m, noise_std=sigma, beta_star=beta_star)
+    # o = 2 / sigma**2 = 800: at 400 the drift is halved.
+    decay = 1 - a * (1 - beta_star / 800)
+    noise, data = of(frame, "noise"), of(frame, "data")
+    for stop in STOPS:
+        power = decay**stop
+        variance = sigma**2 * (1 - power**2) / (1 - decay**2)
+        # E f = -a/2 sum of (x - m)**2, from U(-1, 1) of mean 0 and variance 1/3.
+        from_noise = power**2 / 3 + variance + (power * m) ** 2
+        assert noise["f"][stop] == pytest.approx(-a / 2 * ENTRIES * from_noise, rel=0.06)
+        # From data the start is known: f at step 0 is -a/2 |x0 - m|**2.
+        away = -2 * data["f"][0] / a / ENTRIES
+        moved = data["moved"][stop] ** 2
+        assert moved == pytest.approx((1 - power) ** 2 * away + variance, rel=0.06)
+    # Both have forgotten where they came from: one distribution.
+    steady = -a / 2 * ENTRIES * sigma**2 / (1 - decay**2)
+    if beta_star == 0:
+        assert noise["f"][300] == pytest.approx(steady, rel=0.06)
+        assert data["f"][300] == pytest.approx(steady, rel=0.06)
+
+
+def test_pull_is_drift_over_noise():
+    # o = 2 * 0.5 / 0.0025 = 400, of which beta_star = 100 leaves three quarters.
+    frame = quadratic(0.02, count=4, noise_std=0.05, beta_star=100.0, step_size=0.5)
+    np.testing.assert_allclose(
+        frame["pull"].astype(float), frame["slope"].astype(float) * 0.5 * 0.75 / (0.05 * 8)
+    )
+
+
+@pytest.mark.parametrize(("growth", "last"), [(2.0, 60), (10.0, 30)])
+def test_divergence_is_seen_at_the_right_stop(growth, last):
+    # |x| <= 1 grows by this factor a step; float32 ends at 2**128 = 10**38.5.
+    frame = quadratic(1 - growth)
+    assert verdicts(frame) == ["diverged"] * 2
+    assert find("long-run").verdict(frame).endswith("does not hold.")
+    for start in ("noise", "data"):
+        chains = of(frame, start)
+        kept = chains.index <= last
+        assert chains["finite"].tolist() == [32 * bool(is_kept) for is_kept in kept]
+        assert chains.loc[300, ["contrast", "contrast_above"]].isna().all()
+        assert np.isfinite(chains["largest"].astype(float)).tolist() == kept.tolist()
+        expected = chains["largest"][0] * growth**last
+        assert chains["largest"][last] == pytest.approx(expected, rel=0.1)
+
+
+def test_some_chains_are_lost_and_the_others_are_measured():
+    class Cliff(torch.nn.Module):
+        """Flat, but for images of positive mean: those are thrown to infinity."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            mean = x.flatten(1).mean(dim=1)
+            return torch.where(mean > 0, 1e30 * mean.square(), 0 * mean)
+
+    run = tiny_run(network=Cliff(), noise_std=1e-6, beta_star=0.0)
+    last = of(long(run), "noise").loc[300]
+    positive = int((run.starts(32, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3)) > 0).sum())
+    assert 0 < positive < 32
+    assert last["finite"] == 32 - positive
+    assert last["moved"] < 1e-4
+
+
+def test_data_starts_are_held_out_images_with_the_noise_of_training():
+    run = tiny_run(network=Quadratic(0.0), noise_std=1e-6, data_noise=1e-4)
+    chains = of(long(run, seed=3), "data")
+    test = run.data.scale(run.data.test_x)
+    assert chains["shown"][0].shape == (3, 1, 8, 8)
+    for image in chains["shown"][0]:
+        apart = (test - image).square().mean(dim=(1, 2, 3)).sqrt()
+        assert apart.min() == pytest.approx(1e-4, rel=0.3)
+    # A flat f moves nothing: the noise alone, sqrt(300) times.
+    assert chains["moved"][300] == pytest.approx(1e-6 * math.sqrt(300), rel=0.1)
+    assert chains["moved"][0] == 0
+    # What has no spread has no shift.
+    assert math.isnan(chains["f_off"][300])
+
+
+def test_spread_is_that_of_numpy_over_what_is_finite():
+    images = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    expected = np.sqrt(images.numpy().reshape(6, -1).var(axis=0, ddof=1).mean())
+    assert spread(images) == pytest.approx(expected)
+    lost = torch.cat([images, torch.full((1, 1, 4, 4), torch.inf), 0 * images[:1] + torch.nan])
+    assert spread(lost) == pytest.approx(expected)
+    # Of the two that are left there is one; of one image there is no variance.
+    assert math.isnan(spread(lost[5:]))
+
+
+def test_variety_goes_with_the_recursion():
+    a, sigma = 0.02, 0.05
+    noise = of(quadratic(a, noise_std=sigma), "noise")["variety"]
+    data_spread = math.sqrt(1 / 3) / noise[0]
+    for stop in STOPS:
+        power = (1 - a) ** stop
+        variance = power**2 / 3 + sigma**2 * (1 - power**2) / (1 - (1 - a) ** 2)
+        assert noise[stop] == pytest.approx(math.sqrt(variance) / data_spread, rel=0.06)
+
+
+def test_verdicts():
+    # x grows by a tenth each step, and is 1.1**300 in the end: finite, and beyond all data.
+    assert verdicts(quadratic(-0.1, count=8)) == ["over-saturated"] * 2
+    # To a grey image with a noise of 0.01 / sqrt(1 - 0.9**2).
+    assert verdicts(quadratic(0.1, count=8)) == ["washed out"] * 2
+    # A flat f leaves data where they are, and noise, of contrast 0.58, below them.
+    flat = quadratic(0.0, count=8, noise_std=1e-4)
+    assert verdicts(flat) == ["washed out", "like data"]
+    assert find("long-run").verdict(flat).endswith(": holds.")
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_verdict_on_f_where_contrast_is_that_of_data(sign):
+    class Sum(torch.nn.Module):
+        """Moves all pixels up, or down, by one amount: contrast stays, f does not."""
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            f: torch.Tensor = sign * x.flatten(1).sum(dim=1) / 10
+            return f
+
+    # Up the hill chains go beyond the data by themselves, in either direction.
+    frame = long(tiny_run(network=Sum(), noise_std=1e-4, beta_star=0.0), count=8)
+    assert verdicts(frame) == ["washed out", "on peaks above the data"]
+    assert of(frame, "data")["f_above"][300] == 1
+
+
+@pytest.mark.parametrize(
+    ("up", "down", "word"),
+    [(0.3, 0.5, "washed out"), (0.5, 0.3, "over-saturated"), (0.4, 0.4, "over-saturated")],
+)
+def test_many_above_and_more_below(up, down, word):
+    shares = {"contrast_above": up, "contrast_below": down}
+    assert module.verdict({**shares, "f_above": 1.0, "f_below": 0.0}) == word
+
+
+def test_as_many_chains_as_test_images_where_no_count_is_given():
+    assert long(tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
+    more = long(tiny_run(network=Quadratic(0.1), test_images=100), count=None)
+    assert more["count"][0] == 64
+
+
+def test_a_diverged_run_is_drawn_as_such():
+    # Beside one that is none: the curves of both are to be seen.
+    runs = [
+        tiny_run(name, network=Quadratic(strength), beta_star=0.0)
+        for name, strength in (("lost", -9.0), ("stays", 0.1))
+    ]
+    (picture,) = find("long-run").drawn(long(*runs, count=8)).values()
+    assert_no_text_on_text(picture)
+    labels = [text.get_text() for text in picture.texts]
+    assert labels.count("300\n8 lost") == 2
+    assert labels.count("300") == 2
+    lines = [line for axes in picture.axes for line in axes.lines]
+    assert not any(float("inf") in line.get_ydata() for line in lines)
+    # The other run's curves are not flattened by one that goes up to 1e38.
+    heights = [max(map(abs, axes.get_ylim())) for axes in picture.axes if axes.axison]
+    assert len(heights) == 6
+    assert max(heights) < 1e4
+
+
+def test_words():
+    words = [short(steps) for steps in (0, 200, 1000, 2500, 10**6)]
+    assert words == ["0", "200", "1k", "2.5k", "1M"]

@@ -1,0 +1,168 @@
+"""Paths between samples: in closed form where the flow is affine, and jumps where it sorts."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from ebmguard.reference_training.studies import shortrun_paths as module
+from ebmguard.reference_training.studies.command import find
+from ebmguard.reference_training.studies.config import ShortRunFigure
+from ebmguard.reference_training.studies.shortrun_paths import (
+    POINTS,
+    arc,
+    between,
+    course,
+    outside,
+    spread,
+    straight,
+)
+from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+
+
+def paths(run: Any, count: int = 2, seed: int = 0) -> pd.DataFrame:
+    """All rows but the last, which is that of the run."""
+    return module.paths([run], ShortRunFigure("interpolation", (), count=count, seed=seed))
+
+
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+
+
+def test_even_angles_are_even_steps():
+    rho = arc(21)
+    assert rho[[0, 10, 20]].tolist() == pytest.approx([0, math.sqrt(0.5), 1])
+    # Of two starts at a right angle and of one length, all steps are of one length.
+    z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
+    steps = between(z1, z2, rho).diff(dim=1).norm(dim=-1)
+    assert torch.allclose(steps, torch.full((1, 20), 6 * math.sin(math.pi / 80)).double())
+    # Even steps of rho are not: see arc().
+    of_rho = between(z1, z2, torch.linspace(0, 1, 11)).diff(dim=1).norm(dim=-1)
+    assert of_rho[0, -1] > 2.5 * of_rho.mean()
+
+
+def test_paths_go_from_the_second_start_to_the_first():
+    z1, z2 = uniform(2, 3, 1, 4, 4)
+    path = between(z1, z2, arc(5))
+    assert path.shape == (3, 5, 1, 4, 4)
+    assert torch.allclose(path[:, 0], z2)
+    assert torch.allclose(path[:, -1], z1)
+    assert torch.allclose(path[:, 2], (z1 + z2) / math.sqrt(2))
+    blend = straight(path)
+    assert torch.allclose(blend[:, 1], 0.75 * z2 + 0.25 * z1)
+    assert torch.equal(blend[:, 0], path[:, 0])
+
+
+def test_a_straight_line_and_a_quarter_of_a_circle():
+    z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
+    circle = between(z1, z2, arc(21))
+    found, line = course(circle), course(straight(circle))
+    # Root mean square over two entries: sqrt(2) less than the distance of the ends, 3 sqrt(2).
+    assert [*found["apart"], *line["apart"]] == pytest.approx([3, 3])
+    assert [*line["length"], *line["halved"]] == pytest.approx([1, 0.5])
+    assert line["steps"].tolist() == [pytest.approx([0.05] * 20)]
+    assert found["length"].item() == pytest.approx(math.pi / 2 / math.sqrt(2), rel=1e-3)
+    assert [*found["largest"], *line["largest"]] == pytest.approx([1, 1])
+    assert found["halved"].item() == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_jump_is_as_large_at_twice_the_spacing():
+    path = torch.zeros(2, 21, 1)
+    path[0, 7:] = 1.0
+    path[1, :, 0] = torch.linspace(0, 1, 21).square()
+    found = course(path)
+    # Of u^2 the last step is 39/400, and at twice the spacing 76/400.
+    assert found["halved"].tolist() == pytest.approx([1.0, 39 / 76])
+    assert found["largest"][0] == pytest.approx(20.0)
+    assert found["length"].tolist() == pytest.approx([1, 1])
+
+
+def test_the_share_outside_the_cube_has_a_closed_form():
+    z1, z2 = uniform(2, 4, 1, 300, 300)
+    rho = arc(9)
+    found = outside(between(z1, z2, rho))
+    a, b = rho, (1 - rho.square()).sqrt()
+    # Two corners of the square of (z1, z2), triangles with legs (a + b - 1)/a and (a + b - 1)/b;
+    # at the ends of the path there are none.
+    expected = (a + b - 1).square() / (4 * a * b)
+    expected[[0, -1]] = 0
+    assert torch.allclose(found, expected, atol=2e-3)
+    # Entries of 1 and 1 give sqrt(2), and no more.
+    ones = torch.ones(1, 1, 1, 1)
+    assert between(ones, ones, rho).max().item() == pytest.approx(math.sqrt(2))
+    assert outside(straight(between(z1, z2, rho))).tolist() == [0.0] * 9
+
+
+def test_the_spread_is_kept_on_the_arc_and_lost_on_the_line():
+    path = between(*uniform(2, 4, 1, 300, 300), arc(9))
+    assert spread(path).tolist() == pytest.approx([1.0] * 9, abs=0.01)
+    t = torch.linspace(0, 1, 9)
+    kept = (t.square() + (1 - t).square()).sqrt()
+    assert spread(straight(path)).tolist() == pytest.approx(kept.tolist(), abs=0.01)
+
+
+@pytest.mark.parametrize("batch", [5, 500])
+def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
+    """M(z) = m + (1 - s (1 - β) a)^K (z - m): affine, so that images lie on the starts' path."""
+    monkeypatch.setattr(module, "BATCH", batch)
+    run = tiny_run(
+        network=Quadratic(0.2, mean=0.1),
+        sgld_steps=7,
+        most_sgld_steps=12,
+        step_size=0.5,
+        noise_std=0.1,
+        beta_star=50.0,
+    )
+    assert run.drift == pytest.approx(0.5)
+    frame = paths(run, count=3, seed=5)
+    z1, z2 = uniform(6, 1, 8, 8, seed=5).chunk(2)
+    starts = between(z1, z2, arc(POINTS))
+    shrink = (1 - 0.5 * 0.5 * 0.2) ** 7
+    pairs = frame.iloc[:-1]
+    images = torch.stack(pairs["path_images"].tolist())
+    assert torch.allclose(images, 0.1 + shrink * (starts - 0.1), atol=1e-5)
+    assert torch.allclose(torch.stack(pairs["blend_images"].tolist()), straight(images))
+    of_starts = course(starts)
+    assert pairs["length"].tolist() == pytest.approx(pairs["starts_length"].tolist(), rel=1e-4)
+    assert pairs["starts_length"].tolist() == pytest.approx(of_starts["length"].tolist())
+    assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
+
+
+def test_numbers_along_the_paths_are_those_of_their_images():
+    pairs = paths(tiny_run(network=Quadratic(1.0))).iloc[:-1]
+    for kind in ("path", "blend"):
+        for row in pairs.to_dict("records"):
+            f = -0.5 * row[f"{kind}_images"].square().flatten(1).sum(dim=-1)
+            np.testing.assert_allclose(row[f"f_along_{kind}"], f, rtol=1e-5)
+            assert row[f"f_{kind}"] == row[f"f_along_{kind}"][1:-1].mean()
+            assert row["f_ends"] == pytest.approx(f[[0, -1]].mean().item(), rel=1e-5)
+
+
+class Ridges(torch.nn.Module):
+    """f with a maximum at every pixel of -0.8 and of 0.8: its flow sorts pixels by their sign."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) -> (B,)."""
+        return -(x.abs() - 0.8).square().flatten(1).sum(1)
+
+
+def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses():
+    frame = paths(tiny_run(network=Ridges(), sgld_steps=30, step_size=0.2), count=6)
+    # Each pixel jumps once, or not at all: half the pixels in 20 steps.
+    assert frame["length"].dropna().mean() > 2
+    assert frame["f_path"].dropna().mean() > 10 * frame["f_blend"].dropna().mean()
+    assert find("interpolation").verdict(frame).endswith(": holds.")
+
+
+def test_one_pair_and_lost_ones_can_be_drawn():
+    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
+        frame = paths(run, count=1)
+        (figure,) = find("interpolation").drawn(frame).values()
+        assert_no_text_on_text(figure)
+    assert find("interpolation").verdict(frame).endswith(": cannot be told.")
