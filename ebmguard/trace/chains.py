@@ -56,7 +56,7 @@ class Sampler:
     root: Edge | None = None  # what was differentiated last
     slope: float = math.nan  # of that in the energies of the loss, where those are a function
     spot: tuple[Place, ast.expr] | None = None  # the expression of these, where it is the sampler's
-    others: int = 0  # gradients by its input that are of something else than the energy
+    arguments: int = 1  # that the energy is given
 
     @cached_property
     def functions(self) -> list[tuple[Edge, Edge, float]]:

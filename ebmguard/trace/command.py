@@ -104,6 +104,7 @@ def _text(found: Trace) -> Iterator[str]:
         yield from _sampler(sampler)
     if not found.samplers:
         yield f"no sampler: {REFUSALS['no sampler'][0]}"
+    given = {each.name: each.arguments for each in found.samplers}
     for each in found.differences:
         yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
         for label, side in each.sides.items():
@@ -114,6 +115,10 @@ def _text(found: Trace) -> Iterator[str]:
                 text = ("-" if side.is_turned else "") + each.place.source.segment(side.node)
             what = f"`{text}` {side.shape}" if text else "no expression found"
             yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
+            more = given.get(label, side.arguments) - side.arguments
+            if more > 0:
+                yield f"    the sampler gives it {more} more than the loss, such as a class:"
+                yield "    it draws from another density"
             if side.bends:
                 yield f"    not affine in these, and left as it is: {side.bends}"
         met = {other.place.line for other in found.differences}

@@ -41,7 +41,7 @@ class Output:
     calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
     part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
-    others: int = 0  # arguments beside x
+    arguments: int = 1  # x, and what else was given
     method: str = ""  # that has returned it; empty for the module's own call
 
     @functools.cached_property

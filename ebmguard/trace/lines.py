@@ -357,8 +357,7 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
     binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
     if binds:
         line, indent = _after(max(binds, key=lambda each: each.lineno))
-        guard = "g" if loss.endswith(".loss") else f"{loss}.guard"
-        guard = loss.removesuffix(".loss") if loss.endswith(".loss") else guard
+        guard = loss.removesuffix(".loss") if loss.endswith(".loss") else f"{loss}.guard"
         uses = [(node, f"{side.expression}_cd") for side in sides for node in side.uses]
         own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
         text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"

@@ -33,7 +33,7 @@ class Side:
     bends: str = ""  # what is affine in pieces alone, such as a clamp
     follows: bool = True  # whether they are what the sampler differentiates
     energy: tuple[Any, str, str] = (None, "", "")  # the module, its method, the part of its result
-    others: int = 0  # arguments of the module beside x
+    arguments: int = 1  # of the module: x, and what else
 
 
 @dataclass(eq=False)
@@ -170,8 +170,7 @@ def _effect(found: Experiment, edge: Edge, rows: int) -> tuple[Effect, list[Edge
 def _side(found: Experiment, label: str, choice: _Choice | None, place: Place) -> Side:
     if choice is None:
         outputs = [o for o in found.outputs.values() if label in o.labels]
-        energy, others = (outputs[0].energy, outputs[0].others) if outputs else ((None, "", ""), 0)
-        return Side(follows=False, energy=energy, others=others)
+        return Side(follows=False, energy=outputs[0].energy if outputs else (None, "", ""))
     made = choice.of.made
     assert isinstance(made, Output)
     turned = "" if choice.sign > 0 else "-"
@@ -198,7 +197,7 @@ def _side(found: Experiment, label: str, choice: _Choice | None, place: Place) -
         choice.sign * (math.nan if choice.is_curved else choice.effect.total),
         _bend(found, choice),
         energy=made.energy,
-        others=made.others,
+        arguments=made.arguments,
     )
 
 

@@ -70,12 +70,12 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "not bound": (
         "`{name}` is bound nowhere in {file} that could be seen",
-        "Above the loop around {entry} write `cd_loss, draw = {guard}`; call `draw(...)` there, "
+        "Write `cd_loss, draw = {guard}` above the loop around {entry}; call `draw(...)` there, "
         "and `cd_loss(f_pos, f_neg)` in the loss.",
     ),
     "inside a step": (
         "`{name}` is known only inside of the function that takes a step",
-        "Where that function's caller has it, write `cd_loss, {name} = {guard}`; hand in `cd_loss` "
+        "Write `cd_loss, {name} = {guard}` where that function's caller has it; hand in `cd_loss` "
         "as well, and call it in the loss.",
     ),
     "one place": (
@@ -93,7 +93,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "no place": (
         "the loss at {place} is no difference of two means that could be replaced",
-        "Above it write `f_pos, f_neg = {reweight}(f_pos, f_neg)` with its energies, one number "
+        "Write `f_pos, f_neg = {reweight}(f_pos, f_neg)` above it with its energies, one number "
         "per sample, and use these in its difference.",
     ),
     "no source": (

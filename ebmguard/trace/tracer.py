@@ -136,19 +136,18 @@ class _Tracer(TorchFunctionMode):
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
         calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
-        noted = _Noted(calls)
-        x: Any = next((v for v in given if isinstance(v, Tensor) and v.ndim), None)
-        if not calls or x is None:
-            return noted
-        for part, each in _parts(output):
-            if each.grad_fn is not None and each.shape[:1] == x.shape[:1]:
-                if part:
-                    noted.watch(part, each)
-                if self.chains.is_energy(module):
-                    places, others = tuple(p for _, p in calls), sum(v is not None for v in given)
-                    label_rows, value = self.chains.labels, each.detach().clone()
-                    seen = Output(module, x.detach(), value, places, label_rows, part, others - 1)
-                    seen.mark(each)
+        noted = _Noted(calls, arguments=sum(each is not None for each in given))
+        for part, each in _parts(output) if calls else ():
+            batches = [v for v in given if isinstance(v, Tensor) and v.shape[:1] == each.shape[:1]]
+            if each.grad_fn is None or not each.ndim or not batches:
+                continue
+            if part:
+                noted.watch(part, each)
+            if self.chains.is_energy(module):
+                x = max(batches, key=Tensor.numel).detach()  # The others are labels or levels.
+                places, value = tuple(place for _, place in calls), each.detach().clone()
+                seen = Output(module, x, value, places, self.chains.labels, part, noted.arguments)
+                seen.mark(each)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -162,7 +161,7 @@ class _Tracer(TorchFunctionMode):
         if evaluation.output_shape[:1] == evaluation.x.shape[:1]:
             chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
-                chain.sampler.part = part
+                chain.sampler.part, chain.sampler.arguments = part, noted.arguments
                 if "functions" not in vars(chain.sampler):
                     chain.sampler.root = self._root
                 self._find_method(chain, chain.sampler)
@@ -233,6 +232,7 @@ class _Noted:
     """What is noted of a call: the user's frames, and the parts of its result with a gradient."""
 
     calls: Stack
+    arguments: int
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def watch(self, part: str, tensor: Tensor) -> None:
