@@ -8,14 +8,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, Stateful
+from ..errors import BudgetSpentError, ConfigError, Stateful, folder_path
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -55,7 +54,7 @@ class Recoverer(Stateful):
         effect: what rollbacks have changed in the run so far.
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
-        rate: what scales the optimizer's rate; its hooks come before those that look at a step.
+        rate: what scales the optimizer's rate inside its steps.
         chains: those that the loop feeds back.
     """
 
@@ -64,7 +63,9 @@ class Recoverer(Stateful):
     def __init__(self, settings: Recovery, ranks: Ranks) -> None:
         self.settings, self._ranks = settings, ranks
         every, folder = settings.folder_every, settings.folder
-        self._archive = None if folder is None else Archive(Path(folder), every, ranks)
+        self._archive = (
+            None if folder is None else Archive(folder_path("folder", folder), every, ranks)
+        )
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []

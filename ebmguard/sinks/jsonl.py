@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, folder_path, typed
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "opened",
     "parse_line",
     "read_jsonl",
+    "taken_back",
     "to_json",
 ]
 
@@ -48,11 +49,13 @@ class JsonlSink:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        self._lines = {name: AppendFile(Path(folder, f"{name}.jsonl"), _line) for name in names}
-        ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
-        for lines, size, rest in ends:
-            lines.rest = rest
-            os.truncate(lines.path, size)
+        path, self.made = folder_path("folder", folder), list[Path]()
+        with taken_back(self.made, path):
+            self._lines = {x: AppendFile(path / f"{x}.jsonl", _line, self.made) for x in names}
+            ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
+            for lines, size, rest in ends:
+                lines.rest = rest
+                os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one line for ``metrics.jsonl``."""
@@ -164,16 +167,38 @@ def _end(path: Path) -> tuple[int, bytes]:
     )
 
 
-def opened(path: Path, flags: int) -> int:
-    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``."""
+@contextmanager
+def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
+    """Around what opens a log folder: where it fails, what was made goes; no bare ``OSError``."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return _without_links(path, flags | os.O_CREAT)
-    except OSError as error:
+        yield
+    except (ConfigError, OSError) as error:
+        for path in reversed(made):
+            with suppress(OSError):  # it is not there, or others have written there meanwhile
+                (path.rmdir if path.is_dir() else path.unlink)()
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(
-            f"The log folder {str(path.parent)!r} cannot be written: {error.strerror or error}. "
-            "Pass another log_dir, or change the permissions of this one."
+            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
+            "another log_dir, make room on the disk, or change the permissions of this one."
         ) from error
+
+
+def opened(path: Path, flags: int, made: list[Path]) -> int:
+    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
+
+    Adds to ``made`` what has not been there, folders first.
+    """
+    missing = [each for each in path.parents if not each.exists()][::-1]
+    with taken_back(missing, path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = _without_links(path, flags | os.O_CREAT | os.O_EXCL)
+            missing.append(path)
+        except FileExistsError:
+            descriptor = _without_links(path, flags | os.O_CREAT)
+        made += missing
+        return descriptor
 
 
 def _without_links(path: str | Path, flags: int) -> int:
@@ -187,7 +212,7 @@ class AppendFile:
     It is open only while it is written, so that a forked data loader inherits no handle.
     """
 
-    def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, path: Path, encode: Callable[[Any], bytes], made: list[Path]) -> None:
         self.path = path
         self.rest = b""  # comes first at the next flush
         self._encode = encode
@@ -197,7 +222,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        os.close(opened(path, os.O_WRONLY))
+        os.close(opened(path, os.O_WRONLY, made))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""

@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, folder_path, typed
+from .jsonl import taken_back
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:
@@ -77,13 +78,16 @@ class TensorBoardSink:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._file = event_file_type()(Path(folder))
+        path, event_file = folder_path("folder", folder), event_file_type()
+        self.made: list[Path] = []
+        with taken_back(self.made, path):
+            self._file = event_file(path, self.made)
+            self._file.add_layout(LAYOUT)
+            self._file.flush()
         # A resumed run repeats steps that an earlier process has written.
         self._last_step = math.inf if self._file.is_continued else -math.inf
         self._alerts: list[Record] = []
         self._story, self._story_step, self._verdict_step = "", -1, -1
-        self._file.add_layout(LAYOUT)
-        self._file.flush()
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Keep one event with all the row's scalars and histograms."""

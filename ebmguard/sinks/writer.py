@@ -13,13 +13,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import ConfigError, typed
-from .jsonl import JsonlSink, opened
+from ..errors import ConfigError, folder_path, typed
+from .jsonl import JsonlSink, opened, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 
@@ -140,18 +140,16 @@ class Writer:
         folder: str | os.PathLike[str] | None = None,
     ) -> None:
         self._lock: FolderLock | None = None
-        if folder is not None:
-            self._folder = Path(folder).resolve()
-            if self._folder in _OWNERS:
-                raise ConfigError(
-                    f"log_dir={str(self._folder)!r} is in use by another guard of this process. "
-                    "Close that one (g.close()), use one guard for both losses, or name another "
-                    "folder."
-                )
+        self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
+        if self._folder is not None:
             event_file_type()  # where its package is missing, nothing is created
-            self._lock = lock_folder(self._folder)
-            sinks = [JsonlSink(self._folder), TensorBoardSink(self._folder), *sinks]
-            _OWNERS[self._folder] = self
+            made = self.claim()
+            with ExitStack() as undo, taken_back(made, self._folder):
+                undo.callback(self.release)
+                lines = JsonlSink(self._folder)
+                made += lines.made
+                sinks = [lines, TensorBoardSink(self._folder), *sinks]
+                undo.pop_all()
         self.sinks = tuple(PatientSink(sink) for sink in sinks)
         self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
@@ -184,9 +182,22 @@ class Writer:
         self._since_flush = 0
         self._all("flush")
 
+    def claim(self) -> list[Path]:
+        """Let no other writer use the folder, else a ``ConfigError``; returns what it has made."""
+        if self._folder is None:
+            return []
+        if self._folder in _OWNERS:
+            raise ConfigError(
+                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
+                "that one (g.close()), use one guard for both losses, or name another folder."
+            )
+        self._lock = lock_folder(self._folder)
+        _OWNERS[self._folder] = self
+        return self._lock.made
+
     def release(self) -> None:
         """Let another writer use the folder."""
-        if self._lock is not None:
+        if self._lock is not None and self._folder is not None:
             del _OWNERS[self._folder]
             self._lock = None
 
@@ -228,7 +239,8 @@ class FolderLock:
     """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
 
     def __init__(self, folder: Path) -> None:
-        descriptor = opened(folder / LOCK, os.O_RDWR)
+        self.made: list[Path] = []  # the file and its folders, where there were none
+        descriptor = opened(folder / LOCK, os.O_RDWR, self.made)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
