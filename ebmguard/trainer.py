@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any, TypedDict, TypeGuard
@@ -201,9 +202,13 @@ def finite_number(name: str, value: object) -> float:
     """A finite number; of anything else a ``ConfigError`` that names the argument."""
     if not _is_number(value):
         raise ConfigError(f"{name}={value!r} is {_kind(value)}; expected a number.")
-    if not math.isfinite(value):
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ConfigError(f"{name}= is beyond any float; expected a finite number.") from None
+    if not math.isfinite(number):
         raise ConfigError(f"{name}={value!r}; expected a finite number.")
-    return float(value)
+    return number
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -237,8 +242,10 @@ def _is_number(x: object) -> TypeGuard[float]:
 
 
 def _is_interval(x: Any) -> bool:
-    is_pair = isinstance(x, tuple | list) and len(x) == 2
-    return is_pair and all(_is_number(end) for end in x) and x[0] < x[1]
+    if isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_number, x)):
+        with suppress(OverflowError):
+            return float(x[0]) < float(x[1])
+    return False
 
 
 def _is_stateful(part: object) -> bool:
@@ -271,6 +278,9 @@ _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "step_size": (lambda x: x > 0, f"a number above 0, {_UPDATE}"),
     "noise_std": (lambda x: x >= 0, f"a number of 0 or more, {_UPDATE}"),
     "clamp": (_is_interval, "the lowest and the highest value of a sample, such as (-1, 1)"),
-    "sgld_steps": (lambda x: isinstance(x, Integral) and x is not True and int(x) > 0, _COUNT),
+    "sgld_steps": (
+        lambda x: isinstance(x, Integral) and x is not True and 0 < int(x) < 2**63,
+        _COUNT,
+    ),
     "steps_argument": (lambda x: isinstance(x, str), "the name of the sampler's parameter"),
 }

@@ -45,6 +45,9 @@ class Archive:
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = False
 
+    def __deepcopy__(self, memo: object) -> None:
+        """None: what is copied of a run does not write into its folder."""
+
     def is_due(self, step: int) -> bool:
         """Whether to write that of this step."""
         return self.saved is None or step - self.saved >= self._every

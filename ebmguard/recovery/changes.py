@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 __all__ = ["LearningRate", "purge", "random_state", "reseed", "restore_random_state"]
 
@@ -115,23 +114,17 @@ class LearningRate:
         self.factor = 1.0
         # Groups whose rate is scaled now, with the trainer's own and the one in its place.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []
-        self._hooks: list[RemovableHandle] = []
 
-    def watch(self, optimizer: Optimizer) -> None:
-        """Act on this optimizer from now on, instead of an earlier one."""
-        for hook in self._hooks:
-            hook.remove()
-        before = optimizer.register_step_pre_hook(self._before)
-        self._hooks = [before, optimizer.register_step_post_hook(self._restore)]
-
-    def _before(self, optimizer: Optimizer, *_: Any) -> None:
-        self._restore()  # a step that raised has left it scaled
+    def scale(self, optimizer: Optimizer) -> None:
+        """A step of this optimizer begins."""
+        self.restore()  # a step that raised has left it scaled
         for group in optimizer.param_groups if self.factor != 1 else ():
             if (own := group.get("lr")) is not None:  # some optimizers set their own
                 group["lr"] = own * self.factor
                 self._scaled.append((group, own, group["lr"]))
 
-    def _restore(self, *_: Any) -> None:
+    def restore(self) -> None:
+        """The step is over."""
         for group, own, scaled in self._scaled:
             if group["lr"] is scaled:  # else the trainer has set another one meanwhile
                 group["lr"] = own

@@ -8,14 +8,13 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful
+from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
 from ..ranks import Ranks
 from ..tags import BETA_STAR, GRAD_SCALE
 from ..trainer import Trainer
@@ -56,7 +55,7 @@ class Recoverer(Stateful):
         effect: what rollbacks have changed in the run so far.
         attempt: number of rollbacks so far, those before a resume included.
         rollbacks: the audit log.
-        rate: what scales the optimizer's rate; its hooks come before those that look at a step.
+        rate: what scales the optimizer's rate inside its steps.
         chains: those that the loop feeds back.
     """
 
@@ -66,7 +65,7 @@ class Recoverer(Stateful):
         self.settings, self._ranks = settings, ranks
         self._archive: Archive | None = None
         if settings.folder is not None:  # which stays where it is, wherever the trainer goes
-            folder = Path(settings.folder).expanduser().absolute()
+            folder = folder_path("folder", settings.folder).absolute()
             self._archive = Archive(folder, settings.folder_every, ranks)
         self.effect = Change()
         self.attempt = 0

@@ -51,9 +51,7 @@ class Actions:
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
     def attach(self, trainer: Trainer) -> None:
-        """Take what is attached; before any hook that looks at the optimizer after its step."""
-        if self.recoverer is not None and trainer.optimizer is not None:
-            self.recoverer.rate.watch(trainer.optimizer)
+        """Take what is attached."""
         steps = trainer.sgld_steps
         if self.adapt is not None and steps is not None and steps != self._usual_steps:
             self._steps = self.adapt.start(steps)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
-from ..errors import ConfigError
+from ..errors import ConfigError, folder_path
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
 from ..steering import AdaptiveSteps, SteerBeta
@@ -150,6 +150,7 @@ def guard(
             raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
     if loss_fn is not None:
         check_loss(loss_fn)
+    folder = None if log_dir is None else folder_path("log_dir", log_dir)
     if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
         raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
     if finite_number("reference_beta_star", reference_beta_star) == 0:
@@ -212,10 +213,10 @@ def guard(
     )
     opened = [as_sink(sink) for sink in sinks]
     if not ranks.is_first:
-        opened, log_dir = [], None  # all ranks have the same rows
-    else:
+        opened, folder = [], None  # all ranks have the same rows
+    writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
+    if ranks.is_first:
         announce(sampler, strength, log_dir)
-    writer = Writer(opened, flush_every=flush_every, folder=log_dir, thins=thin_log)
     loop = Loop(settings, strength, judge, actions, writer)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**told)

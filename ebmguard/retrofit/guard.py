@@ -22,7 +22,7 @@ from .actions import SgldSteps
 from .loop import Loop
 from .losses import Losses
 from .rows import Row
-from .sampling import GuardedLoss, wrap_sampler
+from .sampling import OneLoss, wrap_sampler
 
 __all__ = ["Guard"]
 
@@ -39,12 +39,13 @@ class Guard:
         rollbacks: all rollbacks of this process so far, oldest first: the audit log.
     """
 
+    loss_fn: Any = OneLoss()
+
     def __init__(
         self, loop: Loop, losses: Losses, sampler: object | None, methods: Sequence[str]
     ) -> None:
         self._loop = loop
         self._losses = losses
-        self.loss_fn = GuardedLoss(self)
         self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
         self.alerts = loop.actions.alerts
         recoverer = loop.actions.recoverer
@@ -194,6 +195,7 @@ class Guard:
                 kind = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
             if not is_number:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
+        self._loop.check_open()
         if not self._loop.is_paused:
             self._loop.rows.log(numbers)
 
@@ -252,7 +254,8 @@ class Guard:
 
         Several calls add up; what is given again replaces what was there. The keywords are those
         that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
-        ``step_size`` and ``noise_std`` leave the output scale as it is.
+        ``step_size`` and ``noise_std`` leave the output scale as it is. A guard that was closed is
+        in use again from then on.
 
         Raises:
             TypeError: a keyword that there is not.
@@ -297,6 +300,7 @@ class Guard:
         loop, recoverer = self._loop, self._loop.actions.recoverer
         if recoverer is None:
             raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+        loop.check_open()
         return recoverer.resume(loop.trainer, loop.own_state, loop.load_own_state)
 
     def state_dict(self) -> dict[str, Any]:
@@ -319,6 +323,7 @@ class Guard:
                 it was.
         """
         loop, recoverer = self._loop, self._loop.actions.recoverer
+        loop.check_open()
         before = self.state_dict()
         try:
             with undamaged("a guard"):
@@ -341,5 +346,10 @@ class Guard:
         self._loop.writer.flush()
 
     def close(self) -> None:
-        """Judge and write what is still under way, flush, and let another guard use ``log_dir``."""
+        """Take the guard out of use: judge and write what is under way, and free ``log_dir``.
+
+        Everything that it has put on the optimizer, the scaler and the modules is taken off. From
+        then on the loss, the sampler and what else belongs to a step raise a ConfigError, but for
+        what is called inside ``with g.paused():``. A guard that nobody holds closes itself.
+        """
         self._loop.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,14 @@ __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
 
+_CLOSED = (
+    "This guard is closed. Take it into use again by g.attach(), or make another one; for pictures "
+    "call `sampler.original`, or call it inside `with g.paused():`."
+)
+_COPIED = (
+    "A guard is not pickled: it holds hooks and open files of its process. Send the settings, and "
+    "call guard(...) there; what it has seen is g.state_dict()."
+)
 _UNTEMPERED = (
     "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
     "output_scale=o (2 * step_size / noise_std**2)."
@@ -58,8 +67,26 @@ class Loop:
         self.sampling = Sampling(len(settings.models))
         self.measure = Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
+        self.is_closed = False
+        # What takes off all that hangs on others' objects.
+        self._hung: dict[str, Callable[[], None]] = {"module": self.first_losses.stop}
         # Runs at exit too, and so must hold no reference to the guard.
-        weakref.finalize(self, _finish, self.rows, writer)
+        weakref.finalize(self, _finish, self.rows, writer, self._hung)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
+        """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
+        copied = memo[id(self)] = Loop.__new__(Loop)
+        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": {}}
+        vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise ConfigError(_COPIED)
+
+    def check_open(self) -> None:
+        """Refuse to go on with a guard that was closed, but for what is paused."""
+        if self.is_closed and not self.is_paused:
+            raise ConfigError(_CLOSED)
 
     @property
     def is_paused(self) -> bool:
@@ -218,6 +245,7 @@ class Loop:
 
     def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
+        self.check_open()
         if not self.is_told_steps and self.rows.losses_in_step:
             self.follow(self.rows.end_step())
 
@@ -311,30 +339,45 @@ class Loop:
 
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        self._take_trainer(check_told(self.trainer, told, sampler, self.settings.process_group))
+        trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        if self.is_closed:
+            self.writer.claim()
+            self.is_closed = False
+        self._take_trainer(trainer)
 
     def _take_trainer(self, trainer: Trainer) -> None:
         self.actions.attach(trainer)
         if trainer.optimizer is not None:
             if self.hooks is not None:
                 self.hooks.remove()
+            rows, models, recoverer = self.rows, self.settings.models, self.actions.recoverer
+            end_step = weakref.WeakMethod(self._end_step)
+
+            def ended(skipped: float | Tensor, by_scaler: bool) -> None:
+                """The optimizer may outlive the guard, and must not keep it."""
+                if (own := end_step()) is not None:
+                    own(skipped, by_scaler)
+
             self.hooks = OptimizerHooks(
                 trainer.optimizer,
                 trainer.scaler,
-                self._end_step,
+                ended,
                 # What the optimizer does to the members of an ensemble cannot be told apart.
-                is_watched=lambda: self.rows.is_slow and not self.settings.models,
+                is_watched=lambda: rows.is_slow and not models,
                 on_update=self.measure.update,
                 process_group=self.settings.process_group,
+                rate=None if recoverer is None else recoverer.rate,
             )
+            self._hung["optimizer"] = self.hooks.remove
         self.trainer = trainer
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
+        self.is_closed = True
+        _take_off(self._hung)
         try:
             self.follow(self.rows.drain())
         finally:
-            self.first_losses.stop()
             if self.course.level and self.settings.ranks.is_first:
                 _log.warning("the run as it was closed: %s", self.course.verdict)
             self.writer.flush(whole=True)
@@ -369,6 +412,12 @@ def _write_the_rest(rows: Rows, writer: Writer) -> None:
         writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
-def _finish(rows: Rows, writer: Writer) -> None:
+def _take_off(hung: Mapping[str, Callable[[], None]]) -> None:
+    for each in hung.values():
+        each()
+
+
+def _finish(rows: Rows, writer: Writer, hung: Mapping[str, Callable[[], None]]) -> None:
+    _take_off(hung)
     _write_the_rest(rows, writer)
     writer.close()

@@ -264,6 +264,7 @@ class Losses:
     def _begin(self, own: Batch) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         loop = self._loop
+        loop.check_open()
         if is_capturing():
             raise LossError(
                 "The guarded loss was called while a CUDA graph is captured; the guard would miss "

@@ -33,7 +33,7 @@ from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering
 from ..tags import REFERENCE
 from ..trainer import Trainer, leaves
-from .ensemble import WEIGHT_SUMS, over_models
+from .ensemble import WEIGHT_SUMS, Variants, over_models
 from .rows import POOLED_STEPS, Part, Row, joined_row
 from .strength import Settings, StrengthAt
 
@@ -218,7 +218,7 @@ class Measure(Stateful):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         else:
             parts.append(Part.known({"beta_star": float(star)}))
-        self._grad_scale = partial(self._in_force, sums, n, m, strength)
+        self._grad_scale = partial(_in_force, settings.variant, sums, n, m, strength)
         # None where it was sampled inline, or where these samples had a loss already.
         calls, self._from_sampler = self._from_sampler or [_of_buffer(trainer.buffer)], []
         rest = calls[0] if len(calls) == 1 else [Part.mean(calls)]
@@ -261,15 +261,6 @@ class Measure(Stateful):
 
         return Part(sums, named)
 
-    def _in_force(self, sums: Tensor, n: int, m: int, strength: StrengthAt) -> float | Tensor:
-        """The factor that the loss has put on the contrastive gradient."""
-        if strength.is_off or self._settings.variant == "no_pos":
-            return 1.0
-        found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
-        if isinstance(strength.beta_star, Tensor):
-            return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
-        return found
-
     def _joined(
         self, parts: Sequence[Part], sizes: tuple[list[int], list[int]], like: Tensor
     ) -> list[Part]:
@@ -306,6 +297,18 @@ class Measure(Stateful):
             logs.append(both.log_softmax(-1) + math.log(f.shape[-1]))
         own, reference = pareto_k(torch.cat(logs, -1)).unbind()
         return {"pareto_k": own, f"{REFERENCE}pareto_k": reference}
+
+
+def _in_force(
+    variant: Variants, sums: Tensor, n: int, m: int, strength: StrengthAt
+) -> float | Tensor:
+    """The factor that a loss has put on the contrastive gradient."""
+    if strength.is_off or variant == "no_pos":
+        return 1.0
+    found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
+    if isinstance(strength.beta_star, Tensor):
+        return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
+    return found
 
 
 def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..ranks import copies, gathered, is_sharded, local
+from ..recovery import LearningRate
 from .watches import Unended
 
 __all__ = ["OptimizerHooks", "total_norm"]
@@ -37,6 +38,7 @@ class OptimizerHooks:
             learning rate; NaN where they are unknown, or the step was left out.
         process_group: ranks that skip a step together. A step that the scaler left out of its own
             accord is reported as this rank's.
+        rate: scales the learning rate inside a step.
     """
 
     def __init__(
@@ -47,9 +49,12 @@ class OptimizerHooks:
         is_watched: Callable[[], bool],
         on_update: Callable[[Tensor, Tensor, Tensor], None],
         process_group: dist.ProcessGroup | None = None,
+        rate: LearningRate | None = None,
     ) -> None:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
+        self._optimizer, self._rate = optimizer, LearningRate() if rate is None else rate
+        self._is_inside = self._is_off = False
         self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = Unended(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
@@ -66,27 +71,34 @@ class OptimizerHooks:
             self._hooks.append(_WatchedStep(self, optimizer, scaler))
 
     def remove(self) -> None:
-        """Take every hook off again."""
-        while self._hooks:
+        """Take all off again; from inside a hook, which cannot go itself, only let nothing act."""
+        self._is_off = True
+        self._take_flag()
+        self._rate.restore()
+        self.unended.forget()
+        while self._hooks and not self._is_inside:
             self._hooks.pop().remove()
 
     def scaled_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
         self._stepped = False
         result = step(*args, **kwargs)
-        if self._hooks and not self._stepped:
+        if not (self._is_off or self._stepped):
             self._on_step(1.0, True)
         return result
 
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._is_off:
+            return None
+        self._rate.scale(optimizer)
         if self._withheld and all(p.grad is None for p, _ in self._withheld):
             return None  # the step of a class calls that of its parent, which has hooks, too
         self._measure, self._skipped = None, 0.0
         self.unended.is_stepping = True
         self._withheld.clear()  # of a step that raised, whose gradients are old by now
-        self._take_flag(optimizer)
+        self._take_flag()
         # A scaler that the guard was not told of tells fused optimizers, too.
         self._scaled = self._has_scaler or getattr(optimizer, "found_inf", None) is not None
         closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
@@ -128,21 +140,26 @@ class OptimizerHooks:
                 p.grad = None
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self.unended.is_stepping:
+        self._rate.restore()
+        if self._is_off or not self.unended.is_stepping:
             return  # the parent's step, inside this one, has told it
         self._stepped, self.unended.is_stepping = True, False
         if self._scaled:
             # Fused optimizers leave a step out by themselves; the scaler has told them.
             found = getattr(optimizer, "found_inf", None)
             self._skipped = 0.0 if found is None else self._of_any_rank(found.detach().clone())
-        self._take_flag(optimizer)
+        self._take_flag()
         for p, gradient in self._withheld:
             p.grad = gradient
         self._withheld.clear()
         if self._measure is not None:
             self._measure(self._skipped)
             self._measure = None
-        self._on_step(self._skipped, self._scaled)
+        self._is_inside = True
+        try:
+            self._on_step(self._skipped, self._scaled)
+        finally:
+            self._is_inside = False
 
     def _measuring(
         self, optimizer: Optimizer, *, has_gradients: bool
@@ -189,10 +206,10 @@ class OptimizerHooks:
 
         return finish
 
-    def _take_flag(self, optimizer: Optimizer) -> None:
+    def _take_flag(self) -> None:
         """Take back what the optimizer was given, never what a scaler has given it."""
-        if self._flag is not None and vars(optimizer).get("found_inf") is self._flag:
-            del optimizer.found_inf  # type: ignore[attr-defined]
+        if self._flag is not None and vars(self._optimizer).get("found_inf") is self._flag:
+            del self._optimizer.found_inf  # type: ignore[attr-defined]
         self._flag = None
 
     def _of_any_rank(self, flag: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from .strength import Strength, StrengthAt
 __all__ = [
     "OTHER_THREAD",
     "GuardedLoss",
+    "OneLoss",
     "Sampling",
     "Turn",
     "check_loss",
@@ -165,6 +166,18 @@ class GuardedLoss:
         return loss
 
 
+class OneLoss:
+    """Makes a guard's loss, and no other while that lives: it keeps the guard, not the guard it."""
+
+    def __init__(self) -> None:
+        self._made = weakref.WeakValueDictionary[int, GuardedLoss]()
+
+    def __get__(self, guard: Any, owner: type | None = None) -> Any:
+        if guard is None:
+            return self
+        return self._made.get(id(guard)) or self._made.setdefault(id(guard), GuardedLoss(guard))
+
+
 class _Guarded:
     original: Any
     _run: Run
@@ -177,8 +190,8 @@ class GuardedFunction(_Guarded):
     """A sampler function that runs tempered; ``original`` is the one that does not."""
 
     def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
+        self._run, self.original = run, sampler
         functools.update_wrapper(self, sampler)
-        self.original, self._run = sampler, run
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         # So that a method can be guarded in the body of its class.
@@ -189,7 +202,7 @@ class GuardedObject(_Guarded):
     """A sampler object whose calls and named methods run tempered; all else is ``original``'s."""
 
     def __init__(self, run: Run, sampler: object, methods: Sequence[str]) -> None:
-        vars(self).update(original=sampler, _run=run, _methods=frozenset(methods))
+        vars(self).update(_run=run, original=sampler, _methods=frozenset(methods))
 
     def __getattr__(self, name: str) -> Any:
         if name in ("original", "_run", "_methods"):  # not set yet: a copy under construction

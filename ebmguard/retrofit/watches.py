@@ -220,7 +220,12 @@ class Unended:
         """It has taken a step, which had so many losses."""
         if not self.is_found:
             self._most = max(self._most, losses)
-        self.is_found, self._moves = False, None
+        self.is_found = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at no other optimizer any longer."""
+        self._moves = None
         self._steps_instead.clear()
 
     def moved(self, losses: int, of_energy: Callable[[], Sequence[Tensor]]) -> bool | None:

@@ -14,7 +14,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, folder_path, typed
 from .opened import opened
 from .protocol import Histograms, Record, Scalars
 
@@ -59,8 +59,9 @@ class JsonlSink:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        with all_or_nothing(Path(folder)):
-            self._lines = {name: AppendFile(Path(folder, f"{name}.jsonl"), _line) for name in names}
+        path = folder_path("folder", folder)
+        with all_or_nothing(path):
+            self._lines = {name: AppendFile(path / f"{name}.jsonl", _line) for name in names}
             ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
             for lines, size, rest in ends:
                 lines.rest = rest

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, folder_path, typed
 from .jsonl import all_or_nothing
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
@@ -121,8 +120,9 @@ class TensorBoardSink(AddScalarSink):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        with all_or_nothing(Path(folder)):
-            super().__init__(file := event_file_type()(Path(folder)))
+        path = folder_path("folder", folder)
+        with all_or_nothing(path):
+            super().__init__(file := event_file_type()(path))
             file.add_layout(LAYOUT)
             file.flush()
         # A resumed run repeats steps that an earlier process has written.

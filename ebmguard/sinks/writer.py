@@ -13,12 +13,12 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import ConfigError, typed
+from ..errors import ConfigError, folder_path, typed
 from .jsonl import LOCK, JsonlSink, all_or_nothing, created, rows_in
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
@@ -141,21 +141,16 @@ class Writer:
         thins: bool = True,
     ) -> None:
         self._lock: FolderLock | None = None
+        self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
         logs: list[Sink] = []
         self._thinning = Thinning(is_on=False)
-        if folder is not None:
-            self._folder = Path(folder).resolve()
-            if self._folder in _OWNERS:
-                raise ConfigError(
-                    f"log_dir={str(self._folder)!r} is in use by another guard of this process. "
-                    "Close that one (g.close()), use one guard for both losses, or name another "
-                    "folder."
-                )
+        if self._folder is not None:
             event_file_type()  # where its package is missing, nothing is created
-            with all_or_nothing(self._folder):
-                self._lock = lock_folder(self._folder)
+            with ExitStack() as undo, all_or_nothing(self._folder):
+                self.claim()
+                undo.callback(self.release)
                 logs = [JsonlSink(self._folder), TensorBoardSink(self._folder)]
-            _OWNERS[self._folder] = self
+                undo.pop_all()
             self._thinning = Thinning(rows_in(self._folder / "metrics.jsonl"), is_on=thins)
         self._logs = tuple(PatientSink(sink) for sink in logs)
         self._others = tuple(PatientSink(sink) for sink in sinks)
@@ -194,10 +189,22 @@ class Writer:
         self._log(self._thinning.rest(due=not whole))
         self._flush()
 
+    def claim(self) -> None:
+        """Let no other writer use the folder, else a ``ConfigError``."""
+        if self._folder is None:
+            return
+        if self._folder in _OWNERS:
+            raise ConfigError(
+                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
+                "that one (g.close()), use one guard for both losses, or name another folder."
+            )
+        self._lock = lock_folder(self._folder)
+        _OWNERS[self._folder] = self
+
     def release(self) -> None:
         """Let another writer use the folder; what still comes is flushed at once."""
         self._flush_every = 1
-        if self._lock is not None:
+        if self._lock is not None and self._folder is not None:
             del _OWNERS[self._folder]
             self._lock = None
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ebmguard.recovery.changes import LearningRate
+from ebmguard.retrofit.optimizer import OptimizerHooks
 
 
 class Broken(torch.optim.SGD):
@@ -19,12 +20,16 @@ def parameter() -> torch.nn.Parameter:
     return p
 
 
+def watch(optimizer: torch.optim.Optimizer) -> None:
+    rate = LearningRate()
+    rate.factor = 0.5
+    OptimizerHooks(optimizer, None, lambda *_: None, lambda: False, lambda *_: None, None, rate)
+
+
 def test_each_group_takes_its_own_rate_times_the_factor() -> None:
     p, q = parameter(), parameter()
     optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 1.0}])
-    rate = LearningRate()
-    rate.watch(optimizer)
-    rate.factor = 0.5
+    watch(optimizer)
     optimizer.step()
     assert p.item() == pytest.approx(-0.05)
     assert q.item() == pytest.approx(-0.5)
@@ -33,9 +38,7 @@ def test_each_group_takes_its_own_rate_times_the_factor() -> None:
 
 def test_a_step_that_raises_does_not_add_up() -> None:
     optimizer = Broken([parameter()], lr=0.01)
-    rate = LearningRate()
-    rate.watch(optimizer)
-    rate.factor = 0.5
+    watch(optimizer)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="memory"):
             optimizer.step()
@@ -48,9 +51,8 @@ def test_a_step_that_raises_does_not_add_up() -> None:
 
 def test_an_optimizer_without_a_rate_of_its_own() -> None:
     optimizer = torch.optim.SGD([parameter()], lr=0.1)
-    rate = LearningRate()
-    rate.watch(optimizer)
-    rate.factor = 0.5
     optimizer.param_groups[0]["lr"] = None
-    rate._before(optimizer, (), {})
+    rate = LearningRate()
+    rate.factor = 0.5
+    rate.scale(optimizer)
     assert optimizer.param_groups[0]["lr"] is None

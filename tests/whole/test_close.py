@@ -1,0 +1,461 @@
+"""What a guard hangs on others' objects goes again: by close(), and where nobody holds it."""
+
+from __future__ import annotations
+
+import copy
+import errno
+import gc
+import math
+import os
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, SGD, Adam, Optimizer
+from torch.optim import optimizer as of_torch
+
+from ebmguard import Guard, Recovery, guard
+from ebmguard.errors import ConfigError
+from ebmguard.sinks import JsonlSink, TensorBoardSink, jsonl, read_jsonl
+from tests.parts import Energy, Memory, langevin
+
+X = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
+
+
+# What torch itself notes of steps that were taken.
+OF_TORCH = {"_opt_called", "_warned_capturable_if_run_uncaptured"}
+
+
+class Broken(SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise MemoryError
+
+
+class BrokenFused(Adam):
+    def step(self, closure: Any = None) -> Any:
+        raise MemoryError
+
+
+class Trainer:
+    """What others made, on which a guard may hang something."""
+
+    def __init__(self, kind: Callable[..., Optimizer] = SGD) -> None:
+        self.f = Energy()
+        options = {"fused": True} if kind is BrokenFused else {}
+        self.opt = kind(self.f.parameters(), lr=0.01, **options)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        self.scheduler = torch.optim.lr_scheduler.ConstantLR(self.opt)
+
+    def sampler(self, f: Any, x: Tensor, steps: int = 3) -> Tensor:
+        return langevin(f, x, steps)
+
+    def guard(self, **options: Any) -> Guard:
+        told: dict[str, Any] = {"beta_star": 0.5, "output_scale": 2000.0, "model": self.f}
+        told |= {"optimizer": self.opt, "scheduler": self.scheduler}
+        return guard(None, self.sampler, **told | options)
+
+    def loss(self, g: Guard, scale: float = 1.0) -> Tensor:
+        samples = g.sampler(self.f, X)
+        self.opt.zero_grad()
+        loss: Tensor = g.loss_fn(scale * self.f(X), scale * self.f(samples))
+        loss.backward()
+        return loss
+
+    def steps(self, g: Guard, count: int = 3) -> Guard:
+        for _ in range(count):
+            self.loss(g)
+            self.opt.step()
+        return g
+
+    def traces(self) -> dict[str, Any]:
+        """Everything by which one can see that something hangs on them."""
+        owners: dict[str, Any] = dict(self.f.named_modules())
+        owners |= {"opt": self.opt, "scaler": self.scaler, "scheduler": self.scheduler}
+        # Of hooks their number, of anything else that it is there.
+        seen: dict[str, Any] = {
+            f"{name}.{key}": len(x) if "hooks" in key else key
+            for name, each in owners.items()
+            for key, x in vars(each).items()
+            if key not in OF_TORCH
+        }
+        of_all = of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks
+        seen["lr"] = [group["lr"] for group in self.opt.param_groups]
+        return seen | {"of all optimizers": [len(x) for x in of_all]}
+
+
+def sampled(trainer: Trainer) -> Guard:
+    g = trainer.guard()
+    g.sampler(trainer.f, X)
+    return g
+
+
+def raised(trainer: Trainer, g: Guard, scale: float = 1.0) -> Guard:
+    trainer.loss(g, scale)
+    with pytest.raises(MemoryError):
+        trainer.opt.step()
+    return g
+
+
+def scaled(trainer: Trainer, scale: float = 1.0) -> Guard:
+    g = trainer.guard(scaler=trainer.scaler)
+    loss = g.loss_fn(scale * trainer.f(X), trainer.f(g.sampler(trainer.f, X)))
+    trainer.scaler.scale(loss).backward()
+    trainer.scaler.step(trainer.opt)
+    return g
+
+
+def unended(trainer: Trainer) -> Guard:
+    """Another optimizer steps: all optimizers are watched for which one does."""
+    g, other = trainer.guard(), SGD(trainer.f.parameters(), lr=0.01)
+    for _ in range(7):
+        trainer.loss(g)
+        other.step()
+    return g
+
+
+def slower(trainer: Trainer) -> Guard:
+    g = trainer.guard(action="rollback")
+    recoverer = g._loop.actions.recoverer
+    assert recoverer is not None
+    recoverer.rate.factor = 0.5
+    return g
+
+
+def again(trainer: Trainer) -> Guard:
+    g = trainer.guard(optimizer=Adam(trainer.f.parameters()))
+    return trainer.steps(g.attach(optimizer=trainer.opt))
+
+
+def looped(trainer: Trainer) -> Guard:
+    g = trainer.guard()
+    for _ in range(2):
+        trainer.opt.step(lambda: trainer.loss(g).item())
+    return g
+
+
+# How a guard came to hang on others' objects: with which optimizer, and what it went through.
+WAYS: dict[str, tuple[Callable[..., Optimizer], Callable[[Trainer], Guard]]] = {
+    "made": (SGD, lambda t: t.guard()),
+    "sampled, without a loss": (SGD, sampled),
+    "some steps": (Adam, lambda t: t.steps(t.guard())),
+    "without an optimizer": (SGD, lambda t: t.steps(t.guard(optimizer=None))),
+    "a step that raised": (Broken, lambda t: raised(t, t.guard())),
+    "a step that raised, NaN": (Broken, lambda t: raised(t, t.guard(), math.nan)),
+    "a fused step that raised": (BrokenFused, lambda t: raised(t, t.guard())),
+    "a lower rate": (SGD, lambda t: t.steps(slower(t))),
+    "a lower rate, a step that raised": (Broken, lambda t: raised(t, slower(t))),
+    "a scaler": (SGD, scaled),
+    "a scaler that left a step out": (SGD, lambda t: scaled(t, math.inf)),
+    "another optimizer steps": (Adam, unended),
+    "attached anew": (SGD, again),
+    "closures": (LBFGS, looped),
+    "steps by an argument": (SGD, lambda t: t.steps(t.guard(sgld_steps=3, steps_argument="steps"))),
+}
+
+
+@contextmanager
+def collected_by_counts_alone() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_close_takes_off_all_that_it_hung(way: str) -> None:
+    kind, use = WAYS[way]
+    trainer = Trainer(kind)
+    before = trainer.traces()
+    g = use(trainer)
+    assert way == "without an optimizer" or trainer.traces() != before  # else this shows nothing
+    g.close()
+    assert trainer.traces() == before
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_guard_that_nobody_holds_is_freed_and_takes_off_all(way: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    kind, use = WAYS[way]
+    trainer = Trainer(kind)
+    before = trainer.traces()
+    own = trainer.guard
+    with collected_by_counts_alone():
+        trainer.guard = lambda **options: own(log_dir=tmp_path, **options)  # type: ignore[method-assign]
+        loop = weakref.ref(use(trainer)._loop)
+        assert loop() is None
+        assert trainer.traces() == before
+        guard(None, None, beta_star=0.5, log_dir=tmp_path).close()  # it is free
+
+
+@pytest.mark.parametrize("kept", ["loss", "sampler", "both", "guard"])
+def test_it_lives_as_long_as_what_it_returned(kept: str) -> None:
+    trainer = Trainer()
+    with collected_by_counts_alone():
+        loss_fn, sampler = g = trainer.guard()
+        assert g.loss_fn is loss_fn
+        assert loss_fn.guard is g
+        loop = weakref.ref(g._loop)
+        held = {"loss": loss_fn, "sampler": sampler, "both": (loss_fn, sampler), "guard": g}[kept]
+        del g, loss_fn, sampler
+        assert loop() is not None
+        del held
+        assert loop() is None
+
+
+def test_a_notebook_cell_that_is_run_again_has_the_rows_of_its_own_guard(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    trainer = Trainer()
+    before = trainer.traces()
+    for _ in range(20):
+        g = trainer.steps(trainer.guard(log_dir=tmp_path), 2)
+        g.close()
+    for _ in range(20):
+        trainer.opt.step()
+    assert trainer.traces() == before
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1] * 20
+
+
+def test_a_closed_guard_does_nothing_in_a_step() -> None:
+    """It skipped NaN steps, wrote ERRORs, and raised out of a plain optimizer.step()."""
+    trainer, memory = Trainer(), Memory()
+    g = trainer.steps(trainer.guard(sinks=[memory], action="raise"))
+    g.close()
+    for p in trainer.f.parameters():
+        p.grad = torch.full_like(p, math.nan)
+    trainer.opt.step()
+    assert all(p.isnan().all() for p in trainer.f.parameters())
+    assert (memory.steps, memory.alerts, g.alerts) == ([0, 1, 2], [], [])
+
+
+@pytest.mark.parametrize("at", ["step", "loss"])
+def test_it_may_be_closed_by_its_own_alert(at: str) -> None:
+    """The optimizer is then inside its loop over hooks, which must not change."""
+    trainer, held = Trainer(), list[Guard]()
+    g = trainer.guard(on_alert=lambda _: held[0].close(), judge_in_loss=at == "loss")
+    held.append(g)
+    before = Trainer().traces()
+    calls = trainer.opt.register_step_post_hook(lambda *_: None)
+    trainer.loss(g, math.nan)
+    for _ in range(4):
+        trainer.opt.step()
+    calls.remove()
+    g.close()
+    assert trainer.traces() == before
+    assert g.alerts
+
+
+CALLS: dict[str, Callable[[Guard, Trainer], object]] = {
+    "loss": lambda g, t: g.loss(t.f(X), t.f(X)),
+    "loss_fn": lambda g, t: g.loss_fn(t.f(X), t.f(X)),
+    "loss_fn without gradients": lambda g, t: torch.no_grad()(g.loss_fn)(t.f(X), t.f(X)),
+    "reweight": lambda g, t: g.reweight(t.f(X), t.f(X)),
+    "sampler": lambda g, t: g.sampler(t.f, X),
+    "temper": lambda g, t: g.temper(t.f(X)),
+    "next_steps": lambda g, t: g.next_steps(),
+    "log": lambda g, t: g.log({"x": 1.0}),
+    "resume": lambda g, t: g.resume(),
+    "load_state_dict": lambda g, t: g.load_state_dict(g.state_dict()),
+}
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 0.5])
+@pytest.mark.parametrize("call", CALLS)
+def test_use_after_close_is_a_typed_error(call: str, beta_star: float, tmp_path: Path) -> None:
+    trainer, memory = Trainer(), Memory()
+    told: dict[str, Any] = {"recovery": Recovery(folder=tmp_path), "action": "rollback"}
+    g = trainer.guard(beta_star=beta_star, sinks=[memory], sgld_steps=3, **told)
+    trainer.steps(g).close()
+    rows = list(memory.steps)
+    with pytest.raises(ConfigError, match=r"closed.* g\.attach\(\)"):
+        CALLS[call](g, trainer)
+    assert (memory.steps, g.step) == (rows, 3)
+
+
+def test_what_was_closed_can_be_looked_at_and_rests() -> None:
+    trainer = Trainer()
+    g = trainer.steps(trainer.guard())
+    state = g.state_dict()
+    for _ in range(2):
+        g.close()
+    assert g.state_dict() == state
+    assert (g.step, g.alerts, str(g.verdict)[:7]) == (3, [], "healthy")
+    g.check()
+    g.flush()
+    assert g.sampler.original(trainer.f, X).shape == X.shape
+    with g.paused():
+        assert g.sampler(trainer.f, X).shape == X.shape
+        assert g.loss_fn(trainer.f(X), trainer.f(X)).requires_grad
+    assert g.step == 3
+
+
+def test_attach_takes_it_into_use_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    trainer = Trainer()
+    g = trainer.guard(log_dir=tmp_path)
+    for _ in range(2):
+        trainer.steps(g.attach()).close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == list(range(6))
+    other = guard(None, None, beta_star=0.5, log_dir=tmp_path)
+    with pytest.raises(ConfigError, match="in use by another guard"):
+        g.attach()
+    with pytest.raises(ConfigError, match="closed"):
+        trainer.loss(g)
+    other.close()
+    assert trainer.steps(g.attach()).step == 9
+
+
+# -- what cannot be meant is refused before anything is there --------------------------------------
+
+HUGE = 10**400
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "beta_star": ({"beta_star": HUGE}, "beta_star= is beyond any float"),
+    "beta_star of a schedule": ({"beta_star": lambda _: HUGE}, r"beta_star\(step=0\)= is beyond"),
+    "beta": ({"beta_star": None, "beta": -HUGE}, "beta= is beyond any float"),
+    "more digits than are shown": ({"beta_star": 10**9000}, "beta_star= is beyond any float"),
+    "output_scale": ({"output_scale": HUGE}, "output_scale= is beyond any float"),
+    "sampler_scale": ({"sampler_scale": HUGE}, "sampler_scale= is beyond any float"),
+    "reference_beta_star": ({"reference_beta_star": HUGE}, "reference_beta_star= is beyond"),
+    "step_size": ({"step_size": HUGE, "noise_std": 0.1}, "step_size= is beyond any float"),
+    "noise_std": ({"step_size": 0.1, "noise_std": HUGE}, "noise_std= is beyond any float"),
+    "clamp": ({"clamp": (-HUGE, HUGE)}, "clamp=.* expected the lowest and the highest value"),
+    "sgld_steps": ({"sgld_steps": HUGE}, "sgld_steps=.* expected the number of SGLD steps"),
+    "a NUL in log_dir": ({"log_dir": "a\0b"}, "log_dir=.* names no folder .*NUL"),
+    "a NUL alone": ({"log_dir": "\0"}, "log_dir=.* names no folder .*NUL"),
+    "half of a surrogate": ({"log_dir": "a\ud800"}, "log_dir=.* names no folder"),
+    "no log_dir": ({"log_dir": ""}, "log_dir='' names no folder .*empty"),
+    "nobody's home": ({"log_dir": "~nobody-has-this-name/x"}, "log_dir=.* names no folder"),
+    "no folder of snapshots": (
+        {"action": "rollback", "recovery": Recovery(folder="")},
+        "folder='' names no folder",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refused_argument_has_changed_nothing(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told, words = REFUSED[case]
+    trainer = Trainer()
+    before = trainer.traces()
+    with pytest.raises(ConfigError, match=words):
+        trainer.guard(**{"log_dir": "run"} | told)
+    assert trainer.traces() == before
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("nth", range(5))
+def test_a_disk_that_is_full_at_the_start_leaves_no_file(
+    nth: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The n-th file cannot be made; or all can, and the event file cannot be written to."""
+    pytest.importorskip("tensorboard")
+    folder, full = tmp_path / "a" / "run", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if there:
+        folder.mkdir(parents=True)
+        (folder / "mine.txt").write_text("kept")
+    before, made, own = sorted(tmp_path.rglob("*")), list[Any](), os.open
+
+    def opened(path: Any, flags: int, *mode: Any, **more: Any) -> int:
+        if str(path).startswith(str(tmp_path)):
+            made.append(path)
+            if len(made) == nth + 1:
+                raise full
+        return own(path, flags, *mode, **more)
+
+    def flush(self: Any) -> None:
+        raise full
+
+    if nth < 4:
+        monkeypatch.setattr(os, "open", opened)
+    else:
+        monkeypatch.setattr(jsonl.AppendFile, "flush", flush)
+    trainer = Trainer()
+    hung = trainer.traces()
+    with pytest.raises(ConfigError, match=r"cannot be written: No space.*make room"):
+        trainer.guard(log_dir=folder)
+    monkeypatch.undo()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert trainer.traces() == hung
+    trainer.guard(log_dir=folder).close()  # it is free
+
+
+@pytest.mark.parametrize("make", [JsonlSink, TensorBoardSink])
+def test_a_sink_that_cannot_be_made_leaves_no_file(
+    make: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(jsonl.AppendFile, "flush", full)
+    monkeypatch.setattr(os, "truncate", full)
+    with pytest.raises(ConfigError, match="cannot be written: No space"):
+        make(tmp_path / "run")
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["log_dir", "recovery", JsonlSink, TensorBoardSink])
+def test_a_tilde_is_the_users_home(
+    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    if name == "log_dir":
+        guard(None, None, beta_star=0.5, log_dir="~/run").close()
+    elif name == "recovery":
+        trainer = Trainer()
+        recovery = Recovery(folder="~/run", folder_every=1, certify_after=1, every=1)
+        trainer.steps(trainer.guard(action="rollback", recovery=recovery, buffer=[X]), 30)
+    else:
+        name("~/run").flush()
+    assert [*(tmp_path / "home" / "run").iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def test_a_deep_copy_writes_nothing_and_hangs_on_nothing(tmp_path: Path) -> None:
+    """As one is made of a module that holds its guard, where its weights are averaged."""
+    pytest.importorskip("tensorboard")
+    trainer = Trainer()
+    recovery = Recovery(folder=tmp_path / "snapshots", folder_every=1, certify_after=1, every=1)
+    g = trainer.guard(log_dir=tmp_path, action="rollback", recovery=recovery, buffer=[X])
+    trainer.steps(g)
+    g.flush()
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    hung = trainer.traces()
+    twin, other = copy.deepcopy((g, trainer))
+    assert twin.loss_fn.guard is twin
+    assert not other.opt._optimizer_step_post_hooks
+    twin.attach(optimizer=other.opt)
+    other.steps(twin, 30)
+    twin.close()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
+    assert trainer.traces() == hung
+    assert (g.step, twin.step) == (3, 33)
+    assert trainer.steps(g).step == 6
+
+
+@pytest.mark.parametrize("what", ["guard", "loss", "sampler", "a module that holds it"])
+def test_a_pickle_is_refused_and_says_what_to_send(what: str) -> None:
+    trainer = Trainer()
+    loss_fn, sampler = g = guard(None, langevin, model=trainer.f, beta_star=0.5, output_scale=9.0)
+    trainer.f.own = loss_fn
+    parts = {"guard": g, "loss": loss_fn, "sampler": sampler, "a module that holds it": trainer.f}
+    with pytest.raises(ConfigError, match=r"not pickled.* Send the settings.*g\.state_dict\(\)"):
+        pickle.dumps(parts[what])
