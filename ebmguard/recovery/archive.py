@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import math
 import os
 import re
 import zlib
@@ -103,42 +102,31 @@ class Archive:
         ``take`` goes on from one, or raises one of ``MISFITS``. Where it does on another rank, it
         is called again, with an older one. Raises a ``ConfigError``, on all, where not all can.
         """
-        before, damaged = math.inf, list[str]()
-        while True:
-            found = self._newest_taken(before, damaged, take)
-            mine = None if found is None else {x: found[x] for x in ("step", "ranks", "recovery")}
-            marks = self._ranks.from_all(mine)
-            if all(mark == mine for mark in marks):
-                break
-            if None in marks:
-                tries = ", ".join("none" if mark is None else str(mark["step"]) for mark in marks)
-                raise ConfigError(
-                    f"{self._folder} has no snapshot that all {len(marks)} ranks can read: those "
-                    f"left are of step {tries}. Give every rank its files, or name another folder."
-                )
-            # Of one step but of two courses, where a rollback was written on some ranks only.
-            steps = [mark["step"] for mark in marks]
-            before = min(steps) + (len(set(steps)) > 1)
-        problems = [] if found else [x for rank in self._ranks.from_all(damaged) for x in rank]
-        if problems:
-            raise ConfigError(
-                "no snapshot can be read and fits this run:\n  " + "\n  ".join(problems)
-            )
-        return found
-
-    def _newest_taken(
-        self, before: float, damaged: list[str], take: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any] | None:
-        for step, path in reversed([x for x in _snapshots([self._own]) if x[0] < before]):
+        own = dict(_snapshots([self._own]))
+        everyone, problems = self._ranks.from_all([*own]), list[str]()
+        for step in sorted({*own}.intersection(*everyone), reverse=True):
+            course, problem = None, ""
             try:
-                snapshot = load_durably(path)
-                self._check(step, snapshot)
-                take(snapshot)
-                return snapshot
+                found = load_durably(own[step])
+                self._check(step, found)
+                take(found)
+                course = found["recovery"]
             except MISFITS as error:
-                damaged.append(f"{path.name}: {type(error).__name__}: {error}")
-                _log.warning("a snapshot cannot be read and is passed over: %s", damaged[-1])
-        return None
+                problem = f"{own[step].name}: {type(error).__name__}: {error}"
+                _log.warning("a snapshot cannot be read and is passed over: %s", problem)
+            # Of two courses they are where a rollback was written on some ranks only.
+            marks = self._ranks.from_all((course, problem))
+            if all(mark == marks[0] for mark in marks) and not problem:
+                return found
+            problems += [each for _, each in marks if each]
+        if not any(everyone):
+            return None
+        said = "no snapshot can be read and fits this run:"
+        if self._ranks.count > 1:
+            left = ", ".join(f"{max(steps)}" if steps else "none" for steps in everyone)
+            said = f"{self._folder} has no snapshot that all {len(everyone)} ranks can read: those "
+            said += f"left are of step {left}. Give every rank its files, or name another folder."
+        raise ConfigError("\n  ".join([said, *problems]))
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse what is whole as a file, but is no snapshot of such a run at this step."""

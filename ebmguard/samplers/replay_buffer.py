@@ -165,12 +165,13 @@ class ReplayBuffer(Stateful):
                 "samples alone can be used)"
             )
         read = super()._read(state)
-        samples, ages = read["samples"].shape, read["ages"].shape
-        if samples != self.samples.shape or ages != self.ages.shape:
+        samples, ages, own = read["samples"], read["ages"], self.samples
+        is_other = samples.shape != own.shape or samples.dtype != own.dtype
+        if is_other or ages.shape != self.ages.shape:
             raise ConfigError(
-                f"the state holds samples of shape {tuple(samples)} and ages of {tuple(ages)}, "
-                f"this buffer samples of {tuple(self.samples.shape)}; build the buffer with the "
-                "settings of the saved run"
+                f"the state holds samples of shape {tuple(samples.shape)} and {samples.dtype}, and "
+                f"ages of {tuple(ages.shape)}, this buffer samples of {tuple(own.shape)} and "
+                f"{own.dtype}; build the buffer with the settings of the saved run"
             )
         return read
 

@@ -17,6 +17,7 @@ from ebmguard import Recovery
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.errors import ConfigError
 from ebmguard.recovery.archive import _digest
+from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 from tests.parts import Energy
 from tests.recovery.parts import Run
@@ -343,6 +344,11 @@ def attached(**parts: Any) -> Callable[[Run], object]:
 
 
 ROWS = attached(buffer=lambda: torch.zeros(4, 2))
+DOUBLES = attached(
+    buffer=lambda: ReplayBuffer(
+        32, (2,), reinit_rate=0.1, generator=torch.Generator(), dtype=torch.float64
+    )
+)
 GENERATORS = attached(generators=lambda: [torch.Generator(), torch.Generator()])
 OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
     ("another width", None, narrower, W),
@@ -369,6 +375,7 @@ OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
         attached(buffer=lambda: torch.zeros(4, 2).bool()),
         "float32 .* torch.bool",
     ),
+    ("a buffer of doubles", None, DOUBLES, "float32, .* torch.float64"),
     ("a list of rows", ROWS, attached(buffer=lambda: [torch.zeros(4, 2)]), "Tensor .* list"),
     ("rules", None, {"rules": DEFAULT_RULES[1:]}, "with the rules"),
 ]
