@@ -154,7 +154,7 @@ def test_rows_after_a_rollback_are_whole_and_in_order(tmp_path: Path) -> None:
 def test_the_verdict_and_the_pages_are_those_of_the_whole_log(tmp_path: Path, capsys: Any) -> None:
     levels = {20_503: 2.0, 20_777: 0.0, 21_111: 1.0, 21_333: 0.0}
     for name, thins in (("all", False), ("thin", True)):
-        course = {"alerts": (20_503, 21_111), "levels": levels, "thins": thins}
+        course: dict[str, Any] = {"alerts": (20_503, 21_111), "levels": levels, "thins": thins}
         written(tmp_path / name, range(BEGIN, END), **course)
     whole, thin = RecordedRun.read(tmp_path / "all"), RecordedRun.read(tmp_path / "thin")
     assert thin.row_count < whole.row_count / 2
