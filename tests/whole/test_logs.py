@@ -142,7 +142,8 @@ def test_rows_after_a_rollback_are_whole_and_in_order(tmp_path: Path) -> None:
     for step in range(21_300, 22_000):
         writer.write(step, {"energy_gap": 0.5, "recovery/attempt": 1.0}, {})
     writer.close()
-    first, second = RecordedRun.read(tmp_path, whole=["energy_gap"]).attempts
+    run = RecordedRun.read(tmp_path, whole=["energy_gap"])
+    first, second = (own.whole["energy_gap"] for own in run.attempts)
     assert [*first.steps] == [*tens(20_000, 21_400), *range(21_400, 21_500)]
     assert [*second.steps] == [
         *range(21_300, 21_350),
