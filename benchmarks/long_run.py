@@ -1,12 +1,15 @@
-"""Memory, seconds and file sizes of 200,000 guarded steps that write to every sink.
+"""Memory, seconds, file sizes and what else could leak in 200,000 guarded steps.
 
     python -m benchmarks.long_run
+    python -m benchmarks.long_run --remake 1000 --blow-up 700    # as in a notebook, and rollbacks
 
 A small network on points of the plane, 2 SGLD steps a step: nearly all of the time is the guard's.
 Everything is attached, snapshots go to a folder, and rows, alerts and rollbacks go to JSON lines,
 event files, an `add_scalar` logger (lines of CSV) and a webhook on this machine. Besides the rules
 that are shipped, one reports a WARN every so many steps, so that what an alert leaves behind would
-be seen.
+be seen. With ``--remake`` the guard is closed every so many steps, and another goes on in the same
+folder, on the same model and optimizer; with ``--blow-up`` the weights grow by a factor every so
+many steps, which a rollback takes back.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import resource
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +29,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ebmguard import Recovery, guard
+from ebmguard import Guard, Recovery, guard
 from ebmguard.alerts import DEFAULT_RULES, Level, Reading
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import AddScalarSink, Sink, WebhookSink
@@ -110,15 +114,19 @@ class Training:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, weight_decay=1e-4)
         self.rng = torch.Generator().manual_seed(0)
         self.buffer = ReplayBuffer(CHAINS, (2,), reinit_rate=0.05, generator=self.rng)
-        self.guard = guard(
+        self.folder, self.sinks, self.ended = folder, sinks, Counter[str]()
+        self.guard = self._guarded()
+
+    def _guarded(self) -> Guard:
+        return guard(
             None,
             self._sample,
             beta_star=0.5,
             rules=[*DEFAULT_RULES, EveryNow()],
-            log_dir=folder / "run",
-            sinks=sinks,
+            log_dir=self.folder / "run",
+            sinks=self.sinks,
             action="rollback",
-            recovery=Recovery(folder=folder / "snapshots", every=1000),
+            recovery=Recovery(folder=self.folder / "snapshots", every=100),
             model=self.model,
             optimizer=self.optimizer,
             buffer=self.buffer,
@@ -127,6 +135,30 @@ class Training:
             noise_std=NOISE_STD,
             sgld_steps=SGLD_STEPS,
         )
+
+    def renew(self) -> None:
+        """Close the guard, and go on with another from its snapshots, as a cell that runs again."""
+        self.end()
+        self.guard = self._guarded()
+        self.guard.resume()
+
+    def end(self) -> None:
+        """Close the guard, and count what it has seen."""
+        self.guard.close()
+        self.ended.update(alert.rule for alert in self.guard.alerts)
+        self.ended["rollbacks"] += self.guard.attempt
+
+    def blow_up(self) -> None:
+        """What a step of a huge learning rate leaves."""
+        with torch.no_grad():
+            for own in self.model.parameters():
+                own.mul_(30.0)
+
+    def held(self) -> tuple[int, int, int]:
+        """Descriptors and threads of the process, hooks on the optimizer."""
+        hooks = [value for name, value in vars(self.optimizer).items() if name.endswith("_hooks")]
+        open_ = len(list(Path("/proc/self/fd").iterdir()))
+        return open_, threading.active_count(), sum(map(len, hooks))
 
     def _sample(self, f: nn.Module) -> Tensor:
         start, rows = self.buffer.sample(BATCH)
@@ -171,10 +203,12 @@ def sizes(folder: Path) -> dict[str, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--remake", type=int, default=0, help="steps of a guard; 0: one guard")
+    parser.add_argument("--blow-up", type=int, default=0, help="steps between two; 0: none")
     parser.add_argument("--keep", type=Path, help="leave the folder here")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    marks = [given.steps // 20, given.steps // 2, given.steps]
+    marks = [given.steps // 20, given.steps // 4, given.steps // 2, given.steps]
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Taken)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     with tempfile.TemporaryDirectory() as temporary:
@@ -190,6 +224,10 @@ def main() -> None:
             while done < mark:
                 if done == mark - timed:
                     begin, begin_cpu = time.perf_counter(), time.process_time()
+                if given.remake and done and done % given.remake == 0:
+                    training.renew()
+                if given.blow_up and done and done % given.blow_up == 0:
+                    training.blow_up()
                 training.step()
                 done += 1
             training.guard.flush()
@@ -198,24 +236,28 @@ def main() -> None:
             if not names:
                 names = list(written)
                 heads = [f"{name}, bytes/step" for name in names]
-                print("| steps | resident, MiB | s per 1,000 steps (CPU) |", " | ".join(heads), "|")
-                print("|---:" * (3 + len(names)) + "|")
+                held = "descriptors, threads, hooks"
+                print(f"| steps | resident, MiB | {held} | s per 1,000 steps (CPU) |", end=" ")
+                print(" | ".join(heads), "|")
+                print("|---:" * (4 + len(names)) + "|")
             per_1000 = [1000 * each / timed for each in seconds]
             cells = [f"{written.get(name, 0) / done:,.1f}" for name in names]
             print(
-                f"| {done:,} | {resident_mib():.1f} | {per_1000[0]:.2f} ({per_1000[1]:.2f}) |",
+                f"| {done:,} | {resident_mib():.1f} | {', '.join(map(str, training.held()))} |",
+                f"{per_1000[0]:.2f} ({per_1000[1]:.2f}) |",
                 " | ".join(cells),
                 "|",
                 flush=True,
             )
-        alerts = [alert.rule for alert in training.guard.alerts]
-        training.guard.close()
+        training.end()
         webhook.wait(10.0)
         logger.close()
         wall, cpu = time.perf_counter() - start, time.process_time() - cpu
-        print(f"\n{wall:.0f} s, {cpu:.0f} s of CPU; {len(alerts)} alerts, of them ", end="")
-        print(f"{alerts.count('every_now')} on purpose; {_Taken.count} posted; ", end="")
-        print(f"{training.guard.attempt} rollbacks. Files, MB:")
+        alerts = training.ended
+        rollbacks = alerts.pop("rollbacks")
+        print(f"\n{wall:.0f} s, {cpu:.0f} s of CPU; {alerts.total()} alerts, of them ", end="")
+        print(f"{alerts['every_now']} on purpose; {_Taken.count} posted; ", end="")
+        print(f"{rollbacks} rollbacks. Files, MB:")
         for name, size in sizes(folder).items():
             print(f"- {name}: {size / 1e6:.1f}")
     server.shutdown()

@@ -25,7 +25,12 @@ def test_a_long_run_writes_to_every_sink(tmp_path):
     training = long_run.Training(tmp_path, AddScalarSink(logger))
     for _ in range(5):
         training.step()
-    training.guard.close()
+    held = training.held()
+    training.renew()
+    training.blow_up()
+    training.step()
+    assert training.held()[0] == held[0]
+    training.end()
     logger.close()
     sizes = long_run.sizes(tmp_path)
     assert min(sizes[name] for name in ("metrics.jsonl", "event files", "scalars.csv")) > 0

@@ -1,13 +1,14 @@
-"""A series of any length in bounded memory, from which no spike is lost."""
+"""Series of any length in bounded memory."""
 
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Bin", "BinnedSeries"]
+__all__ = ["Bin", "BinnedSeries", "ThinnedSeries"]
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Bin:
 class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
-    While there is room every step has its own. Then neighbours join: every extreme stays exact.
+    While there is room every step has its own. Then neighbours join: no spike is lost.
     """
 
     def __init__(self, capacity: int = 600) -> None:
@@ -89,3 +90,29 @@ class BinnedSeries:
             self.bins[-1].join(new)
         else:
             self.bins.append(new)
+
+
+class ThinnedSeries:
+    """Values by step, the last ones whole: of those before one in so many steps is kept.
+
+    Args:
+        most: how many are whole; there are at most twice as many.
+        rare: whether values above 0 are kept, unless there are many.
+    """
+
+    def __init__(self, most: int, *, rare: bool = False) -> None:
+        self.steps, self.values = array("q"), array("d")
+        self._most, self._rare, self._width = most, rare, 2
+
+    def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Take the values of steps, which ascend."""
+        self.steps.extend(steps)
+        self.values.extend(values)
+        while (old := len(self.steps) - self._most) > self._most:
+            rare = {i for i in range(old) if self._rare and self.values[i] > 0}
+            rare = rare if 2 * len(rare) <= self._most else set()
+            stretches = [-1, *(step // self._width for step in self.steps[:old])]
+            kept = [i for i in range(old) if i in rare or stretches[i] != stretches[i + 1]]
+            self.steps[:old] = array("q", [self.steps[i] for i in kept])
+            self.values[:old] = array("d", [self.values[i] for i in kept])
+            self._width *= 2 if 2 * len(kept) > self._most else 1

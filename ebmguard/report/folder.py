@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
 from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_own, weight_tag
 from . import files as of
-from .bins import Bin, BinnedSeries
+from .bins import Bin, BinnedSeries, ThinnedSeries
 
 __all__ = ["ACCURACY", "Attempt", "RecordedRun", "ends", "outcome", "value_of"]
 
@@ -25,7 +24,7 @@ ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 # memory, and no page.
 _BINS, _FEWEST_BINS = 600, 8
 _MOST_ATTEMPTS, _MOST_OWN = 1000, 200
-# Rows of an attempt that are kept whole, for each of its bins; and records at each end of a table.
+# Values of an attempt that are kept whole, for each of its bins; records at the ends of a table.
 _WHOLE, _SHOWN = 16, 200
 # Rows from which on the moving limits are followed in the last rows of each batch alone, and how
 # many. They depend on fewer rows before: see ebmguard.alerts.GrowthRule.
@@ -57,31 +56,9 @@ class Attempt:
     capacity: int = _BINS
     # Its rows count up to here: the first step that came again later.
     end: float = math.inf
-    # Steps of the rows that are kept, and their values by tag; NaN where a row lacks it. Of a long
-    # attempt the last ones are there whole, of those before one in so many, and what is not finite.
-    steps: array[int] = field(default_factory=lambda: array("q"))
-    columns: dict[str, array[float]] = field(default_factory=dict)
-    one_in: int = 1
     series: dict[str, BinnedSeries] = field(default_factory=dict)  # by tag
+    whole: dict[str, ThinnedSeries] = field(default_factory=dict)
     bands: dict[str, BinnedSeries] = field(default_factory=dict)  # both edges of those that move
-
-    def thin(self) -> None:
-        """Before the last of many rows keep one in ten, or fewer, and where something is NaN."""
-        most = _WHOLE * self.capacity
-        while (old := len(self.steps) - most) > most:
-            bad = [own for tag, own in self.columns.items() if tag.startswith("nonfinite/")]
-            before = [-self.one_in, *self.steps[: old - 1]]
-            kept = [
-                i
-                for i, (last, step) in enumerate(zip(before, self.steps, strict=False))
-                if last // self.one_in < step // self.one_in
-                or (step % (self.one_in // 10) == 0 and any(own[i] > 0 for own in bad))
-            ]
-            columns: list[array[Any]] = [self.steps, *self.columns.values()]
-            for column in columns:
-                column[:old] = array(column.typecode, [column[i] for i in kept])
-            if 2 * len(kept) > most:
-                self.one_in *= 10
 
 
 class RecordedRun:
@@ -126,7 +103,6 @@ class RecordedRun:
         self.attempts: list[Attempt] = []  # a step may be in several of them
         self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
         self.latest: dict[str, Any] = {}  # the last row
-        self.ever = set[str]()  # tags kept whole that were above 0 in some row
         self.row_count = 0
         self._thinned: dict[
             float, int
@@ -187,18 +163,10 @@ class RecordedRun:
             return
         where, steps, now = self._rows, [row["step"] for row in rows], self._attempt(rows[0])
         now.last = steps[-1]
-        now.steps.extend(steps if self.whole else ())
         for tag in self.whole:
-            values = [row.get(tag, math.nan) for row in rows]
-            try:
-                found = array("d", values)
-            except (TypeError, OverflowError):  # null, a larger number than floats have, or damaged
-                known = (math.nan if value is None else value for value in values)
-                found = array("d", (of.number(value, tag, where) for value in known))
-            now.columns.setdefault(tag, array("d")).extend(found)
-            if tag not in self.ever and any(value > 0 for value in found):
-                self.ever.add(tag)
-        now.thin()
+            rare = tag.startswith("nonfinite/") or tag == "buffer/reinit"
+            own = now.whole.setdefault(tag, ThinnedSeries(_WHOLE * now.capacity, rare=rare))
+            own.extend(*self._known(steps, [row.get(tag) for row in rows], tag))
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
@@ -230,16 +198,20 @@ class RecordedRun:
         values: list[Any] = [row.get(own) for row in rows]
         if own != tag:
             values = [row.get(own, row.get(tag)) for row in rows]
-        try:
-            are_numbers = isinstance(sum(values), float)
-        except (TypeError, OverflowError):
-            are_numbers = False
-        if not are_numbers:  # some are missing, whole numbers, or damaged
-            known = [pair for pair in zip(steps, values, strict=True) if pair[1] is not None]
-            steps = [step for step, _ in known]
-            values = [of.number(value, tag, self._rows) for _, value in known]
+        steps, values = self._known(steps, values, tag)
         if values:
             now.series.setdefault(tag, BinnedSeries(now.capacity)).extend(steps, values)
+
+    def _known(
+        self, steps: list[int], values: list[Any], tag: str
+    ) -> tuple[list[int], list[float]]:
+        try:
+            if isinstance(sum(values), float):
+                return steps, values
+        except (TypeError, OverflowError):
+            pass  # some are missing, whole numbers, or damaged
+        known = [pair for pair in zip(steps, values, strict=True) if pair[1] is not None]
+        return [step for step, _ in known], [of.number(x, tag, self._rows) for _, x in known]
 
     def _attempt(self, row: Mapping[str, Any]) -> Attempt:
         """The attempt of a row, a new one where its step or its number says so."""
@@ -338,7 +310,7 @@ class RecordedRun:
         return [
             (step, value)
             for own in self.attempts
-            for step, value in zip(own.steps, own.columns[tag], strict=True)
+            for step, value in zip(own.whole[tag].steps, own.whole[tag].values, strict=True)
             if step < own.end and math.isfinite(value)
         ]
 

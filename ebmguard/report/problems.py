@@ -217,7 +217,8 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
                 f"The guard ran with output_scale = {used:.6g}; 2 * step / noise**2 = {implied:g}."
             )
             yield error("output_scale", "config.json", text, f"output_scale={implied:g}.")
-    if len(run.series("buffer/reinit")) >= 100 and "buffer/reinit" not in run.ever:
+    reinit = [value for _, value in run.series("buffer/reinit")]
+    if len(reinit) >= 100 and not any(reinit):
         text = "No chain has started afresh in the whole run."
         yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
     unknown = {tag for tag in OF_GRADIENT if tag in run.latest and not run.series(tag)}

@@ -142,7 +142,8 @@ def test_rows_after_a_rollback_are_whole_and_in_order(tmp_path: Path) -> None:
     for step in range(21_300, 22_000):
         writer.write(step, {"energy_gap": 0.5, "recovery/attempt": 1.0}, {})
     writer.close()
-    first, second = RecordedRun.read(tmp_path, whole=["energy_gap"]).attempts
+    run = RecordedRun.read(tmp_path, whole=["energy_gap"])
+    first, second = (own.whole["energy_gap"] for own in run.attempts)
     assert [*first.steps] == [*tens(20_000, 21_400), *range(21_400, 21_500)]
     assert [*second.steps] == [
         *range(21_300, 21_350),
@@ -154,7 +155,7 @@ def test_rows_after_a_rollback_are_whole_and_in_order(tmp_path: Path) -> None:
 def test_the_verdict_and_the_pages_are_those_of_the_whole_log(tmp_path: Path, capsys: Any) -> None:
     levels = {20_503: 2.0, 20_777: 0.0, 21_111: 1.0, 21_333: 0.0}
     for name, thins in (("all", False), ("thin", True)):
-        course = {"alerts": (20_503, 21_111), "levels": levels, "thins": thins}
+        course: dict[str, Any] = {"alerts": (20_503, 21_111), "levels": levels, "thins": thins}
         written(tmp_path / name, range(BEGIN, END), **course)
     whole, thin = RecordedRun.read(tmp_path / "all"), RecordedRun.read(tmp_path / "thin")
     assert thin.row_count < whole.row_count / 2
