@@ -42,13 +42,12 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     Of each side the order statistics below its quantiles and those above, sum of squares around
     the mean, and sum; and how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
     """
-    # Sides of the same length are two rows of one tensor: half the kernels. All are kernels that
-    # were used before: a first use between two passes of a network costs as much as five others.
-    if f_pos.shape == f_neg.shape:
-        sides, others = [torch.stack((f_pos, f_neg))], [torch.stack((f_neg, f_pos))]
-    else:
-        sides, others = [f_pos, f_neg], [f_neg, f_pos]
+    # Sides of the same length are two rows of one tensor: half the kernels. Those of sums and
+    # products were used before: a kernel's first use in a step costs as much as five others.
+    alike = f_pos.shape == f_neg.shape
+    sides = [torch.stack((f_pos, f_neg))] if alike else [f_pos, f_neg]
     ranked = [f.sort(-1).values for f in sides]
+    others = [ranked[0].flip(0)] if alike else ranked[::-1]
     sums = [x.index_select(-1, _places(x.shape[-1], x.device)) for x in ranked]
     totals = [x.sum(-1, keepdim=True) for x in sides]
     apart = [x - total / x.shape[-1] for x, total in zip(sides, totals, strict=True)]
