@@ -15,7 +15,7 @@ import torch
 
 from ebmguard.reference_training.device import describe
 
-from .cells import commit
+from .grid import commit
 from .timing import Clock
 
 UNFINISHED = "**Cut short here.**"
