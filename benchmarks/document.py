@@ -1,65 +1,137 @@
-"""The file that a benchmark of a GPU writes, part by part, and the processes of its parts."""
+"""Parts of a benchmark of a GPU: what their commands print is a section of a Markdown file.
+
+A section is written line by line as the lines come, instead of the one of the same title; all else
+in the file stays. So a command that is cut short loses nothing, and parts can be run one by one.
+"""
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from ebmguard.reference_training.device import describe
+from ebmguard.reference_training.device import describe, find_device
 
-from .cells import commit
+from .grid import commit, write_text
 from .timing import Clock
 
-UNFINISHED = "**Cut short here.**"
+UNFINISHED, FAILED = "**Cut short here.**", "**Failed**"
 GRACE = 45
-"""Seconds that a part may take beyond its time before it is ended."""
+"""Seconds that a command may take beyond its time before it is killed."""
 
 
-class Document:
-    """Sections of a Markdown file.
+class Part(NamedTuple):
+    """A section.
 
-    Args:
-        path: the file; what it holds beside the sections that are put is kept.
-        header: its first line, where it is new.
-        titles: of the sections that a benchmark puts, in their order.
+    Attributes:
+        title: of the section.
+        commands: words after `python -m` of each command, from the minutes that the part has.
+        share: of the time that is left to it and those after it.
+        logs: whether what they log is shown too.
     """
 
-    def __init__(self, path: Path, header: str, titles: Iterable[str]) -> None:
-        self.path = path
-        self.header = header
-        self.titles = tuple(titles)
-
-    def put(self, title: str, text: str) -> None:
-        """Write a section, instead of the one of the same title."""
-        old = self.path.read_text(encoding="utf-8") if self.path.is_file() else self.header
-        top, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
-        sections = dict(part.split("\n", 1) for part in parts)
-        sections[title] = f"\n{text.strip()}\n\n"
-        order = [*self.titles, *sections]
-        body = "".join(f"## {x}\n{sections[x]}" for x in dict.fromkeys(order) if x in sections)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial = self.path.with_name(self.path.name + ".partial")
-        partial.write_text(f"{top.rstrip()}\n\n{body.rstrip()}\n", encoding="utf-8")
-        os.replace(partial, self.path)
+    title: str
+    commands: Callable[[float], Sequence[Sequence[str]]]
+    share: float = 1
+    logs: bool = False
 
 
-def write_part(document: Document, title: str, source: str, texts: Iterable[str]) -> None:
-    """Write and print what a part yields, as it comes."""
-    text = f"{source}\n\n"
-    print(f"\n## {title}\n\n{text}", end="")
-    for more in texts:
-        text += more
-        print(more, end="", flush=True)
-        document.put(title, f"{text}\n{UNFINISHED}")
-    document.put(title, text)
+def put(file: Path, title: str, text: str, titles: Sequence[str], header: str) -> None:
+    """Write a section of a file, in the order of the titles; a new file begins with the header."""
+    old = file.read_text(encoding="utf-8") if file.is_file() else header
+    top, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
+    sections = dict(part.split("\n", 1) for part in parts) | {title: text}
+    order = [each for each in dict.fromkeys([*titles, *sections]) if each in sections]
+    body = "\n\n".join(f"## {each}\n\n{sections[each].strip()}" for each in order)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, f"{top.rstrip()}\n\n{body}\n")
+
+
+def run_parts(
+    parts: Mapping[str, Part], given: argparse.Namespace, minutes: float, header: str, module: str
+) -> int:
+    """Run the parts that are asked for, and write their sections.
+
+    Args:
+        parts: all that there are.
+        given: the command line; `part` is one of them or "all", `out` is the file, `device` where.
+        minutes: of all that are asked for together.
+        header: first line of the file, where it is new.
+        module: whose command this is.
+
+    Returns:
+        The exit status: 1 where a part has failed, or found no time.
+    """
+    titles, device = [part.title for part in parts.values()], find_device(given.device)
+    waiting = {name: part for name, part in parts.items() if given.part in (name, "all")}
+    clock, failed = Clock(minutes), []
+    for name, part in list(waiting.items()):
+        own = clock.left * part.share / sum(each.share for each in waiting.values()) / 60
+        del waiting[name]
+        if own <= 0:
+            failed.append(f"{name}: no time")
+            continue
+        text = f"{provenance(device, ['python', '-m', module, '--part', name])}\n\n"
+        print(f"\n## {part.title}\n\n{text}", end="")
+        for line in printed(part.commands(own), own, logs=part.logs):
+            text += line
+            print(line, end="", flush=True)
+            put(given.out, part.title, f"{text}\n{UNFINISHED}", titles, header)
+        put(given.out, part.title, text, titles, header)
+        failed += [f"{name}: failed"] * (FAILED in text)
+    print("\n".join(failed))
+    return 1 if failed else 0
+
+
+def printed(
+    commands: Sequence[Sequence[str]], minutes: float, *, logs: bool = False
+) -> Iterator[str]:
+    """What commands print, line by line; where its time is over one is stopped as by Ctrl-C.
+
+    The last line of a command says so, or that it has failed.
+    """
+    seconds = 60 * minutes / len(commands)
+    for words in commands:
+        if len(commands) > 1:
+            yield f"\n`python -m {shlex.join(words)}`\n\n"
+        with subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if logs else None,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        ) as process:
+            assert process.stdout is not None
+            stop = threading.Timer(seconds, process.send_signal, [signal.SIGINT])
+            kill = threading.Timer(seconds + GRACE, process.kill)
+            stop.start()
+            kill.start()
+            try:
+                for line in process.stdout:
+                    # Headings of a command stand below that of the part.
+                    yield f"#{line}" if line.startswith("## ") else line
+                status = process.wait()
+            finally:
+                is_stopped = not stop.is_alive()
+                stop.cancel()
+                kill.cancel()
+                process.kill()  # nothing where it has ended
+        if is_stopped:
+            yield f"\nStopped after {seconds / 60:.3g} minutes.\n"
+        elif status:
+            yield f"\n{FAILED} with status {status}.\n"
 
 
 def provenance(device: torch.device, command: Sequence[str]) -> str:
@@ -69,26 +141,3 @@ def provenance(device: torch.device, command: Sequence[str]) -> str:
         f"Commit {revision}, {describe(device)}, torch {torch.__version__}, "
         f"{date.today():%d %B %Y}: `{shlex.join(command)}`"
     )
-
-
-def run_all(
-    shares: Mapping[str, float], command: Callable[[str, float], Sequence[str]], minutes: float
-) -> Iterator[str]:
-    """Run each part in a process of its own; yields those that failed or found no time.
-
-    Args:
-        shares: how the parts, in their order, divide the time that is left.
-        command: of a part, by its name and minutes.
-        minutes: of all parts.
-    """
-    clock, waiting = Clock(minutes), dict(shares)
-    for part in shares:
-        seconds = clock.left * waiting[part] / sum(waiting.values())
-        del waiting[part]
-        if seconds <= 0:
-            yield f"{part}: no time"
-            continue
-        try:
-            subprocess.run(command(part, seconds / 60), check=True, timeout=seconds + GRACE)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            yield f"{part}: {error}"

@@ -1,7 +1,7 @@
 """Can a lost run be foreseen? Futures of saved states with other random numbers, and what tells.
 
-    python -m benchmarks.foreseeing                # the runs that are not done, then the page
-    python -m benchmarks.foreseeing --table-only   # the page from the rows that are kept
+    python -m benchmarks.foreseeing                # the runs that are not done, two at a time
+    python -m benchmarks.foreseeing --table-only   # the page of what has been run
 
 A run is saved again and again; each saved state goes on five times with other random numbers. What
 is known of the state beforehand is judged by the share of its futures that are lost.
@@ -10,9 +10,9 @@ is known of the state beforehand is judged by the share of its futures that are 
 from __future__ import annotations
 
 import logging
+import sys
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,10 @@ from sklearn.metrics import roc_curve
 
 from ebmguard.reference_training.plots.canvas import COLOURS, DARK, new_figure, unframed
 
-from .cells import Grid, cell_command, load, number, table, write_json
 from .foretelling import HORIZONS, LOOKS, Horizon, Judged, flattened, judge, question
 from .futures import LAST, features_of, futures, is_lost, saved
-from .population.families import Run, population
+from .grid import Grid, Rows, number, table
+from .population.families import population
 from .population.trainer import Trainer
 
 EVERY = 5
@@ -40,33 +40,7 @@ SEVEN = (
     "row/energy_gap", "row/sampler/grad_norm",
 )  # fmt: skip
 """One of each kind, chosen before any was seen."""
-KEPT = Path(__file__).with_name("foreseeing.csv")
 PICTURE = Path("docs/pictures/foreseeing.png")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the population, with what is judged of it.
-
-    Attributes:
-        family, number: which run.
-        lives: it was healthy to its end, and is trained no longer than the last state's future.
-        end: the step at which it, or the run that stands before it, was lost when it was recorded.
-    """
-
-    family: str
-    number: int
-    lives: bool
-    end: int
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return f"{self.family}-{self.number:02d}"
-
-    def command(self, folder: Path) -> Sequence[str]:
-        """What runs it."""
-        return cell_command("foreseeing", folder)
 
 
 # Of two families, with batches of 64 at most: the first five runs that were lost at step 150 or
@@ -76,31 +50,29 @@ PAIRS = {
     "digits-jem-mlp": ((0, 4, 749), (2, 6, 164), (9, 7, 277), (13, 10, 275), (14, 11, 1020)),
     "digits-noiseless": ((4, 0, 207), (7, 2, 169), (8, 3, 343), (9, 5, 532), (11, 6, 279)),
 }
-CELLS = [  # the shortest first
-    Cell(family, number, lives, pair[2])
-    for family, pair in sorted(
+CELLS = {  # the shortest first
+    f"{family}-{number:02d}": {"family": family, "number": number, "lives": lives, "end": end}
+    for family, (*numbers, end) in sorted(
         ((family, pair) for family, pairs in PAIRS.items() for pair in pairs),
         key=lambda each: each[1][2],
     )
-    for number, lives in zip(pair[:2], (False, True), strict=True)
-]
+    for number, lives in zip(numbers, (False, True), strict=True)
+}
+"""A healthy run is trained no longer than the last state's future; `end` is the step at which the
+run, or the one that stands before it, was lost when it was recorded."""
+RUNS = {run.name: run for run in population() if run.name in CELLS}
 
 
-def settings(cell: Cell) -> Run:
-    """The run of a cell."""
-    return next(run for run in population() if run.name == cell.name)
-
-
-def run(cell: Cell, root: Path) -> None:
-    """Run a cell, and write what came of it."""
+def measure(folder: Path, lives: bool, end: int, **_: Any) -> dict[str, Any]:
+    """Train a run, and judge its states."""
     torch.set_num_threads(1)
     logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     began = time.process_time()
-    trainer = Trainer(settings(cell))
-    states, rows, died = course(trainer, cell)
+    trainer = Trainer(RUNS[folder.name])
+    states, rows, died = course(trainer, end + HORIZONS[-1].within if lives else trainer.run.steps)
     trainer.guard.close()
     trained = time.process_time()
-    end = cell.end if died is None else died
+    end = end if died is None else died
     judged = []
     for step in sorted({(end - lead) // EVERY * EVERY for lead in LEADS}):
         if step not in states or step < LAST:
@@ -110,22 +82,20 @@ def run(cell: Cell, root: Path) -> None:
         deaths = futures(trainer, states[step], own)
         judged.append({"step": step, "deaths": deaths, "features": features})
         print(step, deaths, flush=True)
-    result = {
+    return {
         "died": died,
         "steps": len(rows),
         "snapshots": judged,
         "cpu_seconds_of_run": trained - began,
         "cpu_seconds": time.process_time() - began,
     }
-    (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / "result.json", result)
 
 
-def course(trainer: Trainer, cell: Cell) -> tuple[dict[int, Any], list[dict[str, float]], Any]:
+def course(trainer: Trainer, steps: int) -> tuple[dict[int, Any], list[dict[str, float]], Any]:
     """The states before every few steps, the rows, and the step at which the run was lost."""
     states: dict[int, Any] = {}
     rows: list[dict[str, float]] = []
-    for step in range(cell.end + HORIZONS[-1].within if cell.lives else trainer.run.steps):
+    for step in range(steps):
         if step % EVERY == 0:
             states[step] = saved(trainer)
         rows.append(trainer.step())
@@ -134,18 +104,8 @@ def course(trainer: Trainer, cell: Cell) -> tuple[dict[int, Any], list[dict[str,
     return states, rows, None
 
 
-def snapshots(root: Path) -> pd.DataFrame:
-    """A line for each state judged in a folder, kept; where it has none, the kept ones."""
-    found = load(CELLS, root)
-    lines = [x for each in found for x in flattened(each, each["cell"].name, each["lives"])]
-    if lines:
-        pd.DataFrame(lines).to_csv(KEPT, index=False, float_format="%.5g")
-    return pd.read_csv(KEPT)
-
-
 def fates(kept: pd.DataFrame) -> str:
     """A line for each run: its settings, its end, and how many of its states are doomed."""
-    runs = {cell.name: settings(cell) for cell in CELLS}
 
     def doomed(horizon: Horizon) -> Any:
         def cell(own: pd.DataFrame) -> str:
@@ -156,9 +116,9 @@ def fates(kept: pd.DataFrame) -> str:
 
     columns: dict[str, Any] = {
         "run": lambda own: own["run"].iloc[0],
-        "β*": lambda own: f"{runs[own['run'].iloc[0]].beta_star:g}",
-        "learning rate": lambda own: f"{runs[own['run'].iloc[0]].lr:g}",
-        "SGLD steps": lambda own: str(runs[own["run"].iloc[0]].sgld_steps),
+        "β*": lambda own: f"{RUNS[own['run'].iloc[0]].beta_star:g}",
+        "learning rate": lambda own: f"{RUNS[own['run'].iloc[0]].lr:g}",
+        "SGLD steps": lambda own: str(RUNS[own["run"].iloc[0]].sgld_steps),
         "lost at": lambda own: number(next(iter(own["died"].dropna()), None), ".0f"),
         **{f"doomed {horizon}": doomed(horizon) for horizon in HORIZONS},
         "futures differ": lambda own: str(sum(map(is_split, own["deaths"]))),
@@ -236,7 +196,9 @@ def false_alarms(found: Judged) -> str:
 
 def draw(kept: pd.DataFrame, file: Path) -> None:
     """ROC curves of each left-out run beside the healthy ones, and of all together."""
-    families = dict(zip(dict.fromkeys(cell.family for cell in CELLS), COLOURS[1:], strict=False))
+    families = dict(
+        zip(dict.fromkeys(run.family for run in RUNS.values()), COLOURS[1:], strict=False)
+    )
     figure = new_figure(3.4 * len(HORIZONS), 4.2)
     for i, horizon in enumerate(HORIZONS):
         axes = figure.add_subplot(1, len(HORIZONS), i + 1)
@@ -264,43 +226,17 @@ def roc(found: Judged, chosen: Any = slice(None)) -> tuple[Any, Any]:
     return false, true
 
 
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/foreseeing.md."""
-    kept = snapshots(root)
+def slots(rows: Rows) -> dict[str, str]:
+    """Those of the page; the figure is drawn beside it."""
+    kept = pd.DataFrame(line for row in rows for line in flattened(row))
     draw(kept, PICTURE)
     runs = kept.groupby("run")["lives"].first()
-    return [
-        "# Can a lost run be foreseen?",
-        "",
-        f"`python -m benchmarks.foreseeing`; {len(runs)} of {len(CELLS)} runs done, {sum(~runs)} "
-        f"that die and {sum(runs)} that live; {len(kept)} saved states. A line of "
-        "`benchmarks/foreseeing.csv` is a state: its futures, and all that was known of it.",
-        "",
-        fates(kept),
-        "",
-        "## How early it is decided",
-        "",
-        by_lead(kept),
-        "",
-        "## What tells",
-        "",
-        f"The last four columns are of {HORIZONS[-1]} steps ahead.",
-        "",
-        "![ROC curves of each run that was left out, and of all](../pictures/foreseeing.png)",
-        "",
-        verdicts(kept),
-        "",
-    ]
+    counts = f"{sum(~runs)} that die and {sum(runs)} that live; {len(kept)} saved states"
+    said = {"counts": counts, "fates": fates(kept), "leads": by_lead(kept)}
+    return {**said, "verdicts": verdicts(kept)}
 
 
-GRID = Grid(
-    "foreseeing",
-    CELLS,
-    page,
-    Path("docs/results/foreseeing.md"),
-    Path("runs/bench-foreseeing"),
-    run,
-)
+GRID = Grid("foreseeing", CELLS, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

@@ -152,12 +152,12 @@ def _fitted(x: Array, doomed: Array) -> Any:
     return model.fit(x, doomed).decision_function
 
 
-def flattened(result: Mapping[str, Any], run: str, lives: bool) -> list[dict[str, Any]]:
+def flattened(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A line for each judged state of a run."""
     return [
         {
-            "run": run,
-            "lives": lives,
+            "run": result["cell"],
+            "lives": result["lives"],
             "died": result["died"],
             "step": each["step"],
             "deaths": " ".join("-" if d is None else str(d) for d in each["deaths"]),

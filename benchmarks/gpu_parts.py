@@ -1,9 +1,4 @@
-"""A trainer on a GPU against an eager loop of the published structure: what all trainers share.
-
-Every part is a section of its file, written as soon as something is known, instead of what an
-earlier command wrote there; other sections stay. So a command that is cut short loses little, and
-the parts can be run by several commands.
-"""
+"""A trainer on a GPU against an eager loop of the published structure: what all trainers share."""
 
 from __future__ import annotations
 
@@ -23,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import find_device
 
-from .document import Document, provenance, run_all, write_part
+from . import document
 from .gpu_cases import LOOPS, NEVER, OURS, VARIANTS, Bench, Case, Part
 from .timing import (
     WARM_UP,
@@ -173,14 +168,15 @@ PARTS: Mapping[str, Part] = {
 
 def parser(case: Case) -> argparse.ArgumentParser:
     """The command line."""
-    name = case.module.rpartition(".")[2]
+    name, parts = case.module.rpartition(".")[2], [*PARTS, *case.parts]
     made = argparse.ArgumentParser(description=case.title)
-    made.add_argument("--part", choices=[*PARTS, *case.parts, "all"], default="all")
+    made.add_argument("--part", choices=[*parts, "all"], default="all")
     made.add_argument("--device", default="cuda", help="a GPU, such as cuda; cpu with --size toy")
     made.add_argument("--size", choices=list(case.sizes), default="full", help="toy: to try it")
     made.add_argument("--minutes", type=float, default=9, help="time of the command")
     made.add_argument("--out", type=Path, default=Path(f"docs/results/{name}.md"))
     made.add_argument("--runs", type=Path, default=Path(f"runs/{name}"), help="folder of the runs")
+    made.add_argument("--measure", choices=parts, help="print this part, in this process")
     made.add_argument("--memory-of", choices=list(VARIANTS), help=argparse.SUPPRESS)
     if "train" in case.parts:
         made.add_argument(
@@ -201,39 +197,28 @@ def main(case: Case, words: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"error: {error}\nTo try the parts without a GPU: --device cpu --size toy")
         return 2
+    parts, features = {**PARTS, **case.parts}, getattr(given, "features", [])
+    same = [case.module, "--device", given.device, "--size", given.size, "--runs", str(given.runs)]
+    same += [word for each in features for word in ("--features", each)]
+    if not (given.measure or given.memory_of):
 
-    def command(part: str, minutes: float) -> list[str]:
-        options = {**vars(given), "part": part, "minutes": f"{minutes:.3g}", "memory_of": None}
-        made = [sys.executable, "-m", case.module]
-        for name, value in options.items():
-            for each in value if isinstance(value, list) else [value]:
-                made += [f"--{name}", str(each)] if each is not None else []
-        return made
+        def commands(name: str, minutes: float) -> list[list[str]]:
+            return [[*same, "--measure", name, "--minutes", f"{minutes:.3g}"]]
 
-    parts = {**PARTS, **case.parts}
-    if given.part == "all":
-        shares = {name: part.share for name, part in parts.items()}
-        failed = list(run_all(shares, command, given.minutes))
-        print("\n".join(failed))
-        return 1 if failed else 0
+        sections = {
+            name: document.Part(part.title, partial(commands, name), part.share)
+            for name, part in parts.items()
+        }
+        header = f"# {case.title}\n"
+        return document.run_parts(sections, given, given.minutes, header, case.module)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as scratch:
-        own = command(given.part, given.minutes)
-        bench = Bench(
-            case,
-            case.sizes[given.size],
-            device,
-            Clock(given.minutes),
-            given.runs,
-            Path(scratch),
-            getattr(given, "features", ()),
-            own,
-        )
+        clock, command = Clock(given.minutes), [sys.executable, "-m", *same]
+        size, folder = case.sizes[given.size], Path(scratch)
+        bench = Bench(case, size, device, clock, given.runs, folder, features, command)
         if given.memory_of:
             print(json.dumps(memory_of(partial(bench.made, given.memory_of), device)))
             return 0
-        part = parts[given.part]
-        document = Document(given.out, f"# {case.title}\n", [x.title for x in parts.values()])
-        source = provenance(device, ["python", *own[1:]])
-        write_part(document, part.title, source, part.text(bench))
+        for text in parts[given.measure].text(bench):
+            print(text, end="", flush=True)
     return 0

@@ -1,18 +1,18 @@
 """JEM without its output scale (Appendix M.2): o = 1, and 20,000 on the logits instead of on f.
 
 python -m benchmarks.jem_scale                # the whole grid, two runs at a time
-python -m benchmarks.jem_scale --table-only   # the table of what has been run
+python -m benchmarks.jem_scale --table-only   # the page of what has been run
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import statistics
-from collections.abc import Sequence
+import sys
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import sgld
 
-from .cells import Grid, cell_command, load, number, percent, table, write_json
+from .grid import Grid, Rows, number, percent, table
 
 SEEDS = range(3)
 STEPS = 1000
@@ -55,24 +55,7 @@ WAYS = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    way: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return f"{self.way}_s{self.seed}"
-
-    def command(self, folder: Path) -> Sequence[str]:
-        """What runs it."""
-        return cell_command("jem_scale", folder)
-
-
-CELLS = [Cell(way, seed) for seed in SEEDS for way in WAYS]
+CELLS = {f"{way}_s{seed}": {"way": way, "seed": seed} for seed in SEEDS for way in WAYS}
 
 
 def scaled(network: WideResNet, factor: float) -> WideResNet:
@@ -87,21 +70,15 @@ def scaled(network: WideResNet, factor: float) -> WideResNet:
     return network
 
 
-def run(cell: Cell, root: Path) -> None:
-    """Train a cell from its start, and write what came of it."""
+def measure(folder: Path, way: str, seed: int) -> dict[str, Any]:
+    """Train a cell from its start."""
     logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    way = WAYS[cell.way]
-    config = JemConfig(
-        out=root / cell.name,
-        beta_star=0.0,
-        seed=cell.seed,
-        iterations=STEPS,
-        noise_std=NOISE,
-        step_size=way.output_scale * NOISE**2 / 2,
-    )
+    factor, step_size = WAYS[way].logits, WAYS[way].output_scale * NOISE**2 / 2
+    own: dict[str, Any] = {"iterations": STEPS, "noise_std": NOISE, "step_size": step_size}
+    config = JemConfig(out=folder, beta_star=0.0, seed=seed, **own)
     data, settings = config.load_data(), config.settings
-    network = scaled(make_network(config, data), way.logits)
+    network = scaled(make_network(config, data), factor)
     trainer, judge = Trainer(config, network, data), Evaluator(data, noise_std=0.0, quality=None)
     climb = partial(
         sgld, network, steps=settings.sgld_steps, step_size=settings.step_size, noise_std=NOISE
@@ -111,7 +88,7 @@ def run(cell: Cell, root: Path) -> None:
     while len(gaps) < STEPS and all(abs(gap) <= FAR for gap in gaps[-1:]):
         trainer.step(len(gaps))
         row = trainer.loss_fn.guard.last
-        gaps.append(row["energy_gap"] / way.logits)
+        gaps.append(row["energy_gap"] / factor)
         losses.append(row["cross_entropy"])
         if len(gaps) % 10 == 0:
             x0 = trainer.chains(settings.n_neg)
@@ -119,8 +96,7 @@ def run(cell: Cell, root: Path) -> None:
             drifts.append(float((climb(x0, noise=quiet) - x0).square().mean().sqrt()))
             accuracies.append(judge.test_accuracy(network))
     trainer.close()
-    (root / cell.name).mkdir(parents=True, exist_ok=True)
-    result = {
+    return {
         "ended": len(gaps),
         "gap": statistics.median(gaps[-LAST:]),
         "cross_entropy": statistics.median(losses[-LAST:]),
@@ -128,7 +104,6 @@ def run(cell: Cell, root: Path) -> None:
         "best": max(accuracies, default=None),
         "accuracy": judge.test_accuracy(network),
     }
-    write_json(root / cell.name / "result.json", result)
 
 
 COLUMNS = {
@@ -143,31 +118,12 @@ COLUMNS = {
 }
 
 
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/jem_scale.md."""
+def slots(rows: Rows) -> dict[str, str]:
     order = list(WAYS)
-    own = sorted(load(CELLS, root), key=lambda each: order.index(each["way"]))
-    steps = JemConfig(out=root).settings.sgld_steps
-    return [
-        "# JEM without its output scale",
-        "",
-        *GRID.source(root),
-        f"Digits with the defaults of `ebmguard train jem` at β\\* = 0, {STEPS:,} steps. Noise is "
-        f"{NOISE:g}; the step size is o · noise² / 2, so that the chains stand for exp(o f). Moved "
-        f"by the gradient: root mean square over pixels, in {steps} SGLD steps without noise from "
-        "the buffer, median over the run; the noise of as many steps moves by "
-        f"{NOISE * math.sqrt(steps):.2g}, and pixels have the range 2. Gap and cross-entropy are "
-        f"medians of the last {LAST} steps, the gap in units of the f that is not scaled. A run is "
-        f"lost when its gap passes {FAR:,.0f}.",
-        "",
-        table(own, COLUMNS) if own else "None yet.",
-        "",
-    ]
+    return {"every": table(sorted(rows, key=lambda own: order.index(own["way"])), COLUMNS)}
 
 
-GRID = Grid(
-    "jem_scale", CELLS, page, Path("docs/results/jem_scale.md"), Path("runs/bench-jem-scale"), run
-)
+GRID = Grid("jem_scale", CELLS, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

@@ -3,34 +3,18 @@
     python -m benchmarks.remedies                # the whole grid, two runs at a time
     python -m benchmarks.remedies --table-only   # the table of what has been run
 
-A run in the middle of a cell is resumed from its checkpoint. What came of the cells is kept beside
-the page, with what their judge was worth.
+A run in the middle of a cell is resumed from its checkpoint.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
-from ebmguard.reference_training.jem.scenarios import DIGITS
-
-from .cells import Grid, load, number, percent, table
-from .remedies_cell import (
-    CLIP_NORM,
-    POOLED,
-    REMEDIES,
-    SEEDS,
-    STEPS,
-    Cell,
-    batches,
-    grid,
-    iterations,
-    run_cell,
-)
+from .grid import Grid, Rows, number, percent, table, table_of
+from .remedies_cell import CELLS, CLASSIFIER, REMEDIES, measure
 
 FIT_GAP, FIT_GRAD_SCALE, FIT_ACCURACY = 20.0, 0.5, 0.97
 """A run ends fit with a median |gap| under the first, a GradScale at the reference exponent of at
@@ -80,14 +64,6 @@ def summed_up(own: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def summary(cells: Sequence[Cell], root: Path) -> str:
-    """A line for each remedy."""
-    found = load(cells, root)
-    by_remedy = [[run for run in found if run["remedy"] == remedy] for remedy in REMEDIES]
-    lines = [summed_up(own) for own in by_remedy if own]
-    return table(lines, {name: itemgetter(name) for name in lines[0]}) if lines else "None yet."
-
-
 EVERY = {
     "remedy": lambda run: run["remedy"],
     "seed": lambda run: str(run["seed"]),
@@ -107,14 +83,6 @@ EVERY = {
 }
 
 
-def every_run(cells: Sequence[Cell], root: Path) -> str:
-    """A line for each run, remedy by remedy."""
-    order = list(REMEDIES)
-    ordered = sorted(cells, key=lambda cell: order.index(cell.remedy or ""))
-    found = load(ordered, root)
-    return table(found, EVERY) if found else "None yet."
-
-
 def scale(judge: Mapping[str, Any]) -> str:
     """How well the judge classifies, and what it says of images and of noise."""
     said = [
@@ -125,71 +93,20 @@ def scale(judge: Mapping[str, Any]) -> str:
     return "; ".join([f"test accuracy {percent(judge['accuracy'])}", *said])
 
 
-def page(root: Path, *, cells: Sequence[Cell], longer: Sequence[Cell], source: Any) -> list[str]:
-    """The lines of docs/results/remedies.md."""
-    judges = {scale(run["judge"]) for run in load([*cells, *longer], root)}
-    budget = batches(DIGITS.sgld_steps)
-    return [
-        "# Remedies for a diverging JEM, at equal compute on digits",
-        "",
-        *source(root),
-        "Settings are the defaults of `ebmguard train jem` (WRN-10-1, 64 positives and negatives, "
-        f"Adam {DIGITS.lr:g}, {DIGITS.sgld_steps} SGLD steps of step size {DIGITS.step_size:g} and "
-        f"noise {DIGITS.noise_std:g}) at β* = 0, with one thing changed. "
-        f"Seeds {SEEDS.start} to {SEEDS.stop - 1}.",
-        "",
-        f"- Equal compute: that of {STEPS:,} default steps, counted in batches of 64 energies with "
-        f"a gradient. A default step has {budget} ({DIGITS.sgld_steps} of the chains, positives, "
-        f"negatives), twice the SGLD steps {batches(2 * DIGITS.sgld_steps)}, so that it gets "
-        f"{iterations({'sgld_steps': 2 * DIGITS.sgld_steps}):,} steps. All others get {STEPS:,}.",
-        "- Survived: never |energy gap| > 1e4, and all finite. A lost run is ended "
-        f"{DIGITS.stop_after} steps later.",
-        f"- Ended fit: survived, with a median |gap| under {FIT_GAP:g} and a GradScale at the "
-        f"exponent 0.5 of at least {FIT_GRAD_SCALE:g}, both of the last 100 steps, and a final "
-        f"test accuracy of at least {FIT_ACCURACY:.0%}.",
-        f"- L2 on energies: 0.1 (mean f(x⁺)² + mean f(x⁻)²). Gradients are shortened to "
-        f"{CLIP_NORM:g}, the median norm in healthy steps.",
-        "- Gap, GradScale, FID and IS of the summary are medians over the runs that survived; "
-        "accuracies and the best FID and IS are over all.",
-        f"- FID and IS are of the {DIGITS.buffer_size:,} chains that a run ended with, against the "
-        "training images, in the features of one classifier for all, trained apart without "
-        f"samples ({'; or '.join(sorted(judges)) or 'not yet'}). Published numbers are by another "
-        f"network: nothing here can stand beside them. Best FID and IS are the best of {POOLED} "
-        "looks in a row at 64 negatives, one every 50 steps of training.",
-        "- ms a step: CPU time, guard and logging included; median over the steps of a run, and "
-        "over runs. s in all: times the steps.",
-        "",
-        summary(cells, root),
-        "",
-        "## Every run",
-        "",
-        every_run(cells, root),
-        "",
-        "## At three times the compute and more",
-        "",
-        "Some of those that survive: whether they hold, or only take longer.",
-        "",
-        every_run(longer, root),
-        "",
-    ]
+def slots(rows: Rows) -> dict[str, str]:
+    order = list(REMEDIES)
+    runs = sorted(rows, key=lambda run: order.index(run["remedy"]))
+    usual, longer = ([run for run in runs if run["longer"] == long] for long in (False, True))
+    by_remedy = [[run for run in usual if run["remedy"] == remedy] for remedy in order]
+    return {
+        "judge": "; or ".join(sorted({scale(run["judge"]) for run in runs})),
+        "summary": table_of([summed_up(own) for own in by_remedy if own]),
+        "every": table(usual, EVERY),
+        "longer": table(longer, EVERY),
+    }
 
 
-def main() -> None:
-    """Run the grid, or one cell of it."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--steps", type=int, default=STEPS, help="fewer, to try it out")
-    given, _ = parser.parse_known_args()
-    judge, cells, longer = grid(given.steps)
-
-    def lines(root: Path) -> list[str]:
-        return page(root, cells=cells, longer=longer, source=own.source)
-
-    runs = Path("runs/bench-remedies")
-    target = Path("docs/results/remedies.md")
-    kept = given.steps == STEPS
-    own = Grid("remedies", [*cells, *longer], lines, target, runs, run_cell, judge, kept)
-    own.main(None, parser)
-
+GRID = Grid("remedies", CELLS, measure, slots, CLASSIFIER)
 
 if __name__ == "__main__":
-    main()
+    sys.exit(GRID.main())

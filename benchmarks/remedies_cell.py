@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
 from ebmguard.reference_training.plots.images import load_samples
 
-from .cells import cell_command, read_json, write_json
+from .grid import read_json
 
 SEEDS = range(20, 25)
 CLIP_NORM = 3.0
@@ -66,55 +65,38 @@ def iterations(settings: Mapping[str, Any]) -> int:
     return STEPS * batches(DIGITS.sgld_steps) // own
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid; or the classifier that judges samples, which has no remedy."""
-
-    remedy: str | None
-    seed: int
-    longer: bool = False
-    default_steps: int = STEPS
-    words: tuple[str, ...] = field(default=(), compare=False)
-
-    @property
-    def name(self) -> str:
-        if self.remedy is None:
-            return JUDGE
-        plain = self.remedy.replace("β", "beta")
-        words = "".join(c if c.isalnum() or c == "." else " " for c in plain).split()
-        return "_".join([*words, f"s{self.seed}", *(["longer"] if self.longer else [])])
-
-    def command(self, folder: Path) -> Sequence[str]:
-        return [*cell_command("remedies", folder), *self.words]
-
-    def config(self, folder: Path) -> JemConfig:
-        if (folder / "config.json").is_file():
-            return JemConfig(out=folder, resume=True)
-        if self.remedy is None:
-            return JemConfig(
-                out=folder,
-                seed=self.seed,
-                device="cpu",
-                iterations=self.default_steps,
-                p_x_weight=0.0,
-            )
-        settings = {"beta_star": 0.0, **REMEDIES[self.remedy]}
-        steps = LONGER[self.remedy][0] if self.longer else iterations(settings)
-        steps = steps * self.default_steps // STEPS
-        return JemConfig(out=folder, seed=self.seed, device="cpu", iterations=steps, **settings)
+def name_of(remedy: str, seed: int, *, longer: bool = False) -> str:
+    """Of a cell: words and numbers alone."""
+    plain = remedy.replace("β", "beta")
+    words = "".join(c if c.isalnum() or c == "." else " " for c in plain).split()
+    return "_".join([*words, f"s{seed}", *(["longer"] if longer else [])])
 
 
-def grid(steps: int = STEPS) -> tuple[Cell, list[Cell], list[Cell]]:
-    """The judge; the runs, every remedy of a seed before the next seed; the longer runs."""
-    words = () if steps == STEPS else ("--steps", str(steps))
-    judge = Cell(None, JUDGE_SEED, False, min(steps, JUDGE_STEPS), words)
-    cells = [Cell(remedy, seed, False, steps, words) for seed in SEEDS for remedy in REMEDIES]
-    longer = [
-        Cell(remedy, seed, True, steps, words)
-        for remedy, (_, seeds) in LONGER.items()
-        for seed in seeds
-    ]
-    return judge, cells, longer
+CLASSIFIER: dict[str, dict[str, Any]] = {
+    JUDGE: {"remedy": None, "seed": JUDGE_SEED, "longer": False}
+}
+CELLS: dict[str, dict[str, Any]] = {  # every remedy of a seed before the next seed
+    name_of(remedy, seed): {"remedy": remedy, "seed": seed, "longer": False}
+    for seed in SEEDS
+    for remedy in REMEDIES
+}
+CELLS |= {
+    name_of(remedy, seed, longer=True): {"remedy": remedy, "seed": seed, "longer": True}
+    for remedy, (_, seeds) in LONGER.items()
+    for seed in seeds
+}
+
+
+def config_of(folder: Path, remedy: str | None, seed: int, longer: bool) -> JemConfig:
+    """The settings of a cell; of the classifier that judges samples, which has no remedy."""
+    if (folder / "config.json").is_file():
+        return JemConfig(out=folder, resume=True)
+    own: dict[str, Any] = {"out": folder, "seed": seed, "device": "cpu"}
+    if remedy is None:
+        return JemConfig(iterations=JUDGE_STEPS, p_x_weight=0.0, **own)
+    settings = {"beta_star": 0.0, **REMEDIES[remedy]}
+    steps = LONGER[remedy][0] if longer else iterations(settings)
+    return JemConfig(iterations=steps, **own, **settings)
 
 
 class Clock(Reporter):  # type: ignore[misc]
@@ -136,24 +118,22 @@ class Clock(Reporter):  # type: ignore[misc]
         print(text, flush=True)
 
 
-def run_cell(cell: Cell, root: Path) -> None:
-    """Train, judge the chains that the run ended with, and write cell.json; or train the judge."""
-    config, folder = cell.config(root / cell.name).open()
-    clock = Clock()
-    results = train(config, folder, clock)
+def measure(folder: Path, remedy: str | None, seed: int, longer: bool) -> dict[str, Any]:
+    """Train, and judge the chains that the run ended with; or train the judge."""
+    config, run = config_of(folder, remedy, seed, longer).open()
+    clock, root = Clock(), folder.parent
+    results: dict[str, Any] | None = train(config, run, clock)
     if results is None:
         raise SystemExit(130)
-    measure = judge(root)
-    if cell.remedy is None:
-        accuracy = {"accuracy": results["accuracy"]}
-        write_json(folder.path / "cell.json", {"judge": accuracy | yardsticks(root, measure)})
-        return
-    _, _, chains = read_last(folder.path)
-    scores = measure(chains) | read_json(root / JUDGE / "cell.json") | best(folder.path, measure)
+    scored = judge(root)
+    if remedy is None:
+        return results | {"judge": {"accuracy": results["accuracy"], **yardsticks(root, scored)}}
+    _, _, chains = read_last(run.path)
+    said = {"judge": read_json(root / f"{JUDGE}.json")["judge"]}
     # Of the steps since it was resumed, where it was.
     seconds = [after - before for before, after in itertools.pairwise(clock.times)]
     timed = {"seconds_per_step": statistics.median(seconds) if seconds else None}
-    write_json(folder.path / "cell.json", {**scores, **timed})
+    return {**results, **scored(chains), **said, **best(run.path, scored), **timed}
 
 
 def judge(root: Path) -> Measure:

@@ -1,7 +1,7 @@
 """Runs that save themselves: digits at β* = 0 under each rollback policy, 20 seeds each.
 
     python -m benchmarks.rollback                # the whole grid, two runs at a time
-    python -m benchmarks.rollback --table-only   # the table of what has been run
+    python -m benchmarks.rollback --table-only   # the page of what has been run
 
 The loop is a plain one, as a user has it; what recovery needs of it is the marked lines.
 """
@@ -9,9 +9,8 @@ The loop is a plain one, as a user has it; what recovery needs of it is the mark
 from __future__ import annotations
 
 import statistics
+import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +26,7 @@ from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink
 
-from .cells import (
-    Grid,
-    cell_command,
-    is_done,
-    load,
-    number,
-    percent,
-    read_json,
-    table,
-    write_json,
-)
+from .grid import Grid, Rows, number, percent, read_json, table
 
 STEPS = 2000
 LONG = 6000
@@ -58,67 +47,38 @@ POLICIES: dict[str, tuple[str, Recovery | None]] = {
 LASTING = ("ladder", "default")
 LOST = 1e4
 # What counts as saved.
-LEAST_LR = 0.1
-LARGEST_GAP = 20.0
-LEAST_GRAD_SCALE = 0.5
-LEAST_ACCURACY = 0.97
+LEAST_LR, LARGEST_GAP, LEAST_GRAD_SCALE, LEAST_ACCURACY = 0.1, 20.0, 0.5, 0.97
 LAST = 100
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    policy: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """Of its folder."""
-        return f"{self.policy}_s{self.seed}"
-
-    @property
-    def stages(self) -> Sequence[int]:
-        """The steps at which the run is judged; the last one is its end."""
-        return (STEPS, LONG) if self.policy in LASTING else (STEPS,)
-
-    def command(self, folder: Path) -> Sequence[str]:
-        """What runs it."""
-        return cell_command("rollback", folder)
-
-
 # The ladder of a seed comes before β* → 2, which takes what it has run.
-CELLS = [Cell(policy, seed) for seed in SEEDS for policy in reversed(POLICIES)]
+CELLS = {
+    f"{policy}_s{seed}": {"policy": policy, "seed": seed}
+    for seed in SEEDS
+    for policy in reversed(POLICIES)
+}
 
 
-def run(cell: Cell, root: Path) -> None:
-    """Run a cell, and write what came of it."""
-    (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / "result.json", result_of(cell, root))
-
-
-def result_of(cell: Cell, root: Path) -> dict[str, Any]:
+def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     """Train a cell, or take the run that it would repeat to the bit.
 
     The first rung of the ladder is β* → 2, so that as long as a run needs no second rollback it is
     also that of β* → 2 alone.
     """
-    twin = Cell("ladder", cell.seed)
-    if cell.policy == "beta2" and is_done(twin, root):
-        result = read_json(root / twin.name / "result.json")
+    twin = folder.with_name(f"ladder_s{seed}.json")
+    if policy == "beta2" and twin.is_file():
+        result: dict[str, Any] = read_json(twin)
         first = result["judged"][0]
         if len(first["rollbacks"]) <= 1:
             return result | {"ended": None, "judged": [first]}
-    return train(cell, root / cell.name)
+    return train(folder, policy, seed)
 
 
-def train(cell: Cell, folder: Path) -> dict[str, Any]:
+def train(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     """Train a cell to its end, and say what came of it."""
+    stages = (STEPS, LONG) if policy in LASTING else (STEPS,)
     torch.set_num_threads(1)
-    folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.jsonl"):
         old.unlink()
-    config = JemConfig(out=str(folder), beta_star=0.0, seed=cell.seed, iterations=cell.stages[-1])
+    config = JemConfig(out=str(folder), beta_star=0.0, seed=seed, iterations=stages[-1])
     data, settings = config.load_data(), config.settings
     network = make_network(config, data)
     trainer = Trainer(config, network, data)
@@ -136,7 +96,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
         buffer.write(rows, x)
         return x
 
-    recovery = POLICIES[cell.policy][1]
+    recovery = POLICIES[policy][1]
     g = guard(
         None,
         sample_q,
@@ -179,7 +139,7 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
 
     began = time.perf_counter()
     try:
-        for until in cell.stages:
+        for until in stages:
             while g.step < until and lost is None:  # g.step goes back in a rollback
                 trainer.step(g.step)
                 spent_samples += g.sgld_steps
@@ -190,13 +150,13 @@ def train(cell: Cell, folder: Path) -> dict[str, Any]:
             judge(until)
     except BudgetSpentError as error:
         ended = str(error)
-        for until in cell.stages[len(judged) :]:
+        for until in stages[len(judged) :]:
             judge(until)
     g.close()
     return {"diverged_at": lost, "ended": ended, "judged": judged}
 
 
-def why_not(result: dict[str, Any]) -> str:
+def why_not(result: Any) -> str:
     """What a run lacks to have reached its end alive, and by more than standing still."""
     gap, scale = result["median_abs_gap"], result["reference_grad_scale"]
     reasons = {
@@ -210,64 +170,15 @@ def why_not(result: dict[str, Any]) -> str:
     return ", ".join(text for text, failed in reasons.items() if failed)
 
 
-def is_saved(result: dict[str, Any]) -> bool:
-    """Whether it lacks nothing."""
-    return not why_not(result)
-
-
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/rollback.md."""
-    rows = [run | judged for run in load(CELLS, root) for judged in run["judged"]]
-    frame = pd.DataFrame(rows, columns=RESULT).assign(
-        saved=[is_saved(row) for row in rows],
-        count=[len(row["rollbacks"]) for row in rows],
-        relapses=[sum(x["relapse"] for x in row["rollbacks"]) for row in rows],
-    )
-    lost = [row for row in rows if not is_saved(row) and row["policy"] != "none"]
-    lines = [
-        "# Runs that save themselves",
-        "",
-        *GRID.source(root),
-        "Digits with the defaults of `ebmguard train jem` at β* = 0, which diverges. A plain loop "
-        f'of {STEPS:,} steps under `action="rollback"`, at most {BUDGET} rollbacks; two policies '
-        f"go on to step {LONG:,}. Saved is a run that reaches the step with a learning rate of at "
-        f"least {LEAST_LR:g} of the first, a median |gap| of the last {LAST} steps under "
-        f"{LARGEST_GAP:g}, a reference GradScale (β* = 0.5) of at least {LEAST_GRAD_SCALE:g} and a "
-        f"test accuracy of at least {LEAST_ACCURACY:.0%}. SGLD steps and seconds are those of all "
-        "updates, the abandoned ones included.",
-    ]
-    for until in (STEPS, LONG):
-        these = frame[frame["until"] == until]
-        groups = [own for policy in POLICIES if len(own := these[these["policy"] == policy])]
-        lines += ["", f"## Until step {until:,}", "", table(groups, BY_POLICY)]
-    lines += ["", "## What was not saved", "", table(lost, NOT_SAVED)]
-    lines += ["", "## The audit log of each run under the default policy", "", "```"]
-    for row in rows:
-        if row["policy"] == "default" and row["until"] == LONG:
-            lines.append(f"seed {row['seed']}: {percent(row['accuracy'])} at the end")
-            lines += [f"  {record['message']}" for record in row["rollbacks"]]
-    return [*lines, "```", ""]
-
-
-def path(result: dict[str, Any]) -> str:
+def path(result: Any) -> str:
     """The steps of the rollbacks, and to which they went."""
     steps = [f"{each['step']} ({each['restored_step']})" for each in result["rollbacks"]]
     return ", ".join(steps) or "–"
 
 
-RESULT = (
-    "policy",
-    "until",
-    "reached",
-    "accuracy",
-    "median_abs_gap",
-    "reference_grad_scale",
-    "sgld_steps",
-    "seconds",
-)
 BY_POLICY = {
     "policy": lambda own: POLICIES[own["policy"].iloc[0]][0],
-    "saved": lambda own: f"{own['saved'].sum()} of {len(own)}",
+    "saved": lambda own: f"{(own['why_not'] == '').sum()} of {len(own)}",
     "reached the end": lambda own: str((own["reached"] >= own["until"]).sum()),
     "rollbacks (median, most)": lambda own: f"{own['count'].median():g}, {own['count'].max()}",
     "relapses": lambda own: str(own["relapses"].sum()),
@@ -282,17 +193,36 @@ NOT_SAVED = {
     "until": lambda row: f"{row['until']:,}",
     "seed": lambda row: str(row["seed"]),
     "rollbacks at (to)": path,
-    "why it does not count": lambda row: why_not(row),
+    "why it does not count": lambda row: row["why_not"],
 }
-GRID = Grid(
-    "rollback",
-    CELLS,
-    page,
-    Path("docs/results/rollback.md"),
-    Path("runs/bench-rollback"),
-    run,
-    kept=True,
-)
+
+
+def slots(rows: Rows) -> dict[str, str]:
+    judged = [{**run, **each, "why_not": why_not(each)} for run in rows for each in run["judged"]]
+    frame = pd.DataFrame(judged).assign(
+        count=[len(row["rollbacks"]) for row in judged],
+        relapses=[sum(x["relapse"] for x in row["rollbacks"]) for row in judged],
+    )
+    of = dict(iter(frame.groupby(["until", "policy"])))
+    by_policy = {
+        until: table([of[until, policy] for policy in POLICIES if (until, policy) in of], BY_POLICY)
+        for until in (STEPS, LONG)
+    }
+    lost = [row for row in judged if row["why_not"] and row["policy"] != "none"]
+    log = ["```"]
+    for row in judged:
+        if row["policy"] == "default" and row["until"] == LONG:
+            log.append(f"seed {row['seed']}: {percent(row['accuracy'])} at the end")
+            log += [f"  {record['message']}" for record in row["rollbacks"]]
+    return {
+        "steps": by_policy[STEPS],
+        "long": by_policy[LONG],
+        "lost": table(lost, NOT_SAVED),
+        "log": "\n".join([*log, "```"]),
+    }
+
+
+GRID = Grid("rollback", CELLS, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

@@ -24,7 +24,7 @@ from rich.text import Text
 from ebmguard.report.page import page as page_of
 
 from .browser import missing, open_browser, serve_tensorboard
-from .cells import train_command
+from .grid import trained
 
 RUNS = Path("runs/screenshots")
 
@@ -44,7 +44,7 @@ def train(name: str, *options: str) -> Path:
     folder = RUNS / name
     if not (folder / "results.json").is_file():
         words = ("--beta-star", "0", "--seed", "0", *options)
-        subprocess.run(train_command("jem", folder, *words), check=True)
+        trained("jem", folder, *words)
     return folder
 
 

@@ -1,171 +1,122 @@
 """β* on short-run training: how far it can go up, and what the adaptive sampler changes.
 
 python -m benchmarks.shortrun_beta                # all runs, two at a time: an hour
-python -m benchmarks.shortrun_beta --table-only   # the tables of what has been run
-
+python -m benchmarks.shortrun_beta --table-only   # the page of what has been run
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ebmguard.reference_training.judge.evaluate import EVALUATION
 from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.judge.shortrun import judged
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl, to_json
 
-from .cells import Grid, load, number, read_json, table, train_command, write_json
+from .grid import RESULTS, Grid, Rows, number, table, trained
 
 BETA_STARS = (0.0, 0.02, 0.2, 2.0, 20.0, 200.0, 2000.0)
-ADAPTIVE = (20.0, 200.0)
+ADAPTIVE, MOST = (20.0, 200.0), 4
 """β* that are also run with up to MOST times the steps, each as much finer."""
-MOST = 4
-DATA: Mapping[str, tuple[str, ...]] = {
-    "digits": ("--iterations", "700"),
-    "mnist": ("--iterations", "400"),
-}
-"""Options of the runs on each data set."""
+ITERATIONS = {"digits": 700, "mnist": 400}
 JUDGE: Mapping[str, tuple[str, ...]] = {
-    "digits": ("--iterations", "2000", "--valid-images", "200"),
+    "digits": ("--iterations=2000", "--valid-images=200"),
     # The small network of the digits, on 14x14 pixels.
     "mnist": (
-        "--iterations",
-        "1000",
-        "--image-size",
-        "14",
-        "--scenario",
-        "digits",
-        "--valid-images",
-        "1000",
-        "--test-images",
-        "1000",
-        "--eval-every",
-        "200",
+        *("--iterations=1000", "--image-size=14", "--scenario=digits", "--eval-every=200"),
+        *("--valid-images=1000", "--test-images=1000"),
     ),
 }
 """Options of the classifier whose features the FID is taken of."""
 SAMPLES = 1000
-LAST = 100
-"""Updates whose medians are shown."""
+JUDGES: dict[str, dict[str, Any]] = {f"{data}-judge": {"data": data} for data in ITERATIONS}
+CELLS: dict[str, dict[str, Any]] = {
+    f"{data}-b{beta_star:g}{f'-most{most}' if most > 1 else ''}": {
+        "data": data,
+        "beta_star": beta_star,
+        "most_steps": most,
+    }
+    for data in ITERATIONS
+    for most, beta_stars in ((1, BETA_STARS), (MOST, ADAPTIVE))
+    for beta_star in beta_stars
+}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A run of the grid; without a β* the classifier that judges the others."""
-
-    data: str
-    beta_star: float | None = None
-    most_steps: int = 1
-
-    @property
-    def name(self) -> str:
-        if self.beta_star is None:
-            return f"{self.data}-judge"
-        adaptive = f"-most{self.most_steps}" if self.most_steps > 1 else ""
-        return f"{self.data}-b{self.beta_star:g}{adaptive}"
-
-    def command(self, folder: Path) -> Sequence[str]:
-        if self.beta_star is None:
-            plain = ("--p-x-weight", "0", "--n-labelled", "0", "--data", self.data)
-            return train_command("jem", folder, *plain, *JUDGE[self.data])
-        words = ("--data", self.data, "--beta-star", f"{self.beta_star:g}")
-        steps = ("--most-steps", str(self.most_steps))
-        return train_command("shortrun", folder, *words, *steps, *DATA[self.data])
+def measure(
+    folder: Path, data: str, beta_star: float | None = None, most_steps: int = 1
+) -> dict[str, Any]:
+    """Train a run, and judge its samples; without a β* the classifier that judges the others."""
+    if beta_star is None:
+        plain = ("--p-x-weight=0", "--n-labelled=0", f"--data={data}")
+        return trained("jem", folder, *plain, *JUDGE[data])
+    words = (f"--data={data}", f"--beta-star={beta_star:g}", f"--iterations={ITERATIONS[data]}")
+    results = trained("shortrun", folder, *words, f"--most-steps={most_steps}")
+    steps = [row["sgld_steps"] for row in read_jsonl(folder / "metrics.jsonl")]
+    return {**results, "K": sum(steps) / len(steps), "scores": scores(folder, data)}
 
 
-CELLS = [
-    cell
-    for data in DATA
-    for cell in (
-        Cell(data),
-        *(Cell(data, beta_star) for beta_star in BETA_STARS),
-        *(Cell(data, beta_star, MOST) for beta_star in ADAPTIVE),
-    )
-]
+def scores(folder: Path, data: str) -> dict[str, Any]:
+    """FID and Inception score of fresh samples, of held-out images and of noise."""
+    device = torch.device("cpu")
+    features = load_features(str(folder.with_name(f"{data}-judge")), device)
+    found: dict[str, Any] = to_json(judged(load_run(folder, device), features, SAMPLES))["scores"]
+    return found
 
 
-def measure(folder: Path, judge: Path) -> dict[str, Any]:
-    """FID and Inception score of fresh samples, of held-out images and of noise.
-
-    Kept in the run folder: the scores of a finished run do not change.
-    """
-    file = folder / EVALUATION
-    if not file.is_file():
-        device = torch.device("cpu")
-        features = load_features(str(judge), device)
-        write_json(file, to_json(judged(load_run(folder, device), features, SAMPLES)))
-    scores: dict[str, Any] = read_json(file)["scores"]
-    return scores
+def weight(run: Any, name: str) -> str:
+    """At β* = 0 the weights are uniform; the reference exponent's say something."""
+    return number(run["median_last_100"][f"{'' if run['beta_star'] else 'ref/'}{name}"])
 
 
-def page(root: Path) -> list[str]:
-    """The page of results, of the runs that are done."""
-    lines = [
-        "# β\\* on short-run training",
-        "",
-        "How far β* can go up before training stops, on two small data sets.",
-        "",
-        *GRID.source(root),
-        f"β = β*/20,000. Medians over the last {LAST} updates; at β* = 0, where weights are",
-        "uniform, GradScale and ESS are those of the reference exponent 0.5. FID: of",
-        f"{SAMPLES} fresh samples against the training images, by the features of a classifier",
-        "trained here: comparable within a table alone. K is the mean number of Langevin steps of",
-        f"an update; the lines that end in `adaptive` may run up to {MOST} times the steps, each",
-        "as much finer.",
-    ]
-    for data in DATA:
-        done = load((cell for cell in CELLS if cell.data == data), root)
-        judges = [run["cell"] for run in done if run["cell"].beta_star is None]
-        runs = [run for run in done if run["cell"].beta_star is not None]
-        if judges and runs:
-            lines += ["", f"## {data}", "", table_of(root, runs, root / judges[0].name)]
-    return lines
+def gap(run: Any, factor: float = 1) -> str:
+    own = run["median_last_100"]["energy_gap"]
+    return number(None if own is None else own * factor)
 
 
-def table_of(root: Path, runs: Sequence[dict[str, Any]], judge: Path) -> str:
-    """One line for each run, and the FID of held-out images and of noise below."""
-    for run in runs:
-        folder, last = root / run["cell"].name, run["median_last_100"]
-        prefix = "" if run["beta_star"] else "ref/"
-        steps = [row["sgld_steps"] for row in read_jsonl(folder / "metrics.jsonl")]
-        alerts = [alert for alert in (run["first_warn"], run["first_error"]) if alert]
-        run |= {
-            "gap": last["energy_gap"],
-            "weights": [last[f"{prefix}{name}"] for name in ("grad_scale", "ess")],
-            "K": sum(steps) / len(steps),
-            "said": [f"{a['level']} {a['rule']} @{a['step']}" for a in alerts],
-            "scores": measure(folder, judge),
-        }
-    scores = runs[-1]["scores"]
-    floor = " and ".join(
-        f"{words} {number(scores[name]['fid'])} (IS {number(scores[name]['is'])})"
-        for name, words in (("held_out", "held-out images"), ("noise", "the noise at the start"))
-    )
-    return f"{table(runs, COLUMNS)}\n\nFID of {floor}."
+def said(run: Any) -> str:
+    alerts = [alert for alert in (run["first_warn"], run["first_error"]) if alert]
+    return ", ".join(dict.fromkeys(f"{a['level']} {a['rule']} @{a['step']}" for a in alerts))
 
 
 COLUMNS = {
     "β*": lambda run: f"{run['beta_star']:g}" + " adaptive" * (run["most_steps"] > 1),
     "β": lambda run: f"{run['beta']:.0e}" if run["beta_star"] else "0",
     "K": lambda run: f"{run['K']:.0f}",
-    "gap": lambda run: number(run["gap"]),
-    "β* · gap": lambda run: number(None if run["gap"] is None else run["gap"] * run["beta_star"]),
-    "GradScale": lambda run: number(run["weights"][0]),
-    "ESS": lambda run: number(run["weights"][1]),
+    "gap": gap,
+    "β* · gap": lambda run: gap(run, run["beta_star"]),
+    "GradScale": lambda run: weight(run, "grad_scale"),
+    "ESS": lambda run: weight(run, "ess"),
     "‖∇f‖": lambda run: number(run["median_last_100"]["sampler/grad_norm"]),
     "FID": lambda run: number(run["scores"]["samples"]["fid"]),
     "IS": lambda run: number(run["scores"]["samples"]["is"]),
-    "alerts": lambda run: ", ".join(dict.fromkeys(run["said"])) or "none",
+    "alerts": lambda run: said(run) or "none",
 }
-GRID = Grid(
-    "shortrun_beta", CELLS, page, Path("docs/results/shortrun-beta.md"), Path("runs/shortrun-beta")
-)
+
+
+def table_and_floor(runs: Rows) -> str:
+    """One line for each run, and the FID of held-out images and of noise below."""
+    if not runs:
+        return table(runs, COLUMNS)
+    held_out, noise = (runs[-1]["scores"][name] for name in ("held_out", "noise"))
+    return (
+        f"{table(runs, COLUMNS)}\n\nFID of held-out images {number(held_out['fid'])} (IS "
+        f"{number(held_out['is'])}) and the noise at the start {number(noise['fid'])} (IS "
+        f"{number(noise['is'])})."
+    )
+
+
+def slots(rows: Rows) -> dict[str, str]:
+    of = {data: [run for run in rows if run["data"] == data] for data in ITERATIONS}
+    return {data: table_and_floor(runs) for data, runs in of.items()}
+
+
+PAGE = RESULTS / "shortrun-beta.md"
+GRID = Grid("shortrun_beta", CELLS, measure, slots, JUDGES, PAGE)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

@@ -7,13 +7,11 @@ python -m benchmarks.steering --table-only   # the table of what has been run
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,16 @@ from ebmguard import Guard
 from ebmguard.reference_training.jem import trainer as jem
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.judge.evaluator import Evaluator
-from ebmguard.steering import AdaptiveSteps, SteerBeta
+from ebmguard.steering import AdaptiveSteps
 
-from .cells import Grid, cell_command, is_done, number, percent, read_json, table, write_json
+from .grid import Grid, Rows, number, percent, table_of
 
 SEEDS = range(3)
 LOST_AT = 300
 """From here on arms of a lost sampler are adaptive; GradScale has been 0 for hundreds of steps."""
 ADAPTIVE = AdaptiveSteps()
+SLOW = replace(ADAPTIVE, rise_after=5)
 STRETCH = 50
-RESULT = "result.json"
 COLUMNS = {
     "steps": "",
     "grad_scale": "grad_scale",
@@ -68,23 +66,8 @@ LOST = {
     "fixed": Arm("1 step, fixed", 1, 0.5),
     "adaptive": Arm("adaptive from step 0", 1, 0.5, adaptive=ADAPTIVE),
     "lost": Arm(f"adaptive from step {LOST_AT}", 1, 0.5, adaptive=ADAPTIVE, start=LOST_AT),
-    "longer": Arm(
-        f"from {LOST_AT}, steps not finer",
-        1,
-        0.5,
-        600,
-        adaptive=ADAPTIVE,
-        start=LOST_AT,
-        finer=False,
-    ),
-    "slow": Arm(
-        f"from {LOST_AT}, 5 rows for a doubling",
-        1,
-        0.5,
-        600,
-        adaptive=dataclasses.replace(ADAPTIVE, rise_after=5),
-        start=LOST_AT,
-    ),
+    "longer": Arm(f"from {LOST_AT}, steps not finer", 1, 0.5, 600, ADAPTIVE, LOST_AT, finer=False),
+    "slow": Arm(f"from {LOST_AT}, 5 rows for a doubling", 1, 0.5, 600, SLOW, LOST_AT),
 }
 BETA = {
     f"{'steered' if steer else 'fixed'}{start:g}": Arm(
@@ -95,61 +78,46 @@ BETA = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run of the grid."""
-
-    arm: str
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.arm}_s{self.seed}"
-
-    def command(self, folder: Path) -> Sequence[str]:
-        return cell_command("steering", folder)
-
-
-CELLS = [
-    Cell(arm, seed)
+CELLS = {
+    f"{arm}_s{seed}": {"arm": arm, "seed": seed}
     for arms in (("fixed", "adaptive", "lost"), BETA, ("longer", "slow"))
     for seed in SEEDS
     for arm in arms
-]
+}
 
 
-def run(cell: Cell, root: Path) -> None:
+def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
     """One cell, from its start: they take minutes."""
     logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    arm = (LOST | BETA)[cell.arm]
+    way = (LOST | BETA)[arm]
     config = JemConfig(
-        out=root / cell.name,
-        beta_star=arm.beta_star,
-        sgld_steps=arm.sgld_steps,
-        seed=cell.seed,
-        iterations=arm.iterations,
-        steer_beta=arm.steer,
+        out=folder,
+        beta_star=way.beta_star,
+        sgld_steps=way.sgld_steps,
+        seed=seed,
+        iterations=way.iterations,
+        steer_beta=way.steer,
     )
     data = config.load_data()
     network = jem.make_network(config, data)
     evaluator = Evaluator(data, noise_std=0.0, quality=None)
-    if not arm.finer:
+    if not way.finer:
         asked = Guard.next_steps
 
         def not_finer(own: Guard) -> Any:
             return asked(own)._replace(refinement=1)
 
         Guard.next_steps = not_finer  # type: ignore[assignment, method-assign]
-    if arm.adaptive is not None:
-        jem.AdaptiveSteps = lambda **_: arm.adaptive
+    if way.adaptive is not None:
+        jem.AdaptiveSteps = lambda **_: way.adaptive
     columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
     accuracy, alerts = [], []
     begun = time.process_time()
     trainer = jem.Trainer(config, network, data)
-    for step in range(arm.iterations):
-        if arm.adaptive is not None and step == arm.start:
-            adaptive = dataclasses.replace(config, most_steps=arm.adaptive.most)
+    for step in range(way.iterations):
+        if way.adaptive is not None and step == way.start:
+            adaptive = replace(config, most_steps=way.adaptive.most)
             before, alerts = trainer, trainer.loss_fn.guard.alerts
             trainer = jem.Trainer(adaptive, network, data)
             for own, was in ((trainer.parts, before.parts), (trainer.guards, before.guards)):
@@ -164,11 +132,9 @@ def run(cell: Cell, root: Path) -> None:
             if tag:
                 columns[name].append(guard.last[tag])
     seconds = time.process_time() - begun
-    accuracy.append([arm.iterations, evaluator.test_accuracy(network)])
+    accuracy.append([way.iterations, evaluator.test_accuracy(network)])
     records = [alert.record() for alert in (*alerts, *trainer.loss_fn.guard.alerts)]
-    result = {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
-    (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / RESULT, result)
+    return {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
 
 
 class Result:
@@ -181,8 +147,7 @@ class Result:
         seconds: of the CPU.
     """
 
-    def __init__(self, file: Path) -> None:
-        found = read_json(file)
+    def __init__(self, found: Mapping[str, Any]) -> None:
         self.rows = pd.DataFrame({name: found[name] for name in COLUMNS})
         self.accuracy = dict(found["accuracy"])
         self.alerts = pd.DataFrame(found["alerts"], columns=["rule", "level", "step"])
@@ -241,57 +206,29 @@ def trajectory_row(_: Arm, result: Result) -> dict[str, str]:
     return {str(mark): f"{median:.2f}" for mark, median in medians.items()}
 
 
-def by_arm(root: Path, arms: Mapping[str, Arm], of: Callable[[Arm, Result], dict[str, str]]) -> str:
-    """A table of the cells of some arms that are done."""
-    rows = [
-        {"arm": arm.title, "seed": str(cell.seed), **of(arm, Result(root / cell.name / RESULT))}
-        for name, arm in arms.items()
-        for cell in (Cell(name, seed) for seed in SEEDS)
-        if is_done(cell, root)
-    ]
-    return table(rows, {name: itemgetter(name) for name in rows[0]}) if rows else "None yet."
+Line = Callable[[Arm, Result], dict[str, str]]
 
 
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/steering.md."""
-    settings, beta = (
-        json.dumps(dataclasses.asdict(own))[1:-1].replace('"', "")
-        for own in (ADAPTIVE, SteerBeta())
+def by_arm(rows: Rows, arms: Mapping[str, Arm], of: Line) -> str:
+    """A table of the cells of some arms."""
+    order = list(arms)
+    own = sorted((x for x in rows if x["arm"] in arms), key=lambda x: order.index(x["arm"]))
+    lines = ((arms[x["arm"]], x) for x in own)
+    return table_of(
+        [{"arm": arm.title, "seed": str(x["seed"]), **of(arm, Result(x))} for arm, x in lines]
     )
-    return [
-        "# Steering: SGLD steps and β* that follow the run",
-        "",
-        *GRID.source(root),
-        "JEM on digits as `ebmguard train jem` has it (WRN-10-1, 64 positives and negatives, Adam "
-        "3e-3, step size 1.0 and noise 0.01).",
-        "",
-        "## A sampler that has lost the data",
-        "",
-        "One SGLD step, β* = 0.5, 2,000 training steps (600 in the last two groups). Adaptive "
-        f"steps: {settings}; each additional step is finer, unless it says otherwise. The columns "
-        f"are steps of GradScale (back: with a median over 0.5 in the {STRETCH} from there on), of "
-        "the rule's first alert, test accuracies (taken every 25 steps), and gradient evaluations "
-        "instead of one of the fixed sampler's, from where the arm is adaptive on.",
-        "",
-        by_arm(root, LOST, lost_row),
-        "",
-        "Median GradScale in windows of 100 steps, by their end:",
-        "",
-        by_arm(root, {name: LOST[name] for name in ("fixed", "adaptive", "lost")}, trajectory_row),
-        "",
-        "## β* from both ends",
-        "",
-        f"Five SGLD steps, 2,000 training steps, β* fixed or steered from its start: {beta}. ESS, "
-        "GradScale and gap are medians of the last 100 steps.",
-        "",
-        by_arm(root, BETA, beta_row),
-        "",
-    ]
 
 
-GRID = Grid(
-    "steering", CELLS, page, Path("docs/results/steering.md"), Path("runs/bench-steering"), run
-)
+def slots(rows: Rows) -> dict[str, str]:
+    first = {name: LOST[name] for name in ("fixed", "adaptive", "lost")}
+    return {
+        "lost": by_arm(rows, LOST, lost_row),
+        "windows": by_arm(rows, first, trajectory_row),
+        "beta": by_arm(rows, BETA, beta_row),
+    }
+
+
+GRID = Grid("steering", CELLS, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

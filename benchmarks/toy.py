@@ -33,8 +33,8 @@ from ebmguard.reference_training.toy.sampler import make_training_sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS, Scenario
 from ebmguard.reference_training.toy.train import Ensemble
 
-from .cells import commit
 from .contenders import Iterations, ToyLoop, toy_network
+from .grid import commit
 from .timing import Seconds, Turn, alternate, ratios
 from .watching import prove_no_wait
 

@@ -1,18 +1,19 @@
 """Sentences of the paper that a toy of known density can judge: samplers, buffers, negative β.
 
 python -m benchmarks.toy_claims                # all tables, two at a time
-python -m benchmarks.toy_claims --table-only   # the tables of what has been run
+python -m benchmarks.toy_claims --table-only   # the page of what has been run
 """
 
 from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ from ebmguard.reference_training.toy.sampler import Sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.samplers import Mixture, ReplayBuffer, hmc, mala, sgld
 
-from .cells import Grid, cell_command, load, number, percent, table, write_json
+from .grid import Grid, Rows, number, percent, table_of
 
 CPU = torch.device("cpu")
 SEEDS = (0, 1, 2)
@@ -266,71 +267,27 @@ def longer() -> list[dict[str, str]]:
     return lines
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A table of the page.
-
-    Attributes:
-        name: of its folder.
-        title: what the paper speaks of, and where.
-        measure: the table's lines.
-    """
-
-    name: str
-    title: str
-    measure: Callable[[], list[dict[str, str]]]
-
-    def command(self, folder: Path) -> Sequence[str]:
-        """What runs it."""
-        return cell_command("toy_claims", folder)
+TABLES = {"buffer": buffer, "samplers": samplers, "overshoot": overshoot, "longer": longer}
+TABLES |= {"chains": chains}
 
 
-CELLS = [
-    Cell("buffer", "A replay buffer at β = 0 (Appendix I)", buffer),
-    Cell("samplers", "MALA, HMC and a mixture in training (Section 5)", samplers),
-    Cell("overshoot", "A negative β for a sampler that over-shoots (Section 5)", overshoot),
-    Cell("longer", "More steps than in training (Sections 2.2 and 4.1)", longer),
-    Cell("chains", "Chains at a known density (Section 3, Appendix A)", chains),
-]
-
-
-def run(cell: Cell, root: Path) -> None:
-    """Measure a table, and write its lines."""
+def measure(folder: Path) -> dict[str, Any]:
+    """The lines of a table."""
     torch.set_num_threads(1)
-    lines = cell.measure()
-    (root / cell.name).mkdir(parents=True, exist_ok=True)
-    write_json(root / cell.name / "result.json", {"lines": lines})
+    return {"lines": TABLES[folder.name]()}
 
 
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/toy_claims.md."""
-    text = [
-        "# Samplers, buffers and long chains on a known density",
-        "",
-        *GRID.source(root),
-        "The eight Gaussians of the toys with the settings of their trainer, but "
-        f"{ITERATIONS:,} updates; medians of {len(SEEDS)} seeds (least to most). All samplers take "
-        f"20 gradients of f in an update. A buffer keeps {CHAINS:,} chains, 5% of each draw begin "
-        f"anew; colder chains draw from exp({COLDER:g} o f). The columns are those of "
-        "[toys.md](toys.md); R² to the truth: of the learned log density on the true one.",
-        "",
-    ]
-    for own in load(CELLS, root):
-        lines = own["lines"]
-        columns = {HEADS.get(name, name): itemgetter(name) for name in lines[0]}
-        text += [f"## {own['title']}", "", table(lines, columns), ""]
-    return text
+def slots(rows: Rows) -> dict[str, str]:
+    lines = {row["cell"]: row["lines"] for row in rows}
+    return {
+        name: table_of(
+            [{HEADS.get(k, k): x for k, x in line.items()} for line in lines.get(name, [])]
+        )
+        for name in TABLES
+    }
 
 
-GRID = Grid(
-    "toy_claims",
-    CELLS,
-    page,
-    Path("docs/results/toy_claims.md"),
-    Path("runs/bench-toy-claims"),
-    run,
-    kept=True,
-)
+GRID = Grid("toy_claims", {name: {} for name in TABLES}, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

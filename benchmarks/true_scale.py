@@ -1,14 +1,15 @@
 """β on the true scale: EBMs of images with o = 1, judged by annealing from both sides.
 
 python -m benchmarks.true_scale                # the whole grid, two runs at a time
-python -m benchmarks.true_scale --table-only   # the page and picture of what has been run
+python -m benchmarks.true_scale --table-only   # the page and picture of what is known
 """
 
 from __future__ import annotations
 
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,36 +18,16 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from sklearn.mixture import GaussianMixture
-from sklearn.neighbors import KernelDensity
+from torch import Tensor
 
 from ebmguard.reference_training.plots.canvas import CONTRASTS, DARK, new_figure, unframed
 
-from .cells import Grid, load, number, read_json, table, write_json
-from .true_scale_cell import (
-    ADAM,
-    AIS_CHAINS,
-    BATCH,
-    BATCHES,
-    BETAS,
-    CELLS,
-    CHAINS,
-    CONVERGED,
-    FRESH,
-    JUDGED,
-    KNOWN,
-    LEAPFROGS,
-    LOST,
-    LR,
-    MOST,
-    SIZE,
-    STEPS,
-    TEMPERATURES,
-    UPDATES,
-    run,
-)
-from .true_scale_model import FLOW, FLOW_UPDATES, NOISE, SIDES, Data, standard
+from . import true_scale_cell
+from .grid import Grid, Rows, number, table, table_of
+from .true_scale_cell import BATCH, BETAS, CELLS, JUDGED, KNOWN, MOST, UPDATES
+from .true_scale_model import NOISE, SIDES, Data, standard
 
-RUNS, PICTURE = Path("runs/bench-true-scale"), Path("docs/pictures/true_scale.png")
+PICTURE = Path("docs/pictures/true_scale.png")
 TITLES = {
     "fresh": "fresh chains",
     "adaptive": "fresh chains, adaptive steps",
@@ -64,7 +45,7 @@ NAMES = {
     "flow": "Digits at 8×8 on a flow",
     "mnist": "MNIST at 14×14",
 }
-WIDTHS = (0.15, 0.175, 0.2, 0.225, 0.25, 0.275, 0.3)
+WIDTHS = tuple(0.025 * i for i in range(6, 19))
 COMPONENTS = 10
 
 Judgement = Mapping[str, Any]
@@ -78,11 +59,6 @@ def yardsticks(data: Data) -> dict[str, float]:
     gaussian, noisy = data.gaussian, data.noisy
     train, test = (data.flow.inverse(u).double() @ gaussian.factor.T + gaussian.mean for u in noisy)
     fifth = len(train) // 5
-
-    def kernels(width: float, centres: torch.Tensor, x: torch.Tensor) -> float:
-        density = KernelDensity(bandwidth=width).fit(centres.numpy())
-        return float(density.score_samples(x.numpy()).mean())
-
     width = max(WIDTHS, key=lambda h: kernels(h, data.train[fifth:], train[:fifth]))
     # Noise in expectation: the images' own covariances, and the noise's variance on top.
     mixture = GaussianMixture(COMPONENTS, reg_covar=NOISE**2, random_state=0)
@@ -93,12 +69,22 @@ def yardsticks(data: Data) -> dict[str, float]:
     }
 
 
-def kept_yardsticks(name: str, data: Data, root: Path) -> dict[str, float]:
-    """Those of a data set, kept beside the runs: those of MNIST take minutes."""
-    file = root / f"yardsticks_{name}.json"
-    if not file.is_file():
-        write_json(file, yardsticks(data))
-    return read_json(file)
+def kernels(width: float, centres: Tensor, x: Tensor) -> float:
+    """Mean log density of x under a Gaussian kernel at each centre.
+
+    As a sum over all centres: scikit-learn's trees get it wrong in 64 dimensions.
+    """
+    (count, pixels), squares = centres.shape, torch.cdist(x, centres).square()
+    sums = torch.logsumexp(-squares / (2 * width**2), 1) - math.log(count)
+    return float(sums.mean()) - pixels / 2 * math.log(2 * math.pi * width**2)
+
+
+def measure(folder: Path, sampler: str | None, data: str, **settings: Any) -> dict[str, Any]:
+    """The runs of a cell; of the one without a sampler, the yardsticks of a data set."""
+    if sampler is not None:
+        return true_scale_cell.measure(folder, sampler=sampler, data=data, **settings)
+    own = Data.load(data)
+    return {"yardsticks": yardsticks(own), "train": len(own.train), "test": len(own.test)}
 
 
 def counts(judged: Judgement) -> bool:
@@ -192,11 +178,6 @@ def error(run: Run) -> str:
     return f"first ERROR in update {first:,}" if first else "no ERROR"
 
 
-def load_runs(root: Path) -> list[dict[str, Any]]:
-    """A run for each β of the cells that are done."""
-    return [{**cell, **member} for cell in load(CELLS, root) for member in cell["members"]]
-
-
 def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], str]) -> str:
     """A line for each sampler, a column for each β: what is said of its runs, and of those at 0."""
     titles = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
@@ -209,7 +190,7 @@ def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], 
         if any(own.values()):
             cells = {titles[beta]: said(these, own[0.0]) for beta, these in own.items()}
             lines.append({"sampler": title, **cells})
-    return table(lines, {name: itemgetter(name) for name in lines[0]})
+    return table_of(lines)
 
 
 def median_of(runs: Sequence[Run], _: Sequence[Run]) -> str:
@@ -287,88 +268,55 @@ def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     axes.set_xlim(-0.5, len(order) - 0.5)
 
 
-def page(root: Path) -> list[str]:
-    """The lines of docs/results/true_scale.md; the picture is drawn beside it."""
-    found = load_runs(root)
-    runs = {name: [run for run in found if run["data"] == name] for name in SIDES}
-    runs = {name: own for name, own in runs.items() if own}
-    data = {name: Data.load(name) for name in runs}
-    known = {name: kept_yardsticks(name, own, root) for name, own in data.items()}
-    if runs:
-        draw(runs, known, PICTURE)
-    judged = [run for run in found if run["judged"]]
+def slots(rows: Rows) -> dict[str, str]:
+    """Those of the page; the picture is drawn beside it."""
+    known = {row["data"]: row for row in rows if "yardsticks" in row}
+    runs = [{**x, **member} for x in rows if "members" in x for member in x["members"]]
+    of = {name: own for name in SIDES if (own := [x for x in runs if x["data"] == name])}
+    if of:
+        draw(of, {name: known[name]["yardsticks"] for name in of}, PICTURE)
+    said = {}
+    for name in SIDES:
+        own = of.get(name, [])
+        said[f"{name}-yardsticks"] = told(known[name]) if name in known else "Not known yet."
+        said[f"{name}-medians"], said[f"{name}-gains"] = (
+            by_beta(own, median_of),
+            by_beta(own, against_zero),
+        )
+    lost = [
+        f"{run['cell']} at β = {run['beta']:g} in update {run['lost_at']:,}, {error(run)}"
+        for run in runs
+        if run["lost_at"]
+    ]
+    kept = [run["first_error"] for run in runs if "first_error" in run and not run["lost_at"]]
+    counted = f"Of {len(kept)} others whose alerts were kept {sum(map(bool, kept))} had an ERROR."
     samplers, sets = list(TITLES), list(SIDES)
-    judged.sort(
+    judged = sorted(
+        (run for run in runs if run["judged"]),
         key=lambda run: (
             *(sets.index(run["data"]), samplers.index(run["sampler"])),
             *(run["beta"], run["seed"]),
-        )
+        ),
     )
-    lost = [
-        f"{run['cell'].name} at β = {run['beta']:g} in update {run['lost_at']:,}, {error(run)}"
-        for run in found
-        if run["lost_at"]
-    ]
-    others = [run["first_error"] for run in found if "first_error" in run and not run["lost_at"]]
-    lines = [
-        "# β on the true scale",
-        "",
-        *GRID.source(root),
-        f"Images with pixels in [-1, 1] and Gaussian noise of {NOISE:g}, training and held-out "
-        "ones: all densities here are those of noisy images, in nats, and all numbers of a data "
-        "set are of the same held-out images with the same noise. The model is "
-        "log p(x) = log q(x) + g(x) - log Z with q the Gaussian of the training images, or a flow "
-        f"on top of it ({FLOW} additive couplings, fitted in {FLOW_UPDATES:,} updates), and g a "
-        "convolutional network of 17,000 parameters; o = 1: chains are Langevin steps of noise "
-        f"{SIZE:g} and step size {SIZE**2 / 2:g} in the coordinates in which q is N(0, I). "
-        f"{UPDATES:,} updates of {BATCH} images and negatives, {STEPS} gradients a chain (HMC: "
-        f"{STEPS // LEAPFROGS} times {LEAPFROGS} leapfrog steps; annealed: {STEPS // 2} "
-        "temperatures up, and as many down for the positives; finer: "
-        f"{MOST} times as many steps, as many times finer; adaptive: up to that), Adam with "
-        f"learning rate {LR:g} and betas {ADAM}, a cosine to 0, judged by the average of "
-        "the weights over the last 1,000 updates. Fresh chains start from q; persistent ones are "
-        f"{CHAINS:,} ({MOST * CHAINS:,} for {MOST * BATCH} negatives), {FRESH:.0%} of each draw "
-        "anew. The β of a seed are trained side by side by one process, begin alike and see the "
-        "same images; adaptive chains have a process for each β.",
-        "",
-        f"A number counts if annealing from both sides agrees within 1 nat: {TEMPERATURES:,} "
-        f"temperatures, {AIS_CHAINS} chains a side, the reverse ones from {TEMPERATURES:,} steps "
-        "of MALA that began at training images. Each side needs an ESS of 10 besides, the reverse "
-        "one must not lie below the forward one, and its chains' starts must have the mean g of "
-        "the model. What is given is the interval with two standard "
-        "errors of each side. The images are the same for all: differences between lines are "
-        "not blurred by which images they were.",
-        "",
-    ]
-    for name, own in runs.items():
-        yards = "; ".join(f"{title} {value:.2f}" for title, value in known[name].items())
-        counted = f"{len(data[name].train):,} to train on, {len(data[name].test):,} held out"
-        lines += [f"## {NAMES[name]}", "", f"{counted}. Yardsticks, of the same images: {yards}."]
-        lines += ["", by_beta(own, median_of), ""]
-        lines += ["What the same seed gains on β = 0, where both count; intervals apart are told:"]
-        lines += ["", by_beta(own, against_zero), ""]
-    return [
-        *lines,
-        f"![Held-out log-likelihood against β](../pictures/{PICTURE.name})",
-        "",
-        "A point is a run. Hollow ones at the foot have no number that counts, whatever the two "
-        "sides say; a cross is a run that was lost.",
-        "",
-        "## Every run",
-        "",
-        "GradScale, ESS / M of the weights (and both at the exponent 0.5), the energy gap of g, "
-        "the acceptance of MALA and HMC, and the steps of the adaptive sampler are medians of the "
-        f"last 1,000 updates. Converged chains are {BATCHES} times {BATCH}, {CONVERGED} MALA steps "
-        "from training images on the network that is judged, tempered by 1 - β as the sampler is; "
-        f"theirs are means. Lost, |gap| > {LOST:,.0f}: {'; '.join(lost) or 'none'}. Of "
-        f"{len(others)} others whose alerts were kept {sum(map(bool, others))} had an ERROR.",
-        "",
-        table(judged, EVERY) if judged else "None yet.",
-        "",
-    ]
+    return {
+        **said,
+        "lost": f"{'; '.join(lost) or 'none'}. {counted}",
+        "every": table(judged, EVERY),
+    }
 
 
-GRID = Grid("true_scale", CELLS, page, Path("docs/results/true_scale.md"), RUNS, run, kept=True)
+def told(known: Mapping[str, Any]) -> str:
+    """How many images a data set has, and its yardsticks."""
+    yards = "; ".join(f"{title} {value:.2f}" for title, value in known["yardsticks"].items())
+    counts = f"{known['train']:,} to train on, {known['test']:,} held out"
+    return f"{counts}. Yardsticks, of the same images: {yards}."
+
+
+WITH_YARDSTICKS = CELLS | {
+    f"{name}_yardsticks": {"sampler": None, "seed": None, "data": name, "betas": None}
+    for name in SIDES
+}
+GRID = Grid("true_scale", WITH_YARDSTICKS, measure, slots)
 
 if __name__ == "__main__":
-    GRID.main()
+    sys.exit(GRID.main())

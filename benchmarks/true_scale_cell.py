@@ -11,8 +11,8 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +28,6 @@ from ebmguard.likelihood import Path as Course
 from ebmguard.samplers import Mixture, hmc, mala, sgld
 from ebmguard.steering import AdaptiveSteps
 
-from .cells import cell_command, write_json
 from .true_scale_model import Data, Network, Networks, standard, whole
 
 BETAS = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -137,29 +136,31 @@ class Cell:
         some = "" if self.betas == BETAS else "_b" + "_".join(f"{beta:g}" for beta in self.betas)
         return f"{self.data}_{self.sampler}{some}_s{self.seed}"
 
-    def command(self, folder: Path) -> Sequence[str]:
-        """What runs it."""
-        return cell_command("true_scale", folder)
 
-
-PLAIN = ("persistent", "fresh")
-OTHERS = ("mixture", "mala", "hmc")
-ELSEWHERE = ("flow", "mnist")
+PLAIN, OTHERS, ELSEWHERE = ("persistent", "fresh"), ("mixture", "mala", "hmc"), ("flow", "mnist")
 SOME = (0.0, 0.1, 0.5)
-CELLS = [Cell(name, seed) for seed in (0, 1) for name in PLAIN]
-CELLS += [Cell(name, 0, betas=SOME) for name in OTHERS]
-CELLS += [Cell(name, 0, data, SOME) for data in ELSEWHERE for name in PLAIN]
-CELLS += [Cell("adaptive", 0, betas=(beta,)) for beta in SOME]
-CELLS += [Cell("annealed", 0, betas=(KNOWN,))]
-CELLS += [Cell(name, seed) for seed in (2, 3, 4) for name in PLAIN]
-CELLS += [Cell(name, 1, betas=SOME) for name in OTHERS]
-CELLS += [Cell("mala", 0, data, SOME) for data in ELSEWHERE]
-CELLS += [Cell(name, 1, data, SOME) for data in ELSEWHERE for name in PLAIN]
-CELLS += [Cell(name, 2, betas=SOME) for name in OTHERS]
-CELLS += [Cell(name, 2, data, SOME) for data in ELSEWHERE for name in PLAIN]
-CELLS += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
-CELLS += [Cell("finer", 0, "flow", (0.0,))]
-CELLS += [Cell("more", seed, betas=(0.0, 0.5)) for seed in (0, 1, 2)]
+
+
+def usual(*seeds: int) -> list[Cell]:
+    return [Cell(name, seed) for seed in seeds for name in PLAIN]
+
+
+def others(seed: int) -> list[Cell]:
+    return [Cell(name, seed, betas=SOME) for name in OTHERS]
+
+
+def elsewhere(seed: int, names: tuple[str, ...] = PLAIN) -> list[Cell]:
+    return [Cell(name, seed, data, SOME) for data in ELSEWHERE for name in names]
+
+
+LIST = [*usual(0, 1), *others(0), *elsewhere(0)]
+LIST += [Cell("adaptive", 0, betas=(beta,)) for beta in SOME]
+LIST += [Cell("annealed", 0, betas=(KNOWN,)), *usual(2, 3, 4), *others(1)]
+LIST += [*elsewhere(0, ("mala",)), *elsewhere(1), *others(2), *elsewhere(2)]
+LIST += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
+LIST += [Cell("finer", 0, "flow", (0.0,))]
+LIST += [Cell("more", seed, betas=(0.0, 0.5)) for seed in (0, 1, 2)]
+CELLS = {cell.name: asdict(cell) for cell in LIST}
 
 
 def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Guard, Any, Chains]:
@@ -196,12 +197,11 @@ def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Gua
     return own, weighed, chains
 
 
-def run(cell: Cell, root: Path) -> None:
-    """Train a cell from its start, and write what came of it after each judgement."""
+def measure(_: Path, **settings: Any) -> dict[str, Any]:
+    """Train a cell from its start; what came of each member."""
     logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     torch.set_num_threads(1)
-    folder = root / cell.name
-    folder.mkdir(parents=True, exist_ok=True)
+    cell = Cell(**settings)
     data = Data.load(cell.data)
     torch.manual_seed(cell.seed)
     networks = Networks(Network(data.gaussian, data.flow.inverse), len(cell.betas))
@@ -241,12 +241,11 @@ def run(cell: Cell, root: Path) -> None:
                         None if cell.sampler == "annealed" else converged(g, member["beta"], data)
                     )
                     member["judged"].append({"updates": update, **found, "median": medians})
-            write_json(folder / "result.json", {"members": members})
     errors = [alert for alert in own.alerts if alert.level is Level.ERROR]
     for index, member in enumerate(members):
         first = next((x.step + 1 for x in errors if x.member in (index, None)), None)
         member["first_error"] = first
-    write_json(folder / "result.json", {"members": members})
+    return {"members": members}
 
 
 def medians_of(rows: Iterable[Mapping[str, float | None]]) -> dict[str, float]:

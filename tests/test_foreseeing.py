@@ -20,7 +20,8 @@ from benchmarks.curvature import (
     preconditioner,
     top_eigenvalues,
 )
-from benchmarks.foretelling import HORIZONS, area_under_curve, judge, question, share
+from benchmarks.foretelling import HORIZONS, area_under_curve, flattened, judge, question, share
+from benchmarks.grid import RESULTS, read_rows
 from benchmarks.population.families import Run
 from benchmarks.population.trainer import Trainer
 
@@ -197,14 +198,21 @@ def test_share():
 
 
 def test_runs_that_die_stand_beside_as_many_that_live():
-    assert len({cell.name for cell in foreseeing.CELLS}) == len(foreseeing.CELLS)
-    pairs = zip(foreseeing.CELLS[::2], foreseeing.CELLS[1::2], strict=True)
-    assert all(a.end == b.end and not a.lives and b.lives for a, b in pairs)
-    assert all(foreseeing.settings(cell).batch <= 64 for cell in foreseeing.CELLS)
+    cells = list(foreseeing.CELLS.values())
+    for dying, healthy in zip(cells[::2], cells[1::2], strict=True):
+        assert dying["end"] == healthy["end"]
+        assert not dying["lives"]
+        assert healthy["lives"]
+    assert len(foreseeing.RUNS) == len(cells) == 20
+    assert all(run.batch <= 64 for run in foreseeing.RUNS.values())
 
 
 def test_the_page_is_that_of_the_rows_that_are_kept():
-    kept, text = pd.read_csv(foreseeing.KEPT), foreseeing.GRID.table.read_text(encoding="utf-8")
+    page = RESULTS / "foreseeing.md"
+    kept = pd.DataFrame(
+        line for row in read_rows(page.with_suffix(".csv.gz")) for line in flattened(row)
+    )
+    text = page.read_text(encoding="utf-8")
     assert foreseeing.fates(kept) in text
     assert foreseeing.by_lead(kept) in text
     single = judge(kept, HORIZONS[-1], ["row/f_pos/std"])

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 import warnings
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 
-from benchmarks.document import GRACE, UNFINISHED, Document, run_all, write_part
+from benchmarks import document
+from benchmarks.document import FAILED, UNFINISHED, Part, put, run_parts
 from benchmarks.timing import Clock, Turn, alternate, compilations, warmed_up
 from benchmarks.watching import Window, synchronising_calls
 from ebmguard.reference_training.precision import PrecisionName
@@ -113,50 +114,60 @@ def test_a_window_opens_and_closes_between_iterations():
 
 def test_a_section_is_replaced_and_all_else_is_kept(tmp_path):
     file = tmp_path / "results" / "jem.md"
-    document = Document(file, HEADER, TITLES)
-    document.put("Peak memory", "old")
+    put(file, "Peak memory", "old", TITLES, HEADER)
     text = file.read_text().replace(HEADER, HEADER + "\nA word before.\n")
     file.write_text(text + "\n## What it means\n\nBy hand.\n")
-    document.put("Time of a step", "first")
-    document.put("Peak memory", "new")
+    put(file, "Time of a step", "first", TITLES, HEADER)
+    put(file, "Peak memory", "new", TITLES, HEADER)
     assert file.read_text() == (
         "# What a GPU does\n\nA word before.\n\n"
         "## Time of a step\n\nfirst\n\n## Peak memory\n\nnew\n\n## What it means\n\nBy hand.\n"
     )
 
 
-def test_a_part_that_is_cut_short_leaves_what_it_had(tmp_path):
-    document = Document(tmp_path / "jem.md", HEADER, TITLES)
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run parts whose commands are fakes; the exit status, their minutes, and the file."""
 
-    def part():
+    def run(shares, minutes, lines=()):
+        asked: dict[str, float] = {}
+
+        def printed(commands, minutes, **_):
+            ((name,),) = commands
+            asked[name] = minutes
+            yield from (FAILED,) if name == "floor" else lines
+
+        monkeypatch.setattr(document, "printed", printed)
+        file = tmp_path / "gpu.md"
+        given = Namespace(part="all", device="cpu", out=file)
+        parts = {n: Part(n, lambda _, n=n: [[n]], share) for n, share in shares.items()}
+        status = run_parts(parts, given, minutes, HEADER, "benchmarks.fake")
+        return status, asked, file.read_text() if file.is_file() else ""
+
+    return run
+
+
+def test_all_parts_share_the_time(run, monkeypatch, capsys):
+    # Time stands still, so that every part gets its first share of all of it.
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    status, asked, text = run(SHARES, 7, ["one\n", "two\n"])
+    assert status == 1
+    assert capsys.readouterr().out.endswith("\nfloor: failed\n")
+    assert asked["step"] == pytest.approx(7 * 3 / 7)
+    assert list(asked) == list(SHARES)
+    assert "`python -m benchmarks.fake --part sync`\n\none\ntwo\n\n## memory" in text
+
+
+def test_a_part_that_is_cut_short_leaves_what_it_had(run):
+    def lines():
         yield "known\n"
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError, match="killed"):
-        write_part(document, "Time of a step", "source", part())
-    assert document.path.read_text().endswith(f"source\n\nknown\n\n{UNFINISHED}\n")
+        run({"step": 1}, 7, lines())
+    assert run({}, 7)[2].endswith(f"known\n\n{UNFINISHED}\n")
 
 
-def test_all_parts_share_the_time(monkeypatch):
-    asked: dict[str, float] = {}
-
-    def run(words, *, check, timeout):
-        if words[0] == "floor":
-            raise subprocess.CalledProcessError(1, words)
-        assert check
-        asked[words[0]] = timeout
-
-    monkeypatch.setattr(subprocess, "run", run)
-    # Time stands still, so that every part gets its first share of all of it.
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    failed = list(run_all(SHARES, lambda part, minutes: [part, f"{minutes:.2f}"], 7))
-    assert len(failed) == 1
-    assert failed[0].startswith("floor: ")
-    assert list(asked) == ["step", "sync", "memory"]
-    assert asked["step"] == pytest.approx(7 * 60 * 3 / 7 + GRACE)
-
-
-def test_what_finds_no_time_is_said(monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("no time is left"))
-    failed = list(run_all(SHARES, lambda part, minutes: [part], 0))
-    assert failed == [f"{part}: no time" for part in SHARES]
+def test_what_finds_no_time_is_said(run, capsys):
+    assert run(SHARES, 0) == (1, {}, "")
+    assert capsys.readouterr().out == "".join(f"{part}: no time\n" for part in SHARES)

@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks import gpu_hour
-from benchmarks.document import UNFINISHED
+from benchmarks.document import UNFINISHED, Part
 
 # What each part must have printed, in the time that it has here.
 MARKS = {
     "tests": r"\d+ passed",
     "overhead": r"\| MLP",
     "waits": r"Found: none\.[\s\S]*Found: none\.",
-    "jem": r"### Against the floor[\s\S]*### Time of a step",
-    "shortrun": r"### Where the time goes[\s\S]*### Time of a step",
+    "jem": r"--measure floor[\s\S]*\| product[\s\S]*--measure step[\s\S]*\| variant",
+    "shortrun": r"--measure kernels[\s\S]*`aten::[\s\S]*--measure step[\s\S]*\| variant",
     "toys": r"### A model update",
     "train": r"results|finished|4/4",
 }
 
 
+PARTS = gpu_hour.parts_of("cpu", Path(), small=True)
+
+
 def section(text: str, name: str) -> str:
-    title = re.escape(gpu_hour.PARTS[name].title)
+    title = re.escape(PARTS[name].title)
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
     assert found is not None
     return found[1]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", gpu_hour.PARTS)
+@pytest.mark.parametrize("name", PARTS)
 def test_a_part_runs_alone_and_writes_its_lines(name, tmp_path):
     out = tmp_path / "results" / "gpu.md"
     words = ["--part", name, "--device", "cpu", "--small", "--minutes", "3", "--out", str(out)]
@@ -43,8 +47,8 @@ def test_a_part_runs_alone_and_writes_its_lines(name, tmp_path):
 def script(monkeypatch, *bodies: str) -> None:
     """The part `toys` runs these as programs."""
     commands = [["timeit", "-n1", "-r1", body] for body in bodies]
-    part = gpu_hour.Part("The toys", lambda hour: commands)
-    monkeypatch.setitem(gpu_hour.PARTS, "toys", part)
+    own = {"toys": Part("The toys", lambda _: commands)}
+    monkeypatch.setattr(gpu_hour, "parts_of", lambda *_, **__: own)
 
 
 def run(tmp_path, minutes="1"):
@@ -86,11 +90,11 @@ def test_a_device_that_is_not_there_is_said(tmp_path, capsys):
 
 
 def test_a_training_goes_on_where_it_was(tmp_path):
-    hour = gpu_hour.Hour("cpu", True, 1.0, tmp_path / "gpu.md")
-    (begin,) = gpu_hour.PARTS["train"].commands(hour)
+    train = gpu_hour.parts_of("cpu", tmp_path / "gpu.md", small=True)["train"]
+    (begin,) = train.commands(1.0)
     folder = tmp_path / "gpu-small"
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    (again,) = gpu_hour.PARTS["train"].commands(hour)
+    (again,) = train.commands(1.0)
     assert "--resume" not in begin
     assert again == ["ebmguard", "train", "jem", "--out", str(folder), "--resume"]

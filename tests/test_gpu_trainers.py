@@ -14,7 +14,6 @@ from scipy.stats import spearmanr
 
 from benchmarks import jem_gpu
 from benchmarks.contenders import Iterations, JemLoop, ShortRunLoop, step_flop
-from benchmarks.document import UNFINISHED
 from benchmarks.gpu_cases import LOOPS, OURS, Bench, RandomImages
 from benchmarks.gpu_parts import main, profiled
 from benchmarks.jem_gpu import JEM
@@ -49,12 +48,12 @@ def case(request):
 
 
 @pytest.fixture
-def command(tmp_path):
+def command(tmp_path, capsys):
     def run(case, part, *more, minutes="0"):
-        words = ["--part", part, "--device", "cpu", "--size", "toy", "--minutes", minutes]
-        out, runs = tmp_path / "results.md", tmp_path / "runs"
-        assert main(case, [*words, "--out", str(out), "--runs", str(runs), *more]) == 0
-        return out.read_text(encoding="utf-8") if out.exists() else ""
+        """What a part prints."""
+        words = ["--measure", part, "--device", "cpu", "--size", "toy", "--minutes", minutes]
+        assert main(case, [*words, "--runs", str(tmp_path / "runs"), *more]) == 0
+        return capsys.readouterr().out
 
     return run
 
@@ -262,7 +261,6 @@ def test_operations_are_counted_as_the_profiler_sees_them(tmp_path, name, passes
 
 def test_time_of_a_step(case, command):
     text = command(case, "step")
-    assert UNFINISHED not in text
     assert "do not use it" not in text
     for name in (OURS, *LOOPS):
         seconds, cells = rows(text, name)
@@ -287,8 +285,7 @@ def test_a_variant_that_fails_does_not_stop_the_others(command, monkeypatch):
 
 
 def test_floor_kernels_and_waiting(case, command):
-    for part in ("floor", "kernels", "sync"):
-        text = command(case, part)
+    text = "".join(command(case, part) for part in ("floor", "kernels", "sync"))
     (cells,) = (line for line in text.splitlines() if line.endswith(") |"))
     assert cells.count("|") == 6
     assert f"{OURS}: " in text
@@ -314,9 +311,9 @@ def test_peak_memory(case, command, monkeypatch):
     assert "loop, TF32: left out" in text
 
 
-def test_memory_of_a_variant(case, command, capsys):
-    command(case, "memory", "--memory-of", "loop, float32")
-    first, later = json.loads(capsys.readouterr().out.splitlines()[-1]).values()
+def test_memory_of_a_variant(case, command):
+    said = command(case, "memory", "--memory-of", "loop, float32")
+    first, later = json.loads(said.splitlines()[-1]).values()
     assert 0 < first <= later
 
 

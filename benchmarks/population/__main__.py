@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cells import write_page
+from benchmarks.grid import RESULTS, filled, write_text
 from benchmarks.rules import rules_version, stamp
 
 from .families import FAMILIES, LAST_FAMILIES, Run, population
@@ -31,10 +31,9 @@ from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
 HERE = Path(__file__).parent
 ROWS = HERE / "rows"
-RESULTS = Path("runs/population")
+RUNS = Path("runs/population")
 TAKEN_BACK = HERE / "taken-back.json"
-PAGE = HERE.parent.parent / "docs" / "results" / "population.md"
-COMMAND = "python -m benchmarks.population"
+PAGE = RESULTS / "population.md"
 
 
 def in_parallel(
@@ -74,7 +73,7 @@ def verdicts_of(runs: Sequence[Recorded], steps: dict[str, list[int]]) -> list[A
 
 def take_runs_back(arguments: argparse.Namespace) -> None:
     runs = chosen_runs(load(every_run(), ROWS), arguments.most)
-    folder = RESULTS / "taken_back"
+    folder = RUNS / "taken_back"
     tasks = [
         (each, remedy, folder)
         for remedy in arguments.remedies or REMEDIES
@@ -87,7 +86,7 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
 def taken_back() -> list[dict[str, Any]]:
     """What has become of the runs, remedy by remedy; what is new is kept with the code."""
     kept = {(each["remedy"], each["run"]): each for each in json.loads(TAKEN_BACK.read_text())}
-    for file in (RESULTS / "taken_back").glob("*.json"):
+    for file in (RUNS / "taken_back").glob("*.json"):
         new = json.loads(file.read_text())
         short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
         kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
@@ -120,37 +119,15 @@ def page(_: argparse.Namespace) -> None:
     found = taken_back()
     for each in found:
         each["cause"] = causes[each["run"]]
-    lines = [
-        "# The population: what alerts are worth on runs that die, and on runs that live",
-        "",
-        f"`{COMMAND} page`; what its words mean stands in [alerts.md](../alerts.md).",
-        "",
-        stamp([rules_version()]),
-        "",
-        "## The runs",
-        "",
-        families_table(recorded),
-        "",
-        "## What rules find",
-        "",
-        detection(columns),
-        "",
-        "### The verdict",
-        "",
-        lost_table(ends),
-        "",
-        "### A family at a time",
-        "",
-        by_family(without),
-        "",
-        "## What takes a run back",
-        "",
-        "The tables above judge recorded rows by the rules named at the top. These runs went on "
-        "under the rules of their own day, and kept no version of them.",
-        "",
-        taken_back_table(found),
-    ]
-    write_page(PAGE, lines)
+    slots = {
+        "rules": stamp([rules_version()]),
+        "families": families_table(recorded),
+        "found": detection(columns),
+        "verdicts": lost_table(ends),
+        "left-out": by_family(without),
+        "taken-back": taken_back_table(found),
+    }
+    write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), slots))
 
 
 def main() -> None:
@@ -161,7 +138,7 @@ def main() -> None:
     judging = commands.add_parser("judge")
     judging.add_argument("--name", default="shipped", help="of these rules")
     judging.add_argument("--rows", type=Path, default=ROWS)
-    judging.add_argument("--out", type=Path, default=RESULTS)
+    judging.add_argument("--out", type=Path, default=RUNS)
     judging.set_defaults(do=judge)
     taking = commands.add_parser("take-back")
     taking.add_argument("--most", type=int, default=8, help="runs of a family")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.cells import table
+from benchmarks.grid import table
 from ebmguard.alerts import Alert
 
 from .families import FAMILIES, LAST_FAMILIES

@@ -1,0 +1,203 @@
+"""Grids of cells: what is measured again, what is not, and what pages and their rows keep."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from benchmarks import digits, grid
+from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
+from benchmarks.remedies_cell import CELLS, REMEDIES, best, config_of, iterations
+from tests.reference_training.sweep.parts import environment
+
+STUDIES = ["digits", "remedies", "rollback", "toy_claims"]
+PAGE = (
+    "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
+)
+# A study whose cells fail where its runs' folder has a file that says so.
+FAKE = """
+import sys
+from benchmarks import grid
+
+def measure(folder, by):
+    if (folder.parent / f"no-{folder.name}").exists():
+        raise SystemExit(3)
+    with (folder / "times").open("a") as file:
+        file.write("x")
+    return {"twice": 2 * by, "judged": (folder.parent / "judge.json").is_file()}
+
+def slots(rows):
+    return {"sum": str(sum(x["twice"] for x in rows))}
+
+cells = {name: {"by": by} for by, name in enumerate("abc")}
+FAKE = grid.Grid("fake", cells, measure, slots, {"judge": {"by": 0}})
+
+def words(plan, cell):  # its processes are no modules of benchmarks
+    return [__file__, "--runs", str(plan.out), "--cell", cell.title]
+
+grid.Plan.words = words
+grid.rules_version = lambda: "8b70a3d2"  # which takes seconds
+if __name__ == "__main__":
+    sys.exit(FAKE.main())
+"""
+
+
+def test_what_is_done_is_kept_and_what_failed_is_measured_again(tmp_path, monkeypatch, capsys):
+    """By processes of Ray; another machine goes on from what lies beside the page."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    page, runs = tmp_path / "page.md", tmp_path / "runs"
+    (tmp_path / "fake_study.py").write_text(FAKE)
+    page.write_text(PAGE)
+    runs.mkdir()
+    (runs / "no-b").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for owner, name in ((grid.Plan, "words"), (grid, "rules_version")):
+        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
+    fake: Grid = importlib.import_module("fake_study").FAKE
+
+    def here(*words: str, runs: Path = runs) -> str:
+        assert fake.main(["--table", str(page), "--runs", str(runs), *words]) == 0
+        return str(capsys.readouterr().out)
+
+    for name in "ac":
+        here("--cell", name)
+    command = [sys.executable, str(tmp_path / "fake_study.py"), "--table", str(page)]
+    env = environment(PYTHONPATH=str(Path(__file__).parents[1]))
+    swept = subprocess.run(
+        [*command, "--runs", str(runs)], capture_output=True, text=True, env=env, check=False
+    )
+    assert swept.returncode == 1, swept.stderr
+    assert f"FAILED b: exit status 3, see {runs / 'b.log'}" in swept.stdout
+    assert "It has <!-- sum -->4<!-- /sum -->." in page.read_text()
+    assert "; 2 of 3 runs done, each in [page.csv.gz](page.csv.gz)." in page.read_text()
+    (runs / "no-b").unlink()
+    here("--cell", "b")
+    text = here("--table-only")
+    rows = read_rows(tmp_path / "page.csv.gz")
+    found = [(row["cell"], row["by"], row["twice"], row["judged"]) for row in rows]
+    assert found == [("a", 0, 0, False), ("b", 1, 2, True), ("c", 2, 4, False)]
+    assert rows[0].keys() >= {"commit", "rules", "date", "machine"}
+    assert [len((runs / name / "times").read_text()) for name in ("judge", *"abc")] == [1] * 4
+    # Nothing is left: no process is started, and the page is that of the rows.
+    elsewhere = tmp_path / "elsewhere"
+    assert here(runs=elsewhere) == text == f"{page.read_text()}\n"
+    assert not elsewhere.exists()
+    assert "; 2 of 3 runs done" in here("--table-only", "--again", "a", runs=elsewhere)
+
+
+def test_a_page_of_which_nothing_is_known_stays_as_it_is(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    fake = Grid("fake", {"a": {}}, lambda folder: {}, lambda rows: {"sum": ""})
+    with pytest.raises(SystemExit, match="nothing is known yet"):
+        fake.main(["--table", str(page), "--runs", str(tmp_path / "runs"), "--table-only"])
+    assert page.read_text() == PAGE
+
+
+@pytest.mark.parametrize("slots", [{"sum": "1"}, {"source": "x", "sum": "1", "more": "2"}])
+def test_a_page_has_the_slots_that_are_filled(slots):
+    with pytest.raises(ValueError, match=r"slots for \['source', 'sum'\]"):
+        filled(PAGE, slots)
+
+
+def test_what_people_wrote_around_slots_stays():
+    text = filled(PAGE, {"source": "new\n\nlines", "sum": "7"})
+    assert text == PAGE.replace("old", "new\n\nlines").replace(">0<", ">7<")
+    assert filled(text, {"source": "old", "sum": "0"}) == PAGE
+
+
+def test_rows_are_what_they_were(tmp_path):
+    rows = [
+        {"cell": "a|b, c", "x": 0.1 + 0.2, "n": 2**60, "of": [1, None, {"β": "–"}], "none": None},
+        {"cell": "d", "x": math.inf, "text": "1"},
+    ]
+    write_rows(tmp_path / "rows.csv.gz", rows)
+    assert read_rows(tmp_path / "rows.csv.gz") == rows
+    assert read_rows(tmp_path / "no.csv.gz") == []
+
+
+def test_a_table_has_a_line_for_each_row():
+    columns = {"name": lambda row: row[0], "runs | read": lambda row: str(row[1])}
+    assert table([("b", 0)], columns).splitlines() == [
+        *("| name | runs \\| read |", "| ---- | -----------: |", "| b    |            0 |")
+    ]
+    assert table([], columns) == "None yet."
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_page_is_that_of_its_rows(name):
+    own = importlib.import_module(f"benchmarks.{name}").GRID
+    page = RESULTS / f"{name}.md"
+    plan, text = Plan(own, Path("no runs"), page, 1, "local"), page.read_text(encoding="utf-8")
+    rows = plan.rows()
+    assert len(rows) == len(own.cells)
+    assert filled(text, {"source": plan.source(rows), **own.slots(rows)}) == text
+
+
+def test_the_commit_of_a_cell_is_dirty_by_code_and_not_by_pages(tmp_path, monkeypatch):
+    code, page = tmp_path / "benchmarks" / "grid.py", tmp_path / "page.md"
+    code.parent.mkdir()
+    for file in (code, page):
+        file.write_text("first")
+    monkeypatch.setattr(grid, "__file__", str(code))
+
+    def git(*words: str) -> str:
+        own = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words)
+        return subprocess.run(own, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    git("init")
+    assert grid.commit() == "unknown"
+    git("add", ".")
+    git("commit", "-m", "first")
+    head = git("rev-parse", "--short", "HEAD").strip()
+    page.write_text("second")
+    assert grid.commit() == head
+    code.write_text("second")
+    assert grid.commit() == f"{head}-dirty"
+
+
+def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):
+    configs = {name: config_of(tmp_path / name, **own) for name, own in CELLS.items()}
+    usual = [configs[name] for name, own in CELLS.items() if not own["longer"]]
+    assert (len(usual), len(configs)) == (40, 49)
+    for config in usual:
+        # A batch of 64 chains for each Langevin step, one of positives and one of negatives.
+        spent = config.settings.iterations * (config.settings.sgld_steps + 2)
+        budget = 2000 * (5 + 2)
+        assert budget - (config.settings.sgld_steps + 2) < spent <= budget
+    longer = [configs[name] for name, own in CELLS.items() if own["longer"]]
+    assert {config.settings.iterations for config in longer} == {4000, 6000}
+    assert iterations({}) == 2000
+    assert len({str(config.to_json()) for config in usual[: len(REMEDIES)]}) == len(REMEDIES)
+
+
+def test_the_best_that_samples_ever_were_is_of_looks_in_a_row(tmp_path):
+    def measure(x: Tensor) -> dict[str, Any]:
+        return {"fid": float((x.mean() - 1) ** 2), "is": float(x.mean())}
+
+    (tmp_path / "samples").mkdir()
+    assert best(tmp_path, measure) == {"best_fid": None, "best_is": None}
+    for step, byte in enumerate([0, 255, 255, 255, 255, 0, 0, 255]):  # -1 and 1
+        np.save(tmp_path / "samples" / f"{50 * step:08d}.npy", np.full((2, 1, 3, 3), byte, "u1"))
+    # Four of five are 1 at best.
+    found = best(tmp_path, measure)
+    assert found == pytest.approx({"best_fid": (0.6 - 1) ** 2, "best_is": 0.6})
+
+
+def test_a_run_on_digits_keeps_the_medians_of_its_gap(tmp_path, monkeypatch):
+    monkeypatch.setattr(digits, "MARKS", (3, 5, 20))
+    monkeypatch.setattr(digits, "WINDOW", 3)
+    found = digits.measure(tmp_path / "run", 0.5, 0, 6)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    gaps = [abs(json.loads(line)["energy_gap"]) for line in lines]
+    assert found["gaps"] == {3: sorted(gaps[:3])[1], 5: sorted(gaps[2:5])[1]}
+    assert found["beta_star"] == 0.5
