@@ -25,10 +25,10 @@ __all__ = [
     "widened",
 ]
 
-BetaStar: TypeAlias = float | Tensor
-Groups: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]
-LogQ: TypeAlias = tuple[Tensor, Tensor]
-Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]
+BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
+Groups: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # y_pos, y_neg, scale
+LogQ: TypeAlias = tuple[Tensor, Tensor]  # log densities of the positives, of the negatives
+Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]  # of contrastive_loss
 
 SMALLEST = 1e-35
 """Below this β* counts as 0: 1/β* would overflow float32."""

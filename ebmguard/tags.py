@@ -7,8 +7,9 @@ from typing import Literal
 
 __all__ = ["REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag", "is_own", "weight_tag"]
 
+# How the numbers of several ranks become one.
 Join = Literal["average", "exact", "lowest", "highest", "sum", "positives", "negatives", "both"]
-Scale = Literal["share", "linear", "log", "symlog"]
+Scale = Literal["share", "linear", "log", "symlog"]  # of the axis of a chart
 
 REFERENCE = "ref/"
 """Prefix of what is taken at the reference exponent, which says something at β* = 0 too."""

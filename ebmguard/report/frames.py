@@ -27,7 +27,7 @@ class Runs:
     Attributes:
         runs: one line per run: the trainer's settings (config.json) and results (results.json),
             nested ones as ``outer/inner``; ``verdict``, the line that every page shows;
-        ``recorded_steps``, ``error_count``, ``rollback_count``.
+            ``recorded_steps``, ``error_count``, ``rollback_count``.
         rows: by ``run`` and ``step``, a column per tag (:mod:`ebmguard.tags`), ``attempt``, the
             number of rollbacks before, and what the trainer logged of the step beside
             (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row. Of a long
