@@ -27,7 +27,7 @@ from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .strength import Settings, Strength, StrengthAt, check_told, numbers_of
-from .watches import ENDLESS, FirstCalls, Unused
+from .watches import FirstCalls, Unused
 
 __all__ = ["Loop"]
 
@@ -40,10 +40,6 @@ _CLOSED = (
 _COPIED = (
     "A guard is not pickled: it holds hooks and open files of its process. Send the settings, and "
     "call guard(...) there; what it has seen is g.state_dict()."
-)
-_UNTEMPERED = (
-    "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
-    "output_scale=o (2 * step_size / noise_std**2)."
 )
 
 
@@ -110,14 +106,17 @@ class Loop:
             self.last, self.members = row.numbers | row.logged, row.members
             alerts: list[Alert] = []
             if row.is_news:
-                found = self._judge.observe(row.step, row.numbers, row.members)
-                alerts = [self._advised(alert, row) for alert in found]
+                for alert in self._judge.observe(row.step, row.numbers, row.members):
+                    own = row.numbers if alert.member is None else row.members[alert.member]
+                    told = own.get("beta_star"), self.strength.most_raised, own
+                    now = self.actions.situation(self.trainer, *told)
+                    alerts.append(self.actions.advised(alert, now))
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
             acts = {} if self.settings.action == "warn" else {"action": self.settings.action}
-            told = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
-            self.writer.write_alerts(told)
+            records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
+            self.writer.write_alerts(records)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
             if self.course.update(row.step, self._judge.level, worst):
                 self.writer.write_verdict(row.step, str(self.course.verdict))
@@ -159,11 +158,6 @@ class Loop:
             example=example,
         )
 
-    def _advised(self, alert: Alert, row: StepRow) -> Alert:
-        numbers = row.numbers if alert.member is None else row.members[alert.member]
-        told = numbers.get("beta_star"), self.strength.most_raised, numbers
-        return self.actions.advised(alert, self.actions.situation(self.trainer, *told))
-
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
@@ -187,44 +181,25 @@ class Loop:
         seen = recording
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        run = call, args, kwargs, trainer, self.strength, now, seen
-        result, tempering = self.sampling.run(*run)
+        result, tempering = self.sampling.run(call, args, kwargs, trainer, self.strength, now, seen)
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None:
             self.first_calls.take(recording, tempering)
         if awaits:
-            self._compare(acts=self.strength.is_scheduled or not now.is_off)
-        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
-        self.measure.sampled(
-            trainer,
-            tempering,
-            result,
-            () if seen is None else seen.evaluations[-2:],
-            refinement=self.actions.refined_by,
-            slow=slow,
-            parts_of=call.parts if isinstance(call, Mixture) else None,
-        )
-        module = None if tempering is None else tempering.module
-        self.unused.sample(module, acts=not now.is_off, tempers=now.must_temper)
-        return result
-
-    def _compare(self, *, acts: bool) -> None:
-        """Take the output scale that was measured, or hold the one that was given against it."""
-        found, speaks = self.first_calls.result, self.settings.ranks.is_first
-        if not self.strength.awaits_scale:
-            alerts = self.first_calls.alert(self.strength.output_scale, self.rows.step)
+            acts = self.strength.is_scheduled or not now.is_off
+            strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)
+            if strength is not self.strength:
+                self.strength, self._now = strength, None
             self.actions.alerts += alerts
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
-        elif found is not None and found.is_exact:
-            self.strength, self._now = self.strength.knowing(found, self.rows.step), None
-            if speaks:
-                _log.info("%s", found)
-        elif speaks and acts and not (self.first_calls.calls_left or self.strength.tempers):
-            # Without noise there is no scale, and nothing is missing.
-            say = _log.info if found is not None and found.has_no_noise else _log.warning
-            say("%s %s", found, _UNTEMPERED)
+        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
+        last, finer = () if seen is None else seen.evaluations[-2:], self.actions.refined_by
+        parts_of = call.parts if isinstance(call, Mixture) else None
+        self.measure.sampled(trainer, tempering, result, last, finer, parts_of, slow=slow)
+        self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
+        return result
 
     def begin_sampling(self) -> None:
         """A sampler call begins, or an inline one asks for the factor: a safe point."""
@@ -250,28 +225,16 @@ class Loop:
             self.follow(self.rows.end_step())
 
     def check_steps(self) -> None:
-        """Before a loss: find out that the optimizer that was told is not the one that steps.
-
-        ConfigError where it is not, and an action waits for its steps.
-        """
+        """Before a loss: notice that the optimizer that was told is not the one that steps."""
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
-        moved = unended.moved(losses, self.energy_parameters)
-        if moved is None:
-            return
-        moved = any(self.settings.ranks.from_all(moved))  # each may hold another part of them
-        if not moved and losses < ENDLESS:
-            return
-        action, instead = self.settings.action, unended.steps_instead
-        text = unended.text(losses, moved=moved)
-        if action != "warn" and moved and not self.strength_at(self.rows.step).is_off:
-            raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
-        follows = action != "rollback" and instead is not None
-        if action == "rollback":  # β* = 0: no step would ever carry it out
+        told = losses, self.energy_parameters, self.settings
+        instead = unended.check(*told, lambda: self.strength_at(self.rows.step).is_off)
+        if unended.is_found and self.settings.action == "rollback":
+            # β* = 0: no step would ever carry it out.
             self.actions.acts, self.actions.pending = False, None
-        unended.give_up(text, follows=follows)
-        if follows:
+        if instead is not None:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
     def energy_parameters(self) -> list[Tensor]:
@@ -297,11 +260,9 @@ class Loop:
 
     def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
-        if self.settings.action == "raise":
-            alert = self.actions.take_pending()
-            if alert is not None:
-                self._end()
-                raise error_for(alert, self._judge.rules)(alert)
+        if self.settings.action == "raise" and (alert := self.actions.take_pending()) is not None:
+            self._end()
+            raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
         actions, step = self.actions, self.rows.step
@@ -350,20 +311,14 @@ class Loop:
         if trainer.optimizer is not None:
             if self.hooks is not None:
                 self.hooks.remove()
-            rows, models, recoverer = self.rows, self.settings.models, self.actions.recoverer
-            end_step = weakref.WeakMethod(self._end_step)
-
-            def ended(skipped: float | Tensor, by_scaler: bool) -> None:
-                """The optimizer may outlive the guard, and must not keep it."""
-                if (own := end_step()) is not None:
-                    own(skipped, by_scaler)
-
+            # The optimizer may outlive the guard, and must not keep it.
+            loop, recoverer = weakref.proxy(self), self.actions.recoverer
             self.hooks = OptimizerHooks(
                 trainer.optimizer,
                 trainer.scaler,
-                ended,
+                lambda *told: loop._end_step(*told),
                 # What the optimizer does to the members of an ensemble cannot be told apart.
-                is_watched=lambda: rows.is_slow and not models,
+                is_watched=lambda: loop.rows.is_slow and not loop.settings.models,
                 on_update=self.measure.update,
                 process_group=self.settings.process_group,
                 rate=None if recoverer is None else recoverer.rate,
@@ -374,7 +329,8 @@ class Loop:
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.is_closed = True
-        _take_off(self._hung)
+        for take_off in self._hung.values():
+            take_off()
         try:
             self.follow(self.rows.drain())
         finally:
@@ -412,12 +368,8 @@ def _write_the_rest(rows: Rows, writer: Writer) -> None:
         writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
-def _take_off(hung: Mapping[str, Callable[[], None]]) -> None:
-    for each in hung.values():
-        each()
-
-
 def _finish(rows: Rows, writer: Writer, hung: Mapping[str, Callable[[], None]]) -> None:
-    _take_off(hung)
+    for take_off in hung.values():
+        take_off()
     _write_the_rest(rows, writer)
     writer.close()
