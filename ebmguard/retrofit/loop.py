@@ -64,15 +64,14 @@ class Loop:
         self.measure = Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.is_closed = False
-        # What takes off all that hangs on others' objects.
-        self._hung: dict[str, Callable[[], None]] = {"module": self.first_losses.stop}
-        # Runs at exit too, and so must hold no reference to the guard.
-        weakref.finalize(self, _finish, self.rows, writer, self._hung)
+        self._hung: list[weakref.ref[OptimizerHooks]] = []
+        # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
+        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self._hung)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
-        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": {}}
+        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
@@ -323,14 +322,13 @@ class Loop:
                 process_group=self.settings.process_group,
                 rate=None if recoverer is None else recoverer.rate,
             )
-            self._hung["optimizer"] = self.hooks.remove
+            self._hung[:] = [weakref.ref(self.hooks)]
         self.trainer = trainer
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.is_closed = True
-        for take_off in self._hung.values():
-            take_off()
+        _take_off(self.first_losses, self._hung)
         try:
             self.follow(self.rows.drain())
         finally:
@@ -368,8 +366,13 @@ def _write_the_rest(rows: Rows, writer: Writer) -> None:
         writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
-def _finish(rows: Rows, writer: Writer, hung: Mapping[str, Callable[[], None]]) -> None:
-    for take_off in hung.values():
-        take_off()
+def _take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
+    first_losses.stop()
+    for hooks in filter(None, (each() for each in hung)):
+        hooks.remove()
+
+
+def _finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
+    _take_off(*hanging)
     _write_the_rest(rows, writer)
     writer.close()

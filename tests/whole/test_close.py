@@ -195,6 +195,17 @@ def test_a_guard_that_nobody_holds_is_freed_and_takes_off_all(way: str, tmp_path
         guard(None, None, beta_star=0.5, log_dir=tmp_path).close()  # it is free
 
 
+def test_a_guard_that_only_its_own_optimizer_holds_is_collected() -> None:
+    """By a hook of the user's: the two hold each other, and nothing else may hold either."""
+    trainer = Trainer()
+    g = trainer.steps(trainer.guard())
+    trainer.opt.register_step_post_hook(lambda *_, g=g: g.step)
+    loop = weakref.ref(g._loop)
+    del g, trainer
+    gc.collect()
+    assert loop() is None
+
+
 @pytest.mark.parametrize("kept", ["loss", "sampler", "both", "guard"])
 def test_it_lives_as_long_as_what_it_returned(kept: str) -> None:
     trainer = Trainer()
