@@ -6,6 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
@@ -52,7 +53,7 @@ class Loop:
         self.trainer = Trainer()
         self.last: Row = {}
         self.members: list[Row] = []
-        self.paused_by: int | None = None  # a thread
+        self.paused_by: int | None = None  # the thread that has
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
@@ -60,8 +61,7 @@ class Loop:
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
-        self.sampling = Sampling(len(settings.models))
-        self.measure = Measure(settings)
+        self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.is_closed = False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
@@ -80,13 +80,8 @@ class Loop:
 
     def check_open(self) -> None:
         """Refuse to go on with a guard that was closed, but for what is paused."""
-        if self.is_closed and not self.is_paused:
+        if self.is_closed and not self.paused_by:
             raise ConfigError(_CLOSED)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether a thread has paused the guard."""
-        return self.paused_by is not None
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
@@ -162,7 +157,7 @@ class Loop:
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
         with self.sampling.turn.take() as is_free:
-            if is_free and not self.is_paused:
+            if is_free and not self.paused_by:
                 return self._sample(call, args, kwargs)
             if self.strength_at(self.rows.step).must_temper:
                 raise SamplerError(OTHER_THREAD)
@@ -329,13 +324,16 @@ class Loop:
         """See :meth:`ebmguard.Guard.close`."""
         self.is_closed = True
         _take_off(self.first_losses, self._hung)
-        try:
-            self.follow(self.rows.drain())
-        finally:
-            if self.course.level and self.settings.ranks.is_first:
-                _log.warning("the run as it was closed: %s", self.course.verdict)
-            self.writer.flush()
-            self.writer.release()
+        with ExitStack() as last_first:  # all of it, whatever a callback raises
+            last_first.callback(self._leave)
+            for row in [*self.rows.drain()][::-1]:
+                last_first.callback(self.follow, [row])
+
+    def _leave(self) -> None:
+        if self.course.level and self.settings.ranks.is_first:
+            _log.warning("the run as it was closed: %s", self.course.verdict)
+        self.writer.flush()
+        self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """What a rollback takes back of the guard; ``is_over``: the present step ends here."""

@@ -263,6 +263,23 @@ def test_it_may_be_closed_by_its_own_alert(at: str) -> None:
     assert g.alerts
 
 
+def test_a_callback_that_raises_in_close_keeps_no_row_from_the_disk(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+
+    def on_alert(alert: object) -> None:
+        raise MemoryError
+
+    trainer = Trainer()
+    g = trainer.guard(log_dir=tmp_path, on_alert=on_alert, judge_in_loss=False)
+    trainer.loss(g, math.nan)
+    trainer.opt.step()
+    trainer.steps(g, 1)
+    with pytest.raises(MemoryError):
+        g.close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1]
+    guard(None, None, beta_star=0.5, log_dir=tmp_path).close()
+
+
 CALLS: dict[str, Callable[[Guard, Trainer], object]] = {
     "loss": lambda g, t: g.loss(t.f(X), t.f(X)),
     "loss_fn": lambda g, t: g.loss_fn(t.f(X), t.f(X)),
