@@ -280,6 +280,31 @@ def test_a_callback_that_raises_in_close_keeps_no_row_from_the_disk(tmp_path: Pa
     guard(None, None, beta_star=0.5, log_dir=tmp_path).close()
 
 
+def test_a_guard_may_be_collected_inside_a_step() -> None:
+    """The optimizer is then inside its loop over hooks, too."""
+    trainer = Trainer()
+    before = trainer.traces()
+    hooks = [trainer.opt.register_step_pre_hook, trainer.opt.register_step_post_hook]
+
+    def collect(*_: Any) -> None:
+        gc.collect()
+
+    first = [register(collect) for register in hooks]
+    with collected_by_counts_alone():
+        cycle: list[Any] = [trainer.steps(trainer.guard(), 0)]
+        loop = weakref.ref(cycle[0]._loop)
+        cycle.append(cycle)
+        del cycle
+        trainer.opt.step()
+        assert loop() is None
+    for _ in range(2):
+        trainer.opt.step()
+        trainer.steps(trainer.guard(), 1).close()
+    for hook in first:
+        hook.remove()
+    assert trainer.traces() == before
+
+
 CALLS: dict[str, Callable[[Guard, Trainer], object]] = {
     "loss": lambda g, t: g.loss(t.f(X), t.f(X)),
     "loss_fn": lambda g, t: g.loss_fn(t.f(X), t.f(X)),
