@@ -21,7 +21,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..ranks import copies, gathered, is_sharded, local
-from ..recovery import LearningRate
+from ..recovery.changes import LearningRate
 from .watches import Unended
 
 __all__ = ["OptimizerHooks", "total_norm"]
