@@ -196,7 +196,7 @@ class Guard:
             if not is_number:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
         self._loop.check_open()
-        if not self._loop.is_paused:
+        if not self._loop.paused_by:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
@@ -212,7 +212,7 @@ class Guard:
         Raises:
             ConfigError: the usual number was not attached.
         """
-        if not self._loop.is_paused:
+        if not self._loop.paused_by:
             self._loop.end_step_before()
         self._loop.actions.asks_refinement = True
         return self._loop.actions.ask_steps()
@@ -229,7 +229,7 @@ class Guard:
             DivergenceError: an ERROR was waiting for this safe point.
         """
         loop = self._loop
-        if loop.is_paused:
+        if loop.paused_by:
             return output
         if loop.sampling.turn.thread is not None:
             raise SamplerError(

@@ -6,6 +6,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
@@ -27,7 +28,7 @@ from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .strength import Settings, Strength, StrengthAt, check_told, numbers_of
-from .watches import ENDLESS, FirstCalls, Unused
+from .watches import FirstCalls, Unused
 
 __all__ = ["Loop"]
 
@@ -41,10 +42,6 @@ _COPIED = (
     "A guard is not pickled: it holds hooks and open files of its process. Send the settings, and "
     "call guard(...) there; what it has seen is g.state_dict()."
 )
-_UNTEMPERED = (
-    "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
-    "output_scale=o (2 * step_size / noise_std**2)."
-)
 
 
 class Loop:
@@ -56,7 +53,7 @@ class Loop:
         self.trainer = Trainer()
         self.last: Row = {}
         self.members: list[Row] = []
-        self.paused_by: int | None = None  # a thread
+        self.paused_by: int | None = None  # the thread that has
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
@@ -64,19 +61,17 @@ class Loop:
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
-        self.sampling = Sampling(len(settings.models))
-        self.measure = Measure(settings)
+        self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.is_closed = False
-        # What takes off all that hangs on others' objects.
-        self._hung: dict[str, Callable[[], None]] = {"module": self.first_losses.stop}
-        # Runs at exit too, and so must hold no reference to the guard.
-        weakref.finalize(self, _finish, self.rows, writer, self._hung)
+        self._hung: list[weakref.ref[OptimizerHooks]] = []
+        # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
+        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self._hung)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
-        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": {}}
+        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
@@ -85,13 +80,8 @@ class Loop:
 
     def check_open(self) -> None:
         """Refuse to go on with a guard that was closed, but for what is paused."""
-        if self.is_closed and not self.is_paused:
+        if self.is_closed and not self.paused_by:
             raise ConfigError(_CLOSED)
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether a thread has paused the guard."""
-        return self.paused_by is not None
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
@@ -110,14 +100,17 @@ class Loop:
             self.last, self.members = row.numbers | row.logged, row.members
             alerts: list[Alert] = []
             if row.is_news:
-                found = self._judge.observe(row.step, row.numbers, row.members)
-                alerts = [self._advised(alert, row) for alert in found]
+                for alert in self._judge.observe(row.step, row.numbers, row.members):
+                    own = row.numbers if alert.member is None else row.members[alert.member]
+                    told = own.get("beta_star"), self.strength.most_raised, own
+                    now = self.actions.situation(self.trainer, *told)
+                    alerts.append(self.actions.advised(alert, now))
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
             acts = {} if self.settings.action == "warn" else {"action": self.settings.action}
-            told = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
-            self.writer.write_alerts(told)
+            records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
+            self.writer.write_alerts(records)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
             if self.course.update(row.step, self._judge.level, worst):
                 self.writer.write_verdict(row.step, str(self.course.verdict))
@@ -159,17 +152,12 @@ class Loop:
             example=example,
         )
 
-    def _advised(self, alert: Alert, row: StepRow) -> Alert:
-        numbers = row.numbers if alert.member is None else row.members[alert.member]
-        told = numbers.get("beta_star"), self.strength.most_raised, numbers
-        return self.actions.advised(alert, self.actions.situation(self.trainer, *told))
-
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the sampler returns on the tempered energy."""
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
         with self.sampling.turn.take() as is_free:
-            if is_free and not self.is_paused:
+            if is_free and not self.paused_by:
                 return self._sample(call, args, kwargs)
             if self.strength_at(self.rows.step).must_temper:
                 raise SamplerError(OTHER_THREAD)
@@ -187,44 +175,25 @@ class Loop:
         seen = recording
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        run = call, args, kwargs, trainer, self.strength, now, seen
-        result, tempering = self.sampling.run(*run)
+        result, tempering = self.sampling.run(call, args, kwargs, trainer, self.strength, now, seen)
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None:
             self.first_calls.take(recording, tempering)
         if awaits:
-            self._compare(acts=self.strength.is_scheduled or not now.is_off)
-        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
-        self.measure.sampled(
-            trainer,
-            tempering,
-            result,
-            () if seen is None else seen.evaluations[-2:],
-            refinement=self.actions.refined_by,
-            slow=slow,
-            parts_of=call.parts if isinstance(call, Mixture) else None,
-        )
-        module = None if tempering is None else tempering.module
-        self.unused.sample(module, acts=not now.is_off, tempers=now.must_temper)
-        return result
-
-    def _compare(self, *, acts: bool) -> None:
-        """Take the output scale that was measured, or hold the one that was given against it."""
-        found, speaks = self.first_calls.result, self.settings.ranks.is_first
-        if not self.strength.awaits_scale:
-            alerts = self.first_calls.alert(self.strength.output_scale, self.rows.step)
+            acts = self.strength.is_scheduled or not now.is_off
+            strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)
+            if strength is not self.strength:
+                self.strength, self._now = strength, None
             self.actions.alerts += alerts
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
-        elif found is not None and found.is_exact:
-            self.strength, self._now = self.strength.knowing(found, self.rows.step), None
-            if speaks:
-                _log.info("%s", found)
-        elif speaks and acts and not (self.first_calls.calls_left or self.strength.tempers):
-            # Without noise there is no scale, and nothing is missing.
-            say = _log.info if found is not None and found.has_no_noise else _log.warning
-            say("%s %s", found, _UNTEMPERED)
+        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
+        last, finer = () if seen is None else seen.evaluations[-2:], self.actions.refined_by
+        parts_of = call.parts if isinstance(call, Mixture) else None
+        self.measure.sampled(trainer, tempering, result, last, finer, parts_of, slow=slow)
+        self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
+        return result
 
     def begin_sampling(self) -> None:
         """A sampler call begins, or an inline one asks for the factor: a safe point."""
@@ -250,28 +219,16 @@ class Loop:
             self.follow(self.rows.end_step())
 
     def check_steps(self) -> None:
-        """Before a loss: find out that the optimizer that was told is not the one that steps.
-
-        ConfigError where it is not, and an action waits for its steps.
-        """
+        """Before a loss: notice that the optimizer that was told is not the one that steps."""
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
-        moved = unended.moved(losses, self.energy_parameters)
-        if moved is None:
-            return
-        moved = any(self.settings.ranks.from_all(moved))  # each may hold another part of them
-        if not moved and losses < ENDLESS:
-            return
-        action, instead = self.settings.action, unended.steps_instead
-        text = unended.text(losses, moved=moved)
-        if action != "warn" and moved and not self.strength_at(self.rows.step).is_off:
-            raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
-        follows = action != "rollback" and instead is not None
-        if action == "rollback":  # β* = 0: no step would ever carry it out
+        told = losses, self.energy_parameters, self.settings
+        instead = unended.check(*told, lambda: self.strength_at(self.rows.step).is_off)
+        if unended.is_found and self.settings.action == "rollback":
+            # β* = 0: no step would ever carry it out.
             self.actions.acts, self.actions.pending = False, None
-        unended.give_up(text, follows=follows)
-        if follows:
+        if instead is not None:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
     def energy_parameters(self) -> list[Tensor]:
@@ -297,11 +254,9 @@ class Loop:
 
     def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
-        if self.settings.action == "raise":
-            alert = self.actions.take_pending()
-            if alert is not None:
-                self._end()
-                raise error_for(alert, self._judge.rules)(alert)
+        if self.settings.action == "raise" and (alert := self.actions.take_pending()) is not None:
+            self._end()
+            raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
         actions, step = self.actions, self.rows.step
@@ -350,38 +305,35 @@ class Loop:
         if trainer.optimizer is not None:
             if self.hooks is not None:
                 self.hooks.remove()
-            rows, models, recoverer = self.rows, self.settings.models, self.actions.recoverer
-            end_step = weakref.WeakMethod(self._end_step)
-
-            def ended(skipped: float | Tensor, by_scaler: bool) -> None:
-                """The optimizer may outlive the guard, and must not keep it."""
-                if (own := end_step()) is not None:
-                    own(skipped, by_scaler)
-
+            # The optimizer may outlive the guard, and must not keep it.
+            loop, recoverer = weakref.proxy(self), self.actions.recoverer
             self.hooks = OptimizerHooks(
                 trainer.optimizer,
                 trainer.scaler,
-                ended,
+                lambda *told: loop._end_step(*told),
                 # What the optimizer does to the members of an ensemble cannot be told apart.
-                is_watched=lambda: rows.is_slow and not models,
+                is_watched=lambda: loop.rows.is_slow and not loop.settings.models,
                 on_update=self.measure.update,
                 process_group=self.settings.process_group,
                 rate=None if recoverer is None else recoverer.rate,
             )
-            self._hung["optimizer"] = self.hooks.remove
+            self._hung[:] = [weakref.ref(self.hooks)]
         self.trainer = trainer
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.is_closed = True
-        _take_off(self._hung)
-        try:
-            self.follow(self.rows.drain())
-        finally:
-            if self.course.level and self.settings.ranks.is_first:
-                _log.warning("the run as it was closed: %s", self.course.verdict)
-            self.writer.flush(whole=True)
-            self.writer.release()
+        _take_off(self.first_losses, self._hung)
+        with ExitStack() as last_first:  # all of it, whatever a callback raises
+            last_first.callback(self._leave)
+            for row in [*self.rows.drain()][::-1]:
+                last_first.callback(self.follow, [row])
+
+    def _leave(self) -> None:
+        if self.course.level and self.settings.ranks.is_first:
+            _log.warning("the run as it was closed: %s", self.course.verdict)
+        self.writer.flush(whole=True)
+        self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
@@ -412,12 +364,13 @@ def _write_the_rest(rows: Rows, writer: Writer) -> None:
         writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
-def _take_off(hung: Mapping[str, Callable[[], None]]) -> None:
-    for each in hung.values():
-        each()
+def _take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
+    first_losses.stop()
+    for hooks in filter(None, (each() for each in hung)):
+        hooks.remove()
 
 
-def _finish(rows: Rows, writer: Writer, hung: Mapping[str, Callable[[], None]]) -> None:
-    _take_off(hung)
+def _finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
+    _take_off(*hanging)
     _write_the_rest(rows, writer)
     writer.close()

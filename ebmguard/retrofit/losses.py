@@ -207,7 +207,7 @@ class Losses:
         with self._turn.take() as is_free:
             if not is_free:
                 raise LossError(_UNDER_WAY)
-            is_paused = self._loop.is_paused
+            is_paused = self._loop.paused_by is not None
             trains = any(getattr(f, "requires_grad", False) for f in own[:2])
             rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
             self._is_quiet = is_paused or rests

@@ -83,10 +83,10 @@ class Measure(Stateful):
         tempering: Tempering | None,
         samples: object,
         evaluations: Sequence[Evaluation],
-        *,
         refinement: int,
-        slow: bool,
         parts_of: Mapping[str, slice] | None,
+        *,
+        slow: bool,
     ) -> None:
         """Keep what a sampler call shows, until the loss; of samples the first floating tensor.
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Callable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..ranks import copies, gathered, is_sharded, local
-from ..recovery import LearningRate
+from ..recovery.changes import LearningRate
 from .watches import Unended
 
 __all__ = ["OptimizerHooks", "total_norm"]
@@ -54,7 +56,7 @@ class OptimizerHooks:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
         self._optimizer, self._rate = optimizer, LearningRate() if rate is None else rate
-        self._is_inside = self._is_off = False
+        self._is_off = False
         self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = Unended(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
@@ -63,6 +65,10 @@ class OptimizerHooks:
         self._flag: Tensor | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._stepped = False  # since the scaler was last asked to
+        for each in [*optimizer._optimizer_step_post_hooks.values()]:
+            old = getattr(each, "__self__", None)
+            if isinstance(old, OptimizerHooks) and old._is_off:
+                old.remove()  # what could not go inside a step
         self._hooks: list[RemovableHandle | _WatchedStep] = [
             optimizer.register_step_post_hook(self._after),
             optimizer.register_step_pre_hook(self._before),
@@ -71,13 +77,14 @@ class OptimizerHooks:
             self._hooks.append(_WatchedStep(self, optimizer, scaler))
 
     def remove(self) -> None:
-        """Take all off again; from inside a hook, which cannot go itself, only let nothing act."""
+        """Take all off again; inside a step, where no hook can go, let nothing act any longer."""
         self._is_off = True
         self._take_flag()
         self._rate.restore()
-        self.unended.forget()
-        while self._hooks and not self._is_inside:
-            self._hooks.pop().remove()
+        if not _is_inside_step(self._optimizer):
+            self.unended.forget()
+            while self._hooks:
+                self._hooks.pop().remove()
 
     def scaled_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
@@ -155,11 +162,7 @@ class OptimizerHooks:
         if self._measure is not None:
             self._measure(self._skipped)
             self._measure = None
-        self._is_inside = True
-        try:
-            self._on_step(self._skipped, self._scaled)
-        finally:
-            self._is_inside = False
+        self._on_step(self._skipped, self._scaled)
 
     def _measuring(
         self, optimizer: Optimizer, *, has_gradients: bool
@@ -245,6 +248,14 @@ class _WatchedStep:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._scaler, "step")
+
+
+def _is_inside_step(optimizer: Optimizer) -> bool:
+    """Whether this thread is in a step: a garbage collection, too, may come while it runs hooks."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not getattr(type(optimizer).step, "__code__", None):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _norm(tensors: Sequence[Tensor], like: Sequence[Tensor], world: int | None) -> Tensor:

@@ -14,24 +14,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..alerts import Alert, Level
-from ..errors import Stateful
+from ..errors import ConfigError, Stateful
 from ..ranks import local
 from ..sampling import Measured, Recording, Tempering
 from ..trainer import inner_optimizer
-from .strength import Settings
+from .strength import Settings, Strength
 
-__all__ = ["ENDLESS", "FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
+__all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
     "The gradient that arrives at the guarded loss is %s, and the optimizer %ss: unless "
     "something else turns it round, the trainer pushes data and samples the wrong way. The "
     "guarded loss is to be minimised: add it, do not subtract it."
+)
+_UNTEMPERED = (
+    "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
+    "output_scale=o (2 * step_size / noise_std**2)."
 )
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
@@ -72,17 +76,30 @@ class FirstCalls(Stateful):
         found: Measured = self._settings.ranks.from_all(own)[0]
         self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
 
-    def alert(self, output_scale: float | None, step: int) -> list[Alert]:
-        """A WARN where the output scale that was given is not the measured one."""
-        found = self._exact
-        if output_scale is None or found is None:
-            return []
-        scale, error = found.output_scale, found.output_scale_error
-        if abs(scale - output_scale) <= max(_SAME * output_scale, _SURE * error):
-            return []
-        fix = f"output_scale={scale:.6g}, as step {found.step:.4g} and noise {found.noise:.4g} say"
-        what = ("output_scale", Level.WARN, step, "output_scale")
-        return [Alert(*what, value=output_scale, limit=scale, window=0, remedies=(fix,))]
+    def compared(
+        self, strength: Strength, step: int, *, acts: bool
+    ) -> tuple[Strength, list[Alert]]:
+        """The strength with the scale that was measured; else a WARN where that was given wrong."""
+        found, speaks = self._exact, self._settings.ranks.is_first
+        given, awaits = strength.output_scale, strength.awaits_scale
+        if found is not None and awaits:
+            strength = strength.knowing(found, step)
+            if speaks:
+                _log.info("%s", found)
+        elif found is not None and given is not None and not strength.is_measured:
+            scale, error = found.output_scale, found.output_scale_error
+            if abs(scale - given) > max(_SAME * given, _SURE * error):
+                steps = f"step {found.step:.4g} and noise {found.noise:.4g}"
+                fix = f"output_scale={scale:.6g}, as {steps} say"
+                what = ("output_scale", Level.WARN, step, "output_scale")
+                alert = Alert(*what, value=given, limit=scale, window=0, remedies=(fix,))
+                return strength, [alert]
+        elif awaits and speaks and acts and not (self.calls_left or strength.tempers):
+            # Without noise there is no scale, and nothing is missing.
+            is_meant = self.result is not None and self.result.has_no_noise
+            say = _log.info if is_meant else _log.warning
+            say("%s %s", self.result, _UNTEMPERED)
+        return strength, []
 
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
         """Warn once where the gradient that arrives at the first loss has the wrong sign.
@@ -146,8 +163,8 @@ class Unused:
         """A guarded loss was called."""
         self._most, self._calls = max(self._most, self._calls), 0
 
-    def sample(self, module: nn.Module | None, *, acts: bool, tempers: bool) -> None:
-        """The sampler was called, on this energy module, if it is known.
+    def sample(self, tempering: Tempering | None, *, acts: bool, tempers: bool) -> None:
+        """The sampler was called, tempered by this, if its module is known.
 
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
@@ -158,7 +175,8 @@ class Unused:
                 said = _NO_LONGER % (self._calls, self._most)
         else:
             # A step may need a hundred calls (of one Metropolis step, say), but moves parameters.
-            versions = None if module is None else tuple(p._version for p in module.parameters())
+            own = None if tempering is None else tempering.module.parameters()
+            versions = None if own is None else tuple(p._version for p in own)
             self._steps += versions is None or versions != self._versions
             self._versions = versions
             if acts and self._steps >= _STEPS:
@@ -169,7 +187,7 @@ class Unused:
 
 
 # Losses in one step, beyond any accumulation, wherever the parameters are.
-ENDLESS = 1000
+_ENDLESS = 1000
 
 # Losses in a step beyond twice the most that one had, and new places, after which it is no
 # accumulation of gradients, nor a perturbation of SAM.
@@ -211,11 +229,6 @@ class Unended:
         self._moves: Moves | None = None
         self._steps_instead: list[weakref.ref[Optimizer]] = []
 
-    @property
-    def steps_instead(self) -> Optimizer | None:
-        """Another optimizer of the same parameters, which has stepped meanwhile."""
-        return self._steps_instead[0]() if self._steps_instead else None
-
     def stepped(self, losses: int) -> None:
         """It has taken a step, which had so many losses."""
         if not self.is_found:
@@ -228,10 +241,17 @@ class Unended:
         self._moves = None
         self._steps_instead.clear()
 
-    def moved(self, losses: int, of_energy: Callable[[], Sequence[Tensor]]) -> bool | None:
-        """Whether parameters, the energy's among them, have moved on in the step of so many losses.
+    def check(
+        self,
+        losses: int,
+        of_energy: Callable[[], Sequence[Tensor]],
+        settings: Settings,
+        is_off: Callable[[], bool],
+    ) -> Optimizer | None:
+        """Find out, before a loss of a step that has had so many, that it does not step.
 
-        None: nothing was looked at.
+        From then on steps end without it. Returns the one that steps, where the guard can follow
+        it; a ConfigError where an action waits for steps, unless the loss is the caller's own.
         """
         if self.is_stepping or self.is_found or losses < _LOSSES + 2 * self._most:
             return None
@@ -249,12 +269,12 @@ class Unended:
                     found[:] = [weakref.ref(optimizer)]
 
             weakref.finalize(self._moves, register_optimizer_step_post_hook(after).remove)
-        return self._moves.see((of_optimizer | energys).values()) >= _MOVES
-
-    def text(self, losses: int, *, moved: bool) -> str:
-        """What is wrong, and the line to write."""
-        instead, inner = self.steps_instead, inner_optimizer(self._optimizer)
-        what = "while parameters move"
+        moved = self._moves.see((of_optimizer | energys).values()) >= _MOVES
+        moved = any(settings.ranks.from_all(moved))  # each may hold another part of them
+        if not moved and losses < _ENDLESS:
+            return None
+        instead = self._steps_instead[0]() if self._steps_instead else None
+        inner, what = inner_optimizer(self._optimizer), "while parameters move"
         fix = "that (of a wrapper such as SAM, the inner one); where there is none, leave it out."
         if instead is not None:
             what = f"while another one of its parameters, {_name(instead)}, has stepped"
@@ -263,19 +283,21 @@ class Unended:
             what = "and parameters stay as they are (losses of an evaluation belong in g.paused())"
         if inner:
             fix = f"its inner one: g.attach(optimizer=optimizer.{inner})."
-        return (
+        text = (
             f"{losses} losses without a step of the attached optimizer, {_name(self._optimizer)}, "
             f"{what}. Attach the optimizer whose step() is called, {fix}"
         )
-
-    def give_up(self, text: str, *, follows: bool) -> None:
-        """Steps end without it until it takes one; said once."""
+        action = settings.action
+        if action != "warn" and moved and not is_off():
+            raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
+        follows = action != "rollback" and instead is not None
         self.is_found, self._moves = True, None
         if not self._has_said:
             self._has_said = True
             as_ever = "a step ends with the next sampler call, else the next loss"
             now = "the guard follows that one" if follows else as_ever
             _log.warning("%s From here on %s.", text, now)
+        return instead if follows else None
 
 
 def _name(optimizer: Optimizer) -> str:

@@ -109,7 +109,7 @@ def _memory_that_is_not_written_is_nan():
 @pytest.mark.usefixtures("_memory_that_is_not_written_is_nan")
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_skipped_first_step_leaves_no_state_that_matters(name):
-    _, opt, parameters, _ = make(OPTIMIZERS[name])
+    _held, opt, parameters, _ = make(OPTIMIZERS[name])
     twins = [nn.Parameter(p.detach().clone()) for p in parameters]
     twin = OPTIMIZERS[name](twins)
     set_gradients(parameters, bad=torch.nan)

@@ -195,6 +195,17 @@ def test_a_guard_that_nobody_holds_is_freed_and_takes_off_all(way: str, tmp_path
         guard(None, None, beta_star=0.5, log_dir=tmp_path).close()  # it is free
 
 
+def test_a_guard_that_only_its_own_optimizer_holds_is_collected() -> None:
+    """By a hook of the user's: the two hold each other, and nothing else may hold either."""
+    trainer = Trainer()
+    g = trainer.steps(trainer.guard())
+    trainer.opt.register_step_post_hook(lambda *_, g=g: g.step)
+    loop = weakref.ref(g._loop)
+    del g, trainer
+    gc.collect()
+    assert loop() is None
+
+
 @pytest.mark.parametrize("kept", ["loss", "sampler", "both", "guard"])
 def test_it_lives_as_long_as_what_it_returned(kept: str) -> None:
     trainer = Trainer()
@@ -250,6 +261,48 @@ def test_it_may_be_closed_by_its_own_alert(at: str) -> None:
     g.close()
     assert trainer.traces() == before
     assert g.alerts
+
+
+def test_a_callback_that_raises_in_close_keeps_no_row_from_the_disk(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+
+    def on_alert(alert: object) -> None:
+        raise MemoryError
+
+    trainer = Trainer()
+    g = trainer.guard(log_dir=tmp_path, on_alert=on_alert, judge_in_loss=False)
+    trainer.loss(g, math.nan)
+    trainer.opt.step()
+    trainer.steps(g, 1)
+    with pytest.raises(MemoryError):
+        g.close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1]
+    guard(None, None, beta_star=0.5, log_dir=tmp_path).close()
+
+
+def test_a_guard_may_be_collected_inside_a_step() -> None:
+    """The optimizer is then inside its loop over hooks, too."""
+    trainer = Trainer()
+    before = trainer.traces()
+    hooks = [trainer.opt.register_step_pre_hook, trainer.opt.register_step_post_hook]
+
+    def collect(*_: Any) -> None:
+        gc.collect()
+
+    first = [register(collect) for register in hooks]
+    with collected_by_counts_alone():
+        cycle: list[Any] = [trainer.steps(trainer.guard(), 0)]
+        loop = weakref.ref(cycle[0]._loop)
+        cycle.append(cycle)
+        del cycle
+        trainer.opt.step()
+        assert loop() is None
+    for _ in range(2):
+        trainer.opt.step()
+        trainer.steps(trainer.guard(), 1).close()
+    for hook in first:
+        hook.remove()
+    assert trainer.traces() == before
 
 
 CALLS: dict[str, Callable[[Guard, Trainer], object]] = {
