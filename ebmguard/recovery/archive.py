@@ -223,12 +223,21 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
         if (stream := opened(file)) is None:
             raise ConfigError("there is no such file")
         with stream, ZipFile(stream) as archive:
-            if sum(x.file_size for x in archive.infolist()) > stream.seek(0, os.SEEK_END):
+            size = stream.seek(0, os.SEEK_END)
+            if sum(x.file_size for x in archive.infolist()) > size:
                 raise BadZipFile("it unpacks to more than it is, which PyTorch never writes")
             # PyTorch writes checksums and does not look at them again.
             if torn := archive.testzip():
                 raise BadZipFile(f"{torn} in it is not what was written")
             stream.seek(0)
-            return dict(torch.load(stream, map_location=device or "cpu", weights_only=True))
+            state = dict(torch.load(stream, map_location=device or "cpu", weights_only=True))
+        inside: list[Any] = [state]
+        while inside:  # a list that holds one twice, which holds one twice, and so on
+            if (size := size - 1) < 0:
+                raise BadZipFile("what it holds is more than it is")
+            each = inside.pop()
+            inside += each.values() if isinstance(each, dict) else ()
+            inside += each if isinstance(each, list | tuple) else ()
+        return state
     except _DAMAGE as error:
         raise ConfigError(f"{file}: {error}") from error

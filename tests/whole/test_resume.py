@@ -246,6 +246,14 @@ def out_of_it(file: Path) -> None:
     file.symlink_to(other)
 
 
+def doubled(file: Path) -> None:
+    """2**60 values in sixty lists."""
+    tree: list[Any] = []
+    for _ in range(60):
+        tree = [tree, tree]
+    torch.save(torch.load(file, weights_only=True) | {"digest": tree}, file)
+
+
 OUTSIDE: list[tuple[str, Callable[[Path], object], str]] = [
     ("empty", lambda file: file.write_bytes(b""), "not a zip"),
     ("a text", lambda file: file.write_text("nothing"), "not a zip"),
@@ -255,6 +263,7 @@ OUTSIDE: list[tuple[str, Callable[[Path], object], str]] = [
     ("a bit of its weights", flipped(0.5), "is not what was written"),
     ("compressed", deflated, "it unpacks to more"),
     ("more than it is", twice, "it unpacks to more"),
+    ("lists in lists", doubled, "what it holds is more"),
     ("a pipe", replaced(os.mkfifo), "it is not a file"),
     ("a folder", replaced(Path.mkdir), "it is not a file"),
     ("a link out of the folder", out_of_it, "it leads out of"),
