@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum, EnumType
 from functools import wraps
 from numbers import Integral, Real
+from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -30,6 +32,7 @@ __all__ = [
     "ShapeError",
     "Stateful",
     "WeightsDegenerateError",
+    "folder_path",
     "plain",
     "printable",
     "typed",
@@ -135,6 +138,20 @@ def undamaged(owner: str) -> Iterator[None]:
             f"The state of {owner} is damaged: {type(e).__name__}: {e}. Pass what its state_dict() "
             "returned."
         ) from e
+
+
+def folder_path(name: str, folder: str | os.PathLike[str]) -> Path:
+    """The folder that an argument names, ``~`` being the user's home; else a ``ConfigError``."""
+    try:
+        path = os.fspath(folder)
+        if isinstance(path, str) and path and "\0" not in path and os.fsencode(path):
+            return Path(path).expanduser()
+        why = "it is empty" if not path else "it holds a NUL" if isinstance(path, str) else "bytes"
+    except (RuntimeError, UnicodeError) as error:  # a home that nobody has, halves of surrogates
+        why = str(error)
+    raise ConfigError(
+        f"{name}={folder!r} names no folder ({why}); expected a path, such as runs/a."
+    )
 
 
 class Stateful:
