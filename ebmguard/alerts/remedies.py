@@ -20,6 +20,7 @@ class Remedy(StrEnum):
     way: int
 
     def __new__(cls, phrase: str, what: str = "", way: int = 0) -> Self:
+        """A member with this phrase."""
         member = str.__new__(cls, phrase)
         member._value_, member.what, member.way = phrase, what, way
         return member
