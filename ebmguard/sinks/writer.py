@@ -204,9 +204,10 @@ class Writer:
                 f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
                 "that one (g.close()), use one guard for both losses, or name another folder."
             )
+        is_held = self._folder in _HELD  # by the trainer, whose it then is
         self._lock = lock_folder(self._folder)
         _OWNERS[self._folder] = self
-        return self._lock.made
+        return [] if is_held else [*self._lock.made]
 
     def release(self) -> None:
         """Let another writer use the folder; what still comes is flushed at once."""
