@@ -126,7 +126,7 @@ class Training:
             log_dir=self.folder / "run",
             sinks=self.sinks,
             action="rollback",
-            recovery=Recovery(folder=self.folder / "snapshots", every=100),
+            recovery=Recovery(folder=self.folder / "snapshots", every=100, budget=10_000),
             model=self.model,
             optimizer=self.optimizer,
             buffer=self.buffer,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Self
 
 from ..errors import typed
 
@@ -13,22 +14,31 @@ __all__ = ["MOVES", "Remedies", "Remedy", "Situation", "agreeing", "contradict"]
 
 
 class Remedy(StrEnum):
-    """What helps, by the phrase."""
+    """What helps, by the phrase; with what it moves, and 1 for up or -1 for down."""
+
+    what: str
+    way: int
+
+    def __new__(cls, phrase: str, what: str = "", way: int = 0) -> Self:
+        """A member with this phrase."""
+        member = str.__new__(cls, phrase)
+        member._value_, member.what, member.way = phrase, what, way
+        return member
 
     ROLL_BACK = "go back to your own checkpoint"
     LOWER_LR = "lower the learning rate"
-    RAISE_BETA = "raise beta_star"
-    LOWER_BETA = "lower beta_star"
-    BELOW_ZERO = "a lower beta_star, below 0"
-    TOWARDS_ZERO = "move beta_star towards 0"
-    MORE_STEPS = "more SGLD steps"
-    FEWER_STEPS = "fewer SGLD steps"
-    FINER_STEPS = "a smaller SGLD step size"
-    LONGER_STEPS = "a larger SGLD step size"
-    MORE_NOISE = "more noise"
-    LESS_NOISE = "less noise"
-    MORE_NEGATIVES = "more negatives per step"
-    FEWER_NEGATIVES = "fewer negatives per step"
+    RAISE_BETA = "raise beta_star", "beta_star", 1
+    LOWER_BETA = "lower beta_star", "beta_star", -1
+    BELOW_ZERO = "a lower beta_star, below 0", "beta_star", -1
+    TOWARDS_ZERO = "move beta_star towards 0", "beta_star", 1  # from below
+    MORE_STEPS = "more SGLD steps", "steps", 1
+    FEWER_STEPS = "fewer SGLD steps", "steps", -1
+    FINER_STEPS = "a smaller SGLD step size", "step size", -1
+    LONGER_STEPS = "a larger SGLD step size", "step size", 1
+    MORE_NOISE = "more noise", "noise", 1
+    LESS_NOISE = "less noise", "noise", -1
+    MORE_NEGATIVES = "more negatives per step", "negatives", 1
+    FEWER_NEGATIVES = "fewer negatives per step", "negatives", -1
     LARGER_BUFFER = "a larger replay buffer"
     MORE_FRESH = "raise the reinitialisation rate (JEM: 0.05)"
     FRESH_STARTS = "draw fresh start points"
@@ -36,21 +46,8 @@ class Remedy(StrEnum):
     WIDER_CLAMP = "a wider clamp, or none as in JEM"
 
 
-MOVES: dict[str, tuple[str, int]] = {
-    Remedy.RAISE_BETA: ("beta_star", 1),
-    Remedy.TOWARDS_ZERO: ("beta_star", 1),  # from below
-    Remedy.LOWER_BETA: ("beta_star", -1),
-    Remedy.BELOW_ZERO: ("beta_star", -1),
-    Remedy.MORE_STEPS: ("steps", 1),
-    Remedy.FEWER_STEPS: ("steps", -1),
-    Remedy.LONGER_STEPS: ("step size", 1),
-    Remedy.FINER_STEPS: ("step size", -1),
-    Remedy.MORE_NOISE: ("noise", 1),
-    Remedy.LESS_NOISE: ("noise", -1),
-    Remedy.MORE_NEGATIVES: ("negatives", 1),
-    Remedy.FEWER_NEGATIVES: ("negatives", -1),
-}
-"""What a remedy moves, and 1 for up or -1 for down; those without an opposite are not there."""
+MOVES: dict[str, tuple[str, int]] = {own: (own.what, own.way) for own in Remedy if own.way}
+"""What a remedy moves, and which way; those without an opposite are not there."""
 
 
 def contradict(one: str, other: str) -> bool:

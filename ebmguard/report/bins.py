@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 __all__ = ["Bin", "BinnedSeries", "ThinnedSeries"]
 
@@ -93,26 +95,31 @@ class BinnedSeries:
 
 
 class ThinnedSeries:
-    """Values by step, the last ones whole: of those before one in so many steps is kept.
+    """Values by step, the last ones whole, and before them one in so many.
 
     Args:
-        most: how many are whole; there are at most twice as many.
-        rare: whether values above 0 are kept, unless there are many.
+        most: how many are whole; there are at most four times as many.
     """
 
-    def __init__(self, most: int, *, rare: bool = False) -> None:
-        self.steps, self.values = array("q"), array("d")
-        self._most, self._rare, self._width = most, rare, 2
+    def __init__(self, most: int) -> None:
+        self._most, self._one_in = most, 1
+        # Before, and whole, as steps and values.
+        self._old: tuple[array[Any], array[Any]] = array("q"), array("d")
+        self._new: tuple[array[Any], array[Any]] = array("q"), array("d")
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
         """Take the values of steps, which ascend."""
-        self.steps.extend(steps)
-        self.values.extend(values)
-        while (old := len(self.steps) - self._most) > self._most:
-            rare = {i for i in range(old) if self._rare and self.values[i] > 0}
-            rare = rare if 2 * len(rare) <= self._most else set()
-            stretches = [-1, *(step // self._width for step in self.steps[:old])]
-            kept = [i for i in range(old) if i in rare or stretches[i] != stretches[i + 1]]
-            self.steps[:old] = array("q", [self.steps[i] for i in kept])
-            self.values[:old] = array("d", [self.values[i] for i in kept])
-            self._width *= 2 if 2 * len(kept) > self._most else 1
+        for column, more in zip(self._new, (steps, values), strict=True):
+            column.extend(more)
+        while len(self._new[0]) > 2 * self._most:
+            for old, new in zip(self._old, self._new, strict=True):
+                old.extend(new[: self._most : self._one_in])
+                del new[: self._most]
+            if len(self._old[0]) > 2 * self._most:
+                self._one_in *= 2
+                for old in self._old:
+                    del old[1::2]
+
+    def pairs(self) -> Iterator[tuple[int, float]]:
+        """Steps and values that are kept."""
+        return chain(*(zip(*columns, strict=True) for columns in (self._old, self._new)))

@@ -164,9 +164,11 @@ class RecordedRun:
         where, steps, now = self._rows, [row["step"] for row in rows], self._attempt(rows[0])
         now.last = steps[-1]
         for tag in self.whole:
-            rare = tag.startswith("nonfinite/") or tag == "buffer/reinit"
-            own = now.whole.setdefault(tag, ThinnedSeries(_WHOLE * now.capacity, rare=rare))
-            own.extend(*self._known(steps, [row.get(tag) for row in rows], tag))
+            found = self._known(steps, [row.get(tag) for row in rows], tag)
+            if tag.startswith("nonfinite/"):  # of these alone those above 0, so that they are whole
+                bad = [pair for pair in zip(*found, strict=True) if pair[1] > 0]
+                found = [step for step, _ in bad], [value for _, value in bad]
+            now.whole.setdefault(tag, ThinnedSeries(_WHOLE * now.capacity)).extend(*found)
         if self.tags:
             names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
             self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
@@ -310,7 +312,7 @@ class RecordedRun:
         return [
             (step, value)
             for own in self.attempts
-            for step, value in zip(own.whole[tag].steps, own.whole[tag].values, strict=True)
+            for step, value in own.whole[tag].pairs()
             if step < own.end and math.isfinite(value)
         ]
 

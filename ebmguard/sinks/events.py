@@ -66,10 +66,11 @@ def crc32c(record: bytes) -> int:
 class EventFile(AppendFile):
     """One new event file in a folder; events are kept in memory until :meth:`flush`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, made: list[Path]) -> None:
         self.is_continued = any(folder.glob(f"*{_SUFFIX}"))  # it held such files before
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        super().__init__(folder / f"{name}.{time.perf_counter_ns()}{_SUFFIX}", self._encoded)
+        file = folder / f"{name}.{time.perf_counter_ns()}{_SUFFIX}"
+        super().__init__(file, self._encoded, made)
         self._blank = lru_cache(8)(_blank)  # rows have the same names as the one before
         self._add(0, file_version="brain.Event:2")
 

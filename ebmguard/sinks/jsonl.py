@@ -10,30 +10,24 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, folder_path, typed
-from .opened import opened
+from .opened import opened as opened_to_read
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
-    "LOCK",
     "NON_FINITE",
     "AppendFile",
     "JsonlSink",
-    "all_or_nothing",
-    "created",
     "from_json",
+    "opened",
     "parse_line",
     "read_jsonl",
-    "rows_in",
+    "taken_back",
     "to_json",
 ]
-
-LOCK = ".lock"
-"""A file that stays in the folder: what counts is whether a process holds it."""
 
 # Strings of the proto3 JSON mapping, since not every parser reads the bare NaN that Python writes.
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -59,12 +53,12 @@ class JsonlSink:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
-        path = folder_path("folder", folder)
-        with all_or_nothing(path):
-            self._lines = {name: AppendFile(path / f"{name}.jsonl", _line) for name in names}
+        path, self.made = folder_path("folder", folder), list[Path]()
+        with taken_back(self.made, path):
+            self._lines = {x: AppendFile(path / f"{x}.jsonl", _line, self.made) for x in names}
             ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
-            for lines, size, rest in ends:
-                lines.rest = rest
+            for lines, size, rest, count in ends:
+                lines.rest, self.rows = rest, count
                 os.truncate(lines.path, size)
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
@@ -91,7 +85,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
-    file = opened(Path(path))
+    file = opened_to_read(Path(path))
     if file is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     with file:
@@ -163,68 +157,58 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _end(path: Path) -> tuple[int, bytes]:
-    """How many bytes of a file of rows stay, and what its last line lacks."""
+def _end(path: Path) -> tuple[int, bytes, int]:
+    """How many bytes of a file of rows stay, what its last line lacks; about how many rows."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - _LONGEST))
-        _, newline, last = file.read().rpartition(b"\n")
+        tail = file.read()
+    rows = size * tail.count(b"\n") // max(1, len(tail))
+    _, newline, last = tail.rpartition(b"\n")
     # The start of an object is never itself an object, so a last line that parses is complete.
     if parse_line(last) is not None:
-        return size, b"\n"
+        return size, b"\n", rows
     # After a loss of power zeros may stand for what was not written.
     if (newline or start == 0) and last.rstrip(b"\0")[:2] in (b"", b"{", b'{"'):
-        return size - len(last), b""
+        return size - len(last), b"", rows
     raise ConfigError(
         f"{str(path)!r} ends in a line that is no row: {last[:80]!r}. Expected a file written by "
         "JsonlSink, and nothing of another is cut off. Move it away, or name another folder."
     )
 
 
-def rows_in(path: Path) -> int:
-    """About how many rows a file has, by the length of the last ones."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _LONGEST))
-        tail = file.read()
-    return size * tail.count(b"\n") // max(1, len(tail))
-
-
-def created(path: Path, flags: int) -> int:
-    """A descriptor of a file of a log folder, both made if missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return _without_links(path, flags | os.O_CREAT)
-
-
 @contextmanager
-def all_or_nothing(folder: Path) -> Iterator[None]:
-    """Around what opens the files of a log folder: if it fails, none is left that is new.
-
-    Of an ``OSError`` it makes a ``ConfigError``.
-    """
-    is_new = not os.path.lexists(folder)
-    had = {*_own_files(folder)}
+def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
+    """Around what opens a log folder: where it fails, what was made goes; no bare ``OSError``."""
     try:
         yield
     except (ConfigError, OSError) as error:
-        with suppress(OSError):
-            for path in {*_own_files(folder)} - had:
-                path.unlink()
-            if is_new:
-                folder.rmdir()
+        for path in reversed(made):
+            with suppress(OSError):  # it is not there, or others have written there meanwhile
+                (path.rmdir if path.is_dir() else path.unlink)()
         if isinstance(error, ConfigError):
             raise
-        why, cure = error.strerror or error, "change the permissions of this one"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            cure = "make room"
         raise ConfigError(
-            f"The log folder {str(folder)!r} cannot be written: {why}. Pass another log_dir, or "
-            f"{cure}."
+            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
+            "another log_dir, make room on the disk, or change the permissions of this one."
         ) from error
 
 
-def _own_files(folder: Path) -> Iterator[Path]:
-    return chain.from_iterable(folder.glob(like) for like in ("*.jsonl", "*.guard", LOCK))
+def opened(path: Path, flags: int, made: list[Path]) -> int:
+    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
+
+    Adds to ``made`` what has not been there, folders first.
+    """
+    missing = [each for each in path.parents if not each.exists()][::-1]
+    with taken_back(missing, path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = _without_links(path, flags | os.O_CREAT | os.O_EXCL)
+            missing.append(path)
+        except FileExistsError:
+            descriptor = _without_links(path, flags | os.O_CREAT)
+        made += missing
+        return descriptor
 
 
 def _without_links(path: str | Path, flags: int) -> int:
@@ -245,7 +229,7 @@ class AppendFile:
     It is open only while it is written, so that a forked data loader inherits no handle.
     """
 
-    def __init__(self, path: Path, encode: Callable[[Any], bytes]) -> None:
+    def __init__(self, path: Path, encode: Callable[[Any], bytes], made: list[Path]) -> None:
         self.path = path
         self.rest = b""  # comes first at the next flush
         self._encode = encode
@@ -255,7 +239,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        os.close(created(path, os.O_WRONLY))
+        os.close(opened(path, os.O_WRONLY, made))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""

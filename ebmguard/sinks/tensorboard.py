@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, folder_path, typed
-from .jsonl import all_or_nothing
+from .jsonl import taken_back
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:
@@ -120,9 +121,10 @@ class TensorBoardSink(AddScalarSink):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        path = folder_path("folder", folder)
-        with all_or_nothing(path):
-            super().__init__(file := event_file_type()(path))
+        path, event_file = folder_path("folder", folder), event_file_type()
+        self.made: list[Path] = []
+        with taken_back(self.made, path):
+            super().__init__(file := event_file(path, self.made))
             file.add_layout(LAYOUT)
             file.flush()
         # A resumed run repeats steps that an earlier process has written.
@@ -151,7 +153,7 @@ class TensorBoardSink(AddScalarSink):
             lines = "\n".join(f"- {alert['message']}" for alert in abandoned)
             self._story += f"Alerts of the abandoned steps:\n\n{lines}\n\n"
         self._story_step = record["step"]
-        self._tell_story()
+        self.logger.add_text("guard/recovery", self._story, self._story_step)
 
     def write_verdict(self, step: int, verdict: str) -> None:
         """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
@@ -166,12 +168,9 @@ class TensorBoardSink(AddScalarSink):
             abandoned = [alert for alert in self._alerts if alert["step"] >= step]
             self._alerts = [alert for alert in self._alerts if alert["step"] < step]
             if self._story_step >= step:
-                self._tell_story()
+                self.logger.add_text("guard/recovery", self._story, self._story_step)
         self._last_step = step
         return abandoned
-
-    def _tell_story(self) -> None:
-        self.logger.add_text("guard/recovery", self._story, self._story_step)
 
 
 def event_file_type() -> type[EventFile]:

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, folder_path, typed
-from .jsonl import LOCK, JsonlSink, all_or_nothing, created, rows_in
+from .jsonl import JsonlSink, opened, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 from .thinning import Thinning
 
 __all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
+
+LOCK = ".lock"
+"""A file that stays in the folder: what counts is whether a process holds it."""
 
 _log = logging.getLogger("ebmguard")
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
@@ -141,17 +144,19 @@ class Writer:
         thins: bool = True,
     ) -> None:
         self._lock: FolderLock | None = None
+        self._is_released, self._thinning = False, Thinning(is_on=False)
+        logs: tuple[Sink, ...] = ()
         self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
-        logs: list[Sink] = []
-        self._thinning = Thinning(is_on=False)
         if self._folder is not None:
             event_file_type()  # where its package is missing, nothing is created
-            with ExitStack() as undo, all_or_nothing(self._folder):
-                self.claim()
+            made = self.claim()
+            with ExitStack() as undo, taken_back(made, self._folder):
                 undo.callback(self.release)
-                logs = [JsonlSink(self._folder), TensorBoardSink(self._folder)]
+                lines = JsonlSink(self._folder)
+                made += lines.made
+                logs = lines, TensorBoardSink(self._folder)
                 undo.pop_all()
-            self._thinning = Thinning(rows_in(self._folder / "metrics.jsonl"), is_on=thins)
+            self._thinning = Thinning(lines.rows, is_on=thins)
         self._logs = tuple(PatientSink(sink) for sink in logs)
         self._others = tuple(PatientSink(sink) for sink in sinks)
         self.sinks = self._logs + self._others
@@ -163,7 +168,7 @@ class Writer:
         self._log(self._thinning.take(step, row, samples))
         self._to(self._others, "write_row", step, row, samples)
         self._since_flush += 1
-        if self._since_flush >= self._flush_every:
+        if self._since_flush >= self._flush_every or self._is_released:
             self._flush()
 
     def write_alerts(self, records: Sequence[Record]) -> None:
@@ -189,21 +194,24 @@ class Writer:
         self._log(self._thinning.rest(due=not whole))
         self._flush()
 
-    def claim(self) -> None:
-        """Let no other writer use the folder, else a ``ConfigError``."""
+    def claim(self) -> list[Path]:
+        """Let no other writer use the folder, else a ``ConfigError``; returns what it has made."""
+        self._is_released = False
         if self._folder is None:
-            return
+            return []
         if self._folder in _OWNERS:
             raise ConfigError(
                 f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
                 "that one (g.close()), use one guard for both losses, or name another folder."
             )
+        is_held = self._folder in _HELD  # by the trainer, whose it then is
         self._lock = lock_folder(self._folder)
         _OWNERS[self._folder] = self
+        return [] if is_held else [*self._lock.made]
 
     def release(self) -> None:
         """Let another writer use the folder; what still comes is flushed at once."""
-        self._flush_every = 1
+        self._is_released = True
         if self._lock is not None and self._folder is not None:
             del _OWNERS[self._folder]
             self._lock = None
@@ -255,8 +263,8 @@ class FolderLock:
     """A folder that no other process may lock while this object lives; see :func:`lock_folder`."""
 
     def __init__(self, folder: Path) -> None:
-        with all_or_nothing(folder):
-            descriptor = created(folder / LOCK, os.O_RDWR)
+        self.made: list[Path] = []  # the file and its folders, where there were none
+        descriptor = opened(folder / LOCK, os.O_RDWR, self.made)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
