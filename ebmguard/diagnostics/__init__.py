@@ -4,7 +4,6 @@ What is taken in every step comes in two halves: sums in one tensor, which nothi
 the names and the arithmetic that make numbers of them when the host has them.
 """
 
-from .pareto import pareto_k
 from .raw_energies import (
     energy_diagnostics,
     energy_sums,
@@ -26,28 +25,14 @@ from .weights import (
     mixture_sums,
     named_mixture,
     named_weights,
+    pareto_k,
     weight_diagnostics,
     weight_sums,
 )
 
 __all__ = [
-    "ChainState",
-    "buffer_diagnostics",
-    "drift_to_noise",
-    "energy_diagnostics",
-    "energy_sums",
-    "grad_scale_of",
-    "metropolis_acceptance",
-    "mixture_sums",
-    "named_energies",
-    "named_mixture",
-    "named_nonfinite",
-    "named_samples",
-    "named_weights",
-    "nonfinite_diagnostics",
-    "oriented",
-    "pareto_k",
-    "sample_shares",
-    "weight_diagnostics",
-    "weight_sums",
+    *("ChainState", "buffer_diagnostics", "drift_to_noise", "energy_diagnostics", "energy_sums"),
+    *("grad_scale_of", "metropolis_acceptance", "mixture_sums", "named_energies", "named_mixture"),
+    *("named_nonfinite", "named_samples", "named_weights", "nonfinite_diagnostics", "oriented"),
+    *("pareto_k", "sample_shares", "weight_diagnostics", "weight_sums"),
 ]
