@@ -31,8 +31,23 @@ from .weights import (
 )
 
 __all__ = [
-    *("ChainState", "buffer_diagnostics", "drift_to_noise", "energy_diagnostics", "energy_sums"),
-    *("grad_scale_of", "metropolis_acceptance", "mixture_sums", "named_energies", "named_mixture"),
-    *("named_nonfinite", "named_samples", "named_weights", "nonfinite_diagnostics", "oriented"),
-    *("pareto_k", "sample_shares", "weight_diagnostics", "weight_sums"),
+    "ChainState",
+    "buffer_diagnostics",
+    "drift_to_noise",
+    "energy_diagnostics",
+    "energy_sums",
+    "grad_scale_of",
+    "metropolis_acceptance",
+    "mixture_sums",
+    "named_energies",
+    "named_mixture",
+    "named_nonfinite",
+    "named_samples",
+    "named_weights",
+    "nonfinite_diagnostics",
+    "oriented",
+    "pareto_k",
+    "sample_shares",
+    "weight_diagnostics",
+    "weight_sums",
 ]

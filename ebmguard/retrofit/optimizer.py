@@ -7,7 +7,6 @@ else after one read by the host. An AMP GradScaler does so by itself. Ranks skip
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -311,11 +310,6 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     found = torch.zeros((), device=device)
     for own in by_kind.values():
         flag = found if own[0].device == device else torch.zeros((), device=own[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, _one(flag.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, torch.ones_like(flag))
         found = found if flag is found else torch.maximum(found, flag.to(device))
     return found
-
-
-@functools.cache
-def _one(device: torch.device) -> Tensor:
-    return torch.ones((), device=device)
