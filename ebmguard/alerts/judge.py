@@ -186,11 +186,8 @@ class Judge:
 
         Of an ensemble, that of the worst member.
         """
-        own = Level.INFO
-        if self._trouble.is_lost:
-            own = Level.ERROR
-        elif any(watch.latch.active is not None for watch in self._watches.values()):
-            own = Level.WARN
+        is_warned = any(watch.latch.active is not None for watch in self._watches.values())
+        own = Level.ERROR if self._trouble.is_lost else Level.WARN if is_warned else Level.INFO
         return max([own, *(member.level for member in self._members)])
 
     def observe(

@@ -4,7 +4,6 @@ What is taken in every step comes in two halves: sums in one tensor, which nothi
 the names and the arithmetic that make numbers of them when the host has them.
 """
 
-from .pareto import pareto_k
 from .raw_energies import (
     energy_diagnostics,
     energy_sums,
@@ -26,6 +25,7 @@ from .weights import (
     mixture_sums,
     named_mixture,
     named_weights,
+    pareto_k,
     weight_diagnostics,
     weight_sums,
 )

@@ -62,7 +62,7 @@ def sample_shares(
         found.append((known_by == before.to(known_by)).all(-2))
         sizes[1] = n
     else:
-        found.append(found[0])
+        found *= 2
     if clamp is not None:
         found.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
     by = _sizes(tuple(sizes[: len(found)]), samples.device)

@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from ..errors import ConfigError, ShapeError
 from ..samplers import hmc
-from ..samplers.chains import Energy, check_count
+from ..samplers.sgld import Energy, check_count
 from .exact import Density
 
 __all__ = ["Estimate", "Path", "Schedule", "forward", "pilot", "reverse"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import ConfigError
-from ..samplers.chains import Energy
+from ..samplers.sgld import Energy
 
 __all__ = ["Bernoulli", "Density", "Gaussian", "enumerated_log_z", "quadrature_log_z"]
 

@@ -7,7 +7,6 @@ else after one read by the host. An AMP GradScaler does so by itself. Ranks skip
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -320,14 +319,9 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
         # Entries that share their memory cannot be written.
         x = x.contiguous() if torch._debug_has_internal_overlap(x) == 1 else x
         by_kind.setdefault((x.device, x.dtype), []).append(x)
-    flags = [torch.zeros((), device=own[0].device) for own in by_kind.values()]
-    for flag, own in zip(flags, by_kind.values(), strict=True):
-        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, _one(flag.device))
-    if len(flags) == 1 and flags[0].device == device:
-        return flags[0]
-    return torch.stack([torch.zeros((), device=device), *(x.to(device) for x in flags)]).amax()
-
-
-@functools.cache
-def _one(device: torch.device) -> Tensor:
-    return torch.ones((), device=device)
+    found = torch.zeros((), device=device)
+    for own in by_kind.values():
+        flag = found if own[0].device == device else torch.zeros((), device=own[0].device)
+        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, torch.ones_like(flag))
+        found = found if flag is found else torch.maximum(found, flag.to(device))
+    return found

@@ -8,11 +8,10 @@
 Parameters' gradients and inputs stay untouched. The generator lives on the device of the samples.
 """
 
-from .chains import Chains, Proposal, start_chains
 from .hmc import hmc, hmc_step, mala, mala_step
 from .mixture import Mixture
 from .replay_buffer import ReplayBuffer
-from .sgld import annealed, random_steps, sgld, sgld_step
+from .sgld import Chains, Proposal, annealed, random_steps, sgld, sgld_step, start_chains
 
 __all__ = [
     "Chains",

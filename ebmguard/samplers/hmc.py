@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..errors import ConfigError, typed
-from .chains import Chains, Energy, Proposal, check_count, check_noise, evaluated, start_chains
+from .sgld import Chains, Energy, Proposal, check_count, check_noise, evaluated, start_chains
 
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 

@@ -1,8 +1,15 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
 from .measured import Measured
-from .modules import find_module, other_networks, variables_of
-from .recording import Draw, Evaluation, Recording, is_capturing
+from .recording import (
+    Draw,
+    Evaluation,
+    Recording,
+    find_module,
+    is_capturing,
+    other_networks,
+    variables_of,
+)
 from .tempering import Tempering, changes, scale
 
 __all__ = [

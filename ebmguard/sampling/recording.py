@@ -1,11 +1,13 @@
-"""Copies of a sampler's Gaussian draws and differentiated energies; it goes on as without them."""
+"""What a sampler uses: which network, and copies of its Gaussian draws and differentiated energies.
+
+A sampler that is recorded goes on as without."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +16,12 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["Draw", "Draws", "Evaluation", "Recording", "is_capturing"]
+from ..errors import SamplerError
+
+__all__ = [
+    *("Draw", "Draws", "Evaluation", "Recording"),
+    *("find_module", "is_capturing", "other_networks", "variables_of"),
+]
 
 _NONE = slice(0)
 # Functions of normal numbers, and where their positional arguments have the standard deviation.
@@ -112,7 +119,7 @@ class Recording:
         original = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return self.call(module, partial(original, module), args, kwargs)
+            return self.call(module, functools.partial(original, module), args, kwargs)
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
         self._patched.callback(setattr, nn.Module, "__call__", original)
@@ -232,3 +239,59 @@ def _leaf_behind(x: Tensor) -> Tensor | None:
             found[id(leaf)] = leaf
         todo += [following for following, _ in node.next_functions]
     return found.popitem()[1] if len(found) == 1 else x
+
+
+def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
+    """The only module among a sampler's arguments, bound ones included.
+
+    A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
+    SamplerError if there is none, or more than one.
+    """
+    found = _modules(sampler, args, kwargs)
+    if len(found) == 1:
+        return found[0]
+    what = "No energy module among the sampler's arguments; it is probably a closure or a global."
+    if isinstance(sampler, nn.Module):
+        what = f"The sampler is a network itself, {type(sampler).__name__}, and gets no other one."
+    if found:
+        names = ", ".join(type(module).__name__ for module in found)
+        what = f"{len(found)} modules among the arguments ({names}); which one is the energy?"
+    raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
+
+
+def _modules(
+    sampler: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[nn.Module]:
+    if isinstance(sampler, functools.partial):
+        args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
+        sampler = sampler.func
+    found: dict[nn.Module, None] = {}
+    for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
+        module = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
+        if isinstance(module, nn.Module):
+            found[module] = None
+    return [*found]
+
+
+def variables_of(sampler: object) -> dict[str, object]:
+    """Global and closed-over variables that a sampler's code names, as far as they have a value."""
+    function = sampler.func if isinstance(sampler, functools.partial) else sampler
+    function = getattr(function, "__func__", function)
+    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    found = {name: values[name] for name in getattr(code, "co_names", ()) if name in values}
+    cells = getattr(function, "__closure__", None) or ()
+    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
+        with suppress(ValueError):  # it is empty still
+            found[name] = cell.cell_contents
+    return found
+
+
+def other_networks(
+    energy: nn.Module, sampler: object, args: Sequence[object], kwargs: Mapping[str, object]
+) -> list[str]:
+    """How a sampler names the networks that it uses beside this one, as far as can be told."""
+    found = dict.fromkeys(_modules(sampler, args, kwargs), "an argument")
+    named = variables_of(sampler).items()
+    found |= {x: f"`{name}`" for name, x in named if isinstance(x, nn.Module)}
+    own = {*energy.modules()}
+    return [name for x, name in found.items() if x not in own and energy not in {*x.modules()}]

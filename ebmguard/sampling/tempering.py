@@ -58,11 +58,9 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
 
 def _device_of(module: nn.Module) -> torch.device | None:
     """That of the first parameter; ``module.parameters()`` takes ten times as long to find it."""
-    for p in module._parameters.values():
-        if p is not None:
-            return p.device
-    found = (_device_of(child) for child in module._modules.values() if child is not None)
-    return next((device for device in found if device is not None), None)
+    own = (p.device for p in module._parameters.values() if p is not None)
+    below = (_device_of(child) for child in module._modules.values() if child is not None)
+    return next(own, None) or next(filter(None, below), None)
 
 
 class _Gradients:
