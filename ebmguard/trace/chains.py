@@ -43,53 +43,64 @@ class Sampler:
     """The chains of one energy that one loop makes."""
 
     name: str  # of the function with the loop
-    first: Evaluation  # of its energy, the module whose output is differentiated
+    first: Evaluation  # of the module whose output is differentiated
+    energy: Any  # that module, or the one whose method calls it
     loop: Place  # of that loop's evaluations
     site: Place  # the energy's call in the user's code
     names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
-    method: str  # of the energy that is called; empty for the module's own call
+    methods: dict[Any, tuple[str, nn.Module, dict[Any, list[str]]]]  # by code: its module's, names
+    has_method: bool = False  # that returns the loss's energies
+    method: str = ""  # its name; empty for the module's own call
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     buffer: str = ""  # the name of a larger tensor into which samples are written
-    part: str = ""  # of what the energy returns, such as "[1]"; empty where it is one tensor
-    root: Edge | None = None  # what was differentiated last
-    slope: float = math.nan  # of that in the energies of the loss, where those are a function
-    spot: tuple[Place, ast.expr] | None = None  # the expression of these, where it is the sampler's
+    root: Edge | None = None  # what was differentiated
+    outputs: list[Edge] = field(default_factory=list)  # behind it
+    functions: list[tuple[Edge, float]] = field(default_factory=list)  # what it may follow
+    slope: float = math.nan  # of the root in the loss's energies, where those are no one's output
+    spot: tuple[Place, ast.expr] | None = None  # their expression, where it is the sampler's alone
     arguments: int = 1  # that the energy is given
 
-    @cached_property
-    def functions(self) -> list[tuple[Edge, Edge, float]]:
-        """Energies that it may follow, as the output and what is made of it: each with its slope.
+    def see(self, root: Edge | None) -> None:
+        """It differentiates this: energies that it may follow are those in which that is affine."""
+        if root is None or self.functions:
+            return
+        found, values = behind(root), evaluate(root, {})
+        outputs = {e: made for e, made in found.items() if isinstance(made, Output)}
+        if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
+            count = len(next(iter(outputs.values())).x)
+            self.root, self.outputs = root, [*outputs]
+            # An output itself before what is made of it, and that next to the root first.
+            later = [*values.items()][::-1]
+            for each, value in sorted(later, key=lambda pair: pair[0] not in outputs):
+                is_batch = value.ndim and len(value) == count
+                weight = effect(root, each, value).weight if is_batch else math.nan
+                if not math.isnan(weight):
+                    self.functions.append((each, weight / count))
 
-        What is differentiated is affine in them, and the same in all samples.
-        """
-        found = [] if self.root is None else [*behind(self.root)]
-        outputs = [each for each in found if isinstance(each.made, Output)]
-        if self.root is None or len(outputs) != 1:
-            return []
-        values, count = evaluate(self.root, {}), len(outputs[0].made.x)  # type: ignore[union-attr]
-        slopes = [
-            (each, effect(self.root, each, values[each]).weight / count)
-            for each in found
-            if values[each].ndim and len(values[each]) == count
-        ]
-        return [(each, outputs[0], slope) for each, slope in slopes if not math.isnan(slope)]
-
-    def aim(self, loss: Experiment, follows: Edge, of: Edge, slope: float) -> None:
+    def aim(self, loss: Experiment, follows: Edge, slope: float) -> None:
         """The loss has these of its functions for energies: where they are in its own code."""
-        if follows != of and math.isnan(self.slope):
-            self.slope, self.measured = slope, Measured("no call has ended")
-        own, places = Experiment(self.root or of), set[Place]()
+        if self.spot is not None or self.root is None:
+            return
+        own, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
         spots = [spot for user, at in own.users(follows) for spot in _spots(follows, user, at)]
-        self.spot = next((spot for spot in spots if spot[0] not in places), None)
+        spots = [spot for spot in spots if spot[0] not in places]
+        self.spot = next(((place, node) for place, node, _ in spots), None)
+        called = [self.methods[code] for _, _, code in spots if code in self.methods]
+        is_output = isinstance(follows.made, Output) and not follows.made.part
+        if called and not (is_output and self.names):
+            self.has_method = True
+            self.method, self.energy, self.names = called[0]
+        if not is_output:
+            self.slope, self.measured = slope, Measured("no call has ended")
 
     @property
     def is_function(self) -> bool:
-        """Whether the energy is made of what the module returns: its parts, or a function."""
-        return bool(self.part) or not math.isnan(self.slope)
+        """Whether the energy is made of what is called, so that no factor on that tempers it."""
+        return not math.isnan(self.slope) and not self.has_method
 
     @cached_property
     def is_scalar(self) -> bool:
@@ -100,14 +111,6 @@ class Sampler:
         total = each.double().reshape(len(each) if each.ndim else 1, -1).sum(1)
         return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
-    @cached_property
-    def is_linear(self) -> bool:
-        """Whether heads are differentiated alike in all samples: no logsumexp of them."""
-        each = self.first.cotangent
-        if each is None or each.ndim < 2 or each[0].numel() == 1:
-            return True
-        return bool((each - each[:1]).abs().max() <= 1e-3 * each.abs().max())
-
 
 class Chains:
     """Groups evaluations as they come."""
@@ -117,7 +120,6 @@ class Chains:
         self._over: list[Chain] = []
         self._draws = draws
         self._open: dict[int, Chain] = {}
-        self._methods: dict[int, str] = {}
 
     @property
     def recent(self) -> list[tuple[Chain, Sampler]]:
@@ -131,14 +133,6 @@ class Chains:
         known = self.samplers.values()
         energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
         return any(each in module.modules() or module in each.modules() for each in energies)
-
-    def replace(self, sampler: Sampler, energy: object, method: str) -> None:
-        """A sampler of parts is one of ``energy`` by ``method``, which is called from here on."""
-        if self._methods.get(id(energy)) != "":  # its own call, in which that method is called
-            self._methods[id(energy)] = method
-        self.samplers = {k: each for k, each in self.samplers.items() if each is not sampler}
-        self._over = [each for each in self._over if each.sampler is not sampler]
-        self._open = {k: each for k, each in self._open.items() if each.sampler is not sampler}
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
         """One more evaluation; ``calls`` are the user's frames when the energy was called."""
@@ -213,22 +207,36 @@ class Chains:
             names = _names(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
-            site, method = chain.calls[0][1], self._methods.get(id(first.energy), "")
-            self.samplers[key] = Sampler(name, first, place, site, names, method)
+            site, methods = chain.calls[0][1], _methods(chain)
+            self.samplers[key] = Sampler(name, first, first.energy, place, site, names, methods)
         return self.samplers[key]
 
 
-def _spots(follows: Edge, user: Edge, at: int) -> Iterator[tuple[Place, ast.expr]]:
-    """The expressions that are energies, one inside another: what a call is upon, and calls."""
+def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, dict[Any, list[str]]]]:
+    """The methods of modules between the loop and the energy, as names, modules and their names."""
+    found = {}
+    loop = [frame for frame, _ in chain.calls].index(chain.loop)
+    for at, (frame, _) in enumerate(chain.calls[:loop]):
+        code = frame.f_code
+        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        own = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
+        if isinstance(owner, nn.Module) and own is code:
+            name = code.co_name.removeprefix("forward")
+            found[code] = name, owner, _names(owner, chain.calls[at + 1 :])
+    return found
+
+
+def _spots(follows: Edge, user: Edge, at: int) -> Iterator[tuple[Place, ast.expr, Any]]:
+    """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
     made, call = follows.made, user.made
     if isinstance(made, Output) and not made.part and (node := made.calls[0].node) is not None:
-        yield made.calls[0], node
+        yield made.calls[0], node, None
     if isinstance(call, Operation) and (node := operand(call, at)) is not None:
-        yield call.calls[0], node
-    if made is not None and call is not None and not isinstance(call, Output):
-        for place in made.calls[1:]:
+        yield call.calls[0], node, None
+    if made is not None and isinstance(call, Operation):
+        for inner, place in pairwise(made.calls):
             if place not in call.calls and (node := place.node) is not None:
-                yield place, node
+                yield place, node, inner.code
 
 
 def _lengths(x: Tensor) -> Any:

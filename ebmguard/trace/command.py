@@ -109,11 +109,11 @@ def _text(found: Trace) -> Iterator[str]:
         yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
         for label, side in each.sides.items():
             of = "data" if label == DATA else f"samples of `{label}`"
-            pull, text = each.pull(label), side.expression
+            pull, text = each.pull(label), side.name
             way = "raises" if pull < 0 else "lowers"
             if not text and side.node is not None:
-                text = ("-" if side.is_turned else "") + each.place.source.segment(side.node)
-            what = f"`{text}` {side.shape}" if text else "no expression found"
+                text = each.place.source.segment(side.node)
+            what = f"`{side.turned(text)}` {side.shape}" if text else "no expression found"
             yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
             more = given.get(label, side.arguments) - side.arguments
             if more > 0:
@@ -125,7 +125,7 @@ def _text(found: Trace) -> Iterator[str]:
         for line in sorted(each.elsewhere - met):
             yield f"  the same expression stands in line {line}, in a branch that did not run or"
             yield "  in no loss of these steps: it is not guarded by the lines below"
-        if each.is_bent:
+        if each.effect.bends:
             yield "  the loss is not affine in this difference: what is around it stays as it is"
     if found.samplers and not found.differences:
         yield "no difference of energies of samples and of data in what backward() was called on"
@@ -138,14 +138,12 @@ def _sampler(each: Sampler) -> Iterator[str]:
         yield f"  its loop stands beside the loss: {each.loop}"
     for entry in each.entries or ():
         yield f"  called at {entry}: {entry.text}"
-    kind = type(each.first.energy)
+    kind = type(each.energy)
     names = [*dict.fromkeys(name for group in each.names.values() for name in group)]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
     yield f"  at {each.site}: {each.site.text}"
-    heads = "" if each.is_scalar else ": not one number per sample is differentiated"
-    if each.is_scalar and not each.is_linear:
-        heads = ": a function of them such as logsumexp is the energy, which no factor tempers"
+    heads = ": a function of it is the energy" if each.is_function else ""
     yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
     if each.buffer:
         yield f"  samples are written into {each.buffer}"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .graph import Edge, Operation, Output, behind, evaluate
 
-__all__ = ["Effect", "Experiment", "effect", "is_same", "operand"]
+__all__ = ["NO_EFFECT", "Effect", "Experiment", "effect", "is_same", "operand"]
 
 # How far energies are moved, in units of the largest: what is affine is so at all of them.
 _AMPLITUDES = (0.0, 1e-3, -1e-3, 1.0, -1.0, 1e3, -1e3)
@@ -21,13 +21,15 @@ _NEAR = 3  # of these that find no kink
 _SURE = 1e-3
 
 
-@dataclass(frozen=True)
-class Effect:
+class Effect(NamedTuple):
     """How one value enters another, from its gradients with that value moved."""
 
-    total: float  # the sum of the gradient where it is
     weight: float  # the slope in its mean, wherever it is moved; NaN where there is no such number
-    is_bent: bool  # affine in pieces: a clamp, or a mean of some of the samples
+    total: float  # the sum of the gradient where it is; NaN where it changes with every move
+    bends: bool = False  # it enters, and has no weight
+
+
+NO_EFFECT = Effect(math.nan, math.nan)
 
 
 class Experiment:
@@ -78,14 +80,13 @@ class Experiment:
                 if isinstance(each, Edge) and each == edge:
                     yield user, position
 
-    def of_samples(self, label: str) -> Iterator[tuple[Edge, Edge, list[int]]]:
-        """Edges with a number, or heads, for each sample of a label; their output, its rows."""
+    def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
+        """Edges with a number, or heads, for each sample of a label; the rows of outputs behind."""
         for edge in self.made:
-            if self.kinds(edge) == {label} and len(self.rows[edge]) == 1:
-                ((of, chosen),) = self.rows[edge].items()
-                value = self.values[edge]
-                if value.ndim and len(value) == len(chosen):
-                    yield edge, of, chosen
+            rows, value = self.rows[edge], self.values[edge]
+            counts = [len(chosen) for chosen in rows.values()]
+            if self.kinds(edge) == {label} and value.ndim and counts == [len(value)] * len(counts):
+                yield edge, rows
 
 
 def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
@@ -97,22 +98,32 @@ def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
         is_batch = rows and result.ndim and len(result) == rows
         total = result.sum() / (len(result) if is_batch else 1)
         found += [each.double() for each in _gradients(total, [leaf])]
-    mean = float(found[0].mean())
-    apart = [float((each - mean).abs().max()) for each in found]
-    changes = [float((each - found[0]).abs().max()) for each in found[:_NEAR]]
-    size = float(found[0].abs().max())
-    is_affine = mean and max(apart) <= _SURE * abs(mean)
-    scale = len(value) if value.ndim else 1
-    is_bent = not is_affine and size > 0 and max(changes) <= 1e-5 * size
-    return Effect(float(found[0].sum()), mean * scale if is_affine else math.nan, is_bent)
+    mean, size = float(found[0].mean()), float(found[0].abs().max())
+    if max(float((each - mean).abs().max()) for each in found) <= _SURE * abs(mean):
+        scale = len(value) if value.ndim else 1
+        return Effect(mean * scale, float(found[0].sum())) if mean else NO_EFFECT
+    near = max(float((each - found[0]).abs().max()) for each in found[:_NEAR])
+    is_in_pieces = size > 0 and near <= 1e-5 * size  # a clamp, or a mean of some of the samples
+    return Effect(math.nan, float(found[0].sum()) if is_in_pieces else math.nan, bends=True)
 
 
-def is_same(one: Edge, of_one: Edge, of_other: Edge, rows: list[int], other: Tensor) -> int:
-    """1 where an edge, as a function of its output, is the other's values; -1 their negatives."""
-    made = of_other.made
-    assert isinstance(made, Output)
+def is_same(
+    one: Edge, outputs: Iterable[Edge], rows: Mapping[Edge, list[int]], other: Tensor
+) -> int:
+    """1 where an edge, as a function of outputs, is the other's values; -1 their negatives.
+
+    Args:
+        one: made of ``outputs``.
+        rows: of the outputs behind the other.
+        other: values, one for each of these rows.
+    """
+    by_energy = {_output(each).energy: _output(each).value for each in rows}
+    given = {each: by_energy.get(_output(each).energy) for each in outputs}
+    chosen, *_ = rows.values()
+    if any(value is None for value in given.values()):
+        return 0
     try:
-        value = evaluate(one, {of_one: made.value})[one][rows]
+        value = evaluate(one, given)[one][chosen]  # type: ignore[arg-type]
     except (RuntimeError, IndexError):  # It has terms with a shape of their own.
         return 0
     a, b = (x.detach().double().reshape(len(x), -1) for x in (value, other))
@@ -122,6 +133,12 @@ def is_same(one: Edge, of_one: Edge, of_other: Edge, rows: list[int], other: Ten
         if a.shape == b.shape and torch.allclose(a, sign * b, _SURE, 1e-6):
             return sign
     return 0
+
+
+def _output(edge: Edge) -> Output:
+    made = edge.made
+    assert isinstance(made, Output)
+    return made
 
 
 def operand(call: Operation, position: int) -> ast.expr | None:

@@ -42,7 +42,6 @@ class Output:
     label_rows: Callable[[Tensor], list[str]]
     part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
     arguments: int = 1  # x, and what else was given
-    method: str = ""  # that has returned it; empty for the module's own call
 
     @functools.cached_property
     def labels(self) -> list[str]:
@@ -50,9 +49,9 @@ class Output:
         return self.label_rows(self.x)
 
     @property
-    def energy(self) -> tuple[Any, str, str]:
+    def energy(self) -> tuple[Any, str]:
         """Of two outputs that have the same, the same call has made them."""
-        return self.module, self.method, self.part
+        return self.module, self.part
 
     def mark(self, tensor: Tensor) -> None:
         """Write on a tensor's node what it is."""
@@ -145,7 +144,7 @@ def behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operatio
 def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
     """What the root and all behind it would be with these values in the place of theirs."""
     values = dict(given)
-    with torch.random.fork_rng(_devices()), torch.enable_grad():
+    with torch.random.fork_rng(_devices()):
         for edge, made in behind(root, given).items():
             if edge not in values:
                 is_output = isinstance(made, Output)

@@ -48,17 +48,12 @@ def plans(found: Trace) -> list[Plan]:
     """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
     if not found.samplers:
         raise Refused("stopped", error=found.error) if found.error else Refused("no sampler")
-    for each in found.differences:
-        _check_energies(found, each)
     pulls = {d: [d.pull(at) for at in d.sides] for d in found.differences}
     sided = [d for d, each in pulls.items() if min(each) < 0 < max(each)]
     if not sided:
-        known = [d.place for d, each in pulls.items() if not any(map(math.isnan, each))]
-        raise Refused("one side", place=known[0]) if known else Refused("no difference")
+        raise _no_difference(found, pulls)
     sampler, positive, negative = _sides(found, sided[0])
     facts: dict[str, Any] = {"sampler": sampler.name, "guard": _by_hand(sampler)}
-    if not sampler.is_scalar and not sampler.spot:
-        raise Refused("no energies", **_called(sampler))
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
@@ -98,23 +93,17 @@ def plans(found: Trace) -> list[Plan]:
     return tried
 
 
-def _check_energies(found: Trace, difference: Difference) -> None:
-    """Refuse sides that are not what their sampler follows."""
+def _no_difference(found: Trace, pulls: dict[Difference, list[float]]) -> Refused:
+    """Why there is none: other energies than the sampler's, one side, or none at all."""
     for sampler in found.samplers:
-        side = difference.sides.get(sampler.name)
-        if side is not None and not all(each.follows for each in difference.sides.values()):
-            raise Refused("another energy", place=difference.place, **_called(sampler))
-
-
-def _called(sampler: Sampler) -> dict[str, Any]:
-    kind = type(sampler.first.energy).__name__
-    called = f"{kind}.{sampler.method}" if sampler.method else sampler.site.code.co_qualname
-    made = _options(sampler, is_energy=False, explicit=True, inline=True)
-    return {
-        "called": called,
-        "site": sampler.site,
-        "made": f"g = ebmguard.guard(None, None, {made})",
-    }
+        for each in pulls:
+            if not all(side.sign for side in each.sides.values()) and sampler.name in each.sides:
+                options = _options(sampler, is_energy=False, explicit=True, inline=True)
+                made = f"g = ebmguard.guard(None, None, {options})"
+                called = sampler.site.code.co_qualname
+                return Refused("another energy", place=each.place, called=called, made=made)
+    known = [d.place for d, each in pulls.items() if not any(map(math.isnan, each))]
+    return Refused("one side", place=known[0]) if known else Refused("no difference")
 
 
 def _by_hand(sampler: Sampler) -> str:
@@ -327,14 +316,14 @@ def _losses(
     sides = [difference.sides[label] for label in (positive, negative)]
     for label, side, new in zip((positive, negative), sides, ("pos_all", "neg_all"), strict=True):
         new = _free(source, new)
-        words.append(side.expression or ("-" if side.is_turned else "") + new)
-        if not side.expression:
+        words.append(side.turned(side.name or new))
+        if not side.name:
             if side.node is None:
                 raise Refused("no energies' name", label=label, place=place)
             named.append(_spliced(source, side.node, f"({new} := {source.segment(side.node)})"))
     pos, neg = words
     other, factor = (side.weight for side in sides)
-    is_plain = difference.is_whole and not difference.is_bent
+    is_plain = difference.is_whole and not difference.effect.bends
     if node is not None and is_plain and abs(abs(factor) - 1) < _SURE > abs(factor + other):
         for above in source.around(node):
             if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
@@ -352,13 +341,13 @@ def _losses(
 def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> Iterator[list[Edit]]:
     """New names for reweighted energies, where the difference has the energies' own."""
     inside, last = [*ast.walk(_owner(source, place.statement))], place.statement.lineno
-    pos, neg = (side.expression for side in sides)
+    pos, neg = (side.name for side in sides)
     assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
     binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
     if binds:
         line, indent = _after(max(binds, key=lambda each: each.lineno))
         guard = loss.removesuffix(".loss") if loss.endswith(".loss") else f"{loss}.guard"
-        uses = [(node, f"{side.expression}_cd") for side in sides for node in side.uses]
+        uses = [(node, f"{side.name}_cd") for side in sides for node in side.uses]
         own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
         text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
         splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]

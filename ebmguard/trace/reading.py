@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from .chains import Sampler
-from .experiment import Effect, Experiment, effect, is_same, operand
-from .graph import Edge, Operation, Output, edge_of
+from .experiment import NO_EFFECT, Effect, Experiment, effect, is_same, operand
+from .graph import Edge, Operation, edge_of
 from .script import Place
 
 __all__ = ["Difference", "Side", "read"]
@@ -23,17 +23,32 @@ _SURE = 1e-3
 class Side:
     """One side of a difference: energies that a sampler follows, as the loss has them."""
 
-    expression: str = ""  # the user's, one energy for each sample, turned as the sampler has them
-    node: ast.expr | None = None  # that expression, where it has no name
-    is_turned: bool = False  # whether that is the negated output
-    uses: tuple[ast.expr, ...] = ()  # where the difference has it by name
+    effect: Effect = NO_EFFECT  # on the difference
+    sign: int = 0  # -1 where they are the negatives of what the sampler follows; 0: another energy
+    is_here: bool = False  # whether they stand in the code of the difference
+    name: str = ""  # the user's: one energy for each sample
+    node: ast.expr | None = None  # the expression, where it has no name
+    uses: tuple[ast.expr, ...] = ()  # where the difference has them
     shape: tuple[int, ...] = ()
-    weight: float = math.nan  # slope of the difference in their mean; NaN: they enter unequally
-    total: float = math.nan  # the sum of the gradient of the difference; NaN: it bends everywhere
-    bends: str = ""  # what is affine in pieces alone, such as a clamp
-    follows: bool = True  # whether they are what the sampler differentiates
-    energy: tuple[Any, str, str] = (None, "", "")  # the module, its method, the part of its result
+    mean: float = math.nan
+    bends: str = ""  # the first thing that is not affine in them, such as a clamp
     arguments: int = 1  # of the module: x, and what else
+
+    @property
+    def rank(self) -> tuple[bool, ...]:
+        """How well a difference can be written with them."""
+        is_one = abs(abs(self.effect.weight) - 1) < _SURE
+        is_read = bool(self.sign), is_one, not math.isnan(self.effect.total)
+        return *is_read, self.is_here, bool(self.name), self.sign > 0
+
+    @property
+    def weight(self) -> float:
+        """Slope of the difference in the mean of what the sampler follows; NaN: none."""
+        return self.sign * self.effect.weight
+
+    def turned(self, text: str) -> str:
+        """The text of these energies as that of what the sampler follows."""
+        return f"-{text}" if self.sign < 0 else text
 
 
 @dataclass(eq=False)
@@ -43,54 +58,20 @@ class Difference:
     place: Place
     sides: dict[str, Side]
     times: int = 0  # it was met
-    slope: float = math.nan  # of the loss in it
-    is_bent: bool = False  # the loss is not affine in it: a clamp around it, say
+    effect: Effect = NO_EFFECT  # on the loss
     is_whole: bool = False  # it is that of its sides' means, and nothing beside
 
     @property
     def elsewhere(self) -> set[int]:
-        """Lines of its file where the same expression stands in another statement."""
+        """Lines of its file where the same expression stands, this one too."""
         node, tree = self.place.node, self.place.source.tree
-        if node is None:
-            return set()
-        same = [each for each in ast.walk(tree) if isinstance(each, type(node))]
-        return {e.lineno for e in same if ast.dump(e) == ast.dump(node)}
+        same = [each for each in ast.walk(tree) if node and isinstance(each, type(node))]
+        return {e.lineno for e in same if node and ast.dump(e) == ast.dump(node)}
 
     def pull(self, label: str) -> float:
         """How the loss enters the energies of a side: below 0, it raises them there."""
         side = self.sides[label]
-        return self.slope * (side.total if math.isnan(side.weight) else side.weight)
-
-
-@dataclass
-class _Choice:
-    """Energies of a side that are those of a sampler, or their negatives."""
-
-    edge: Edge
-    of: Edge
-    sign: int
-    effect: Effect
-    name: str
-    uses: list[Edge] = field(default_factory=list)  # calls that are affine in them, if not all are
-
-    def term(self, found: Experiment) -> float:
-        """What it adds to the difference, if it is affine in it."""
-        value = found.values[self.edge].detach().double()
-        return self.effect.weight * float(value.sum()) / len(value)
-
-    @property
-    def is_curved(self) -> bool:
-        """Whether there is no contrastive part: a square, say."""
-        return math.isnan(self.effect.weight) and not self.effect.is_bent
-
-    @property
-    def rank(self) -> tuple[bool, bool, bool]:
-        weight = abs(self.effect.weight)
-        return (
-            abs(weight - 1) < _SURE,
-            not math.isnan(weight) or self.effect.is_bent,
-            bool(self.name),
-        )
+        return side.sign * self.effect.total * side.effect.total
 
 
 def read(
@@ -101,121 +82,88 @@ def read(
     values: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """What the sides are, from a call of the difference with these arguments and local names."""
-    root, place = found.root, difference.place
     names = {edge_of(value): name for name, value in values.items() if name.isidentifier()}
-    here = place.node
+    here = difference.place.node
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
     for node, value in zip(operands, args, strict=False):
-        names[edge_of(value)] = place.source.segment(node)
-    known: list[Sampler | None] = [s for s in samplers if s.name in difference.sides]
-    known = [s for s in known if s is not None and s.functions] or [None]
-    ways = [(s, *way) for s in known for way in (s.functions if s else [(None, None, 1.0)])]
-    read_ways = []
-    for sampler, follows, of, slope in ways:
-        chosen = {label: _best(found, label, follows, of, names) for label in difference.sides}
-        ranks = [each.rank if each else (False,) * 3 for each in chosen.values()]
-        count = sum(each is not None for each in chosen.values())
-        read_ways.append(
-            ((count, *map(sum, zip(*ranks, strict=True))), sampler, follows, of, slope, chosen)
-        )
-    _, sampler, follows, of, slope, chosen = max(read_ways, key=lambda each: each[0])
-    for label, choice in chosen.items():
-        difference.sides[label] = _side(found, label, choice, place)
-    chosen_sides = [each for each in chosen.values() if each is not None]
-    if len(chosen_sides) == len(chosen):
-        terms = [each.term(found) for each in chosen_sides]
-        total = found.values[root].detach().double()
-        is_batch = total.ndim and len(total) in [
-            len(found.values[each.edge]) for each in chosen_sides
-        ]
-        mean = float(total.sum() / (len(total) if is_batch else 1))
-        difference.is_whole = math.isclose(mean, sum(terms), rel_tol=_SURE, abs_tol=1e-5)
-        if sampler is not None:
-            sampler.aim(found, follows, of, slope)
+        names[edge_of(value)] = difference.place.source.segment(node)
+    labels = [*difference.sides]
+    known = [each for each in samplers if each.name in difference.sides]
+    ways: list[tuple[Sampler | None, tuple[Edge, float] | None]]
+    ways = [(each, way) for each in known for way in each.functions] or [(None, None)]
+    tried = [
+        (*way, {label: _best(found, label, *way, names, difference.place) for label in labels})
+        for way in ways
+    ]
+    sampler, follows, best = max(
+        tried,
+        key=lambda each: [
+            *map(sum, zip(*(side.rank for _, side in each[2].values()), strict=True))
+        ],
+    )
+    difference.sides = {label: side for label, (_, side) in best.items()}
+    for edge, side in best.values():
+        if edge is not None:
+            _find(found, edge, side, difference.place)
+    if all(side.sign for side in difference.sides.values()):
+        total = found.values[found.root].detach().double()
+        counts = [side.shape[0] for side in difference.sides.values()]
+        mean = float(total.sum() / (len(total) if total.ndim and len(total) in counts else 1))
+        terms = sum(side.effect.weight * side.mean for side in difference.sides.values())
+        difference.is_whole = math.isclose(mean, terms, rel_tol=_SURE, abs_tol=1e-5)
+        if sampler is not None and follows is not None:
+            sampler.aim(found, *follows)
 
 
 def _best(
-    found: Experiment, label: str, follows: Edge | None, of: Edge | None, names: dict[Any, str]
-) -> _Choice | None:
-    choices = []
-    for edge, output, rows in found.of_samples(label):
-        made, value = output.made, found.values[edge]
-        assert isinstance(made, Output)
-        own = (output, output) if follows is None or of is None else (follows, of)
-        source = own[1].made
-        if not isinstance(source, Output) or source.energy != made.energy:
-            continue
-        if sign := is_same(*own, output, rows, value):
-            how, uses = _effect(found, edge, len(rows))
-            choices.append(_Choice(edge, output, sign, how, names.get(edge, ""), uses))
-    return max(choices, key=lambda each: each.rank, default=None)
+    found: Experiment,
+    label: str,
+    sampler: Sampler | None,
+    follows: tuple[Edge, float] | None,
+    names: Mapping[Any, str],
+    place: Place,
+) -> tuple[Edge | None, Side]:
+    """The energies of a side that are those of a sampler, or its negatives, and what they are."""
+    choices: list[tuple[Edge | None, Side]] = [(None, Side())]
+    for edge, rows in found.of_samples(label):
+        one, *_ = rows
+        own = (one, [one]) if sampler is None or follows is None else (follows[0], sampler.outputs)
+        if sign := is_same(*own, rows, found.values[edge]):
+            value, made = found.values[edge].detach(), found.outputs[one]
+            mean, shape = float(value.double().sum() / len(value)), tuple(value.shape)
+            how = effect(found.root, edge, value, len(value))
+            calls = [found.made[user].calls[0].code for user, _ in found.users(edge)]
+            side = Side(how, sign, place.code in calls, names.get(edge, ""), None, (), shape, mean)
+            side.arguments = made.arguments
+            choices.append((edge, side))
+    best: tuple[Edge | None, Side] = max(reversed(choices), key=lambda each: each[1].rank)
+    return best
 
 
-def _effect(found: Experiment, edge: Edge, rows: int) -> tuple[Effect, list[Edge]]:
-    """How energies enter the root; or how they do through the calls that are affine in them."""
-    value = found.values[edge]
-    whole = effect(found.root, edge, value, rows)
-    users = [user for user, _ in found.users(edge)]
-    if not math.isnan(whole.weight) or len(users) < 2:
-        return whole, []
-    affine, weight = list[Edge](), 0.0
-    for user in users:
-        inner = effect(user, edge, value).weight
-        outer = effect(found.root, user, found.values[user], rows).weight
-        if not found.values[user].ndim and not math.isnan(inner * outer):
-            affine, weight = [*affine, user], weight + inner * outer
-    return (Effect(whole.total, weight, is_bent=False), affine) if weight else (whole, [])
-
-
-def _side(found: Experiment, label: str, choice: _Choice | None, place: Place) -> Side:
-    if choice is None:
-        outputs = [o for o in found.outputs.values() if label in o.labels]
-        return Side(follows=False, energy=outputs[0].energy if outputs else (None, "", ""))
-    made = choice.of.made
-    assert isinstance(made, Output)
-    turned = "" if choice.sign > 0 else "-"
-    text, node, uses = choice.name, None, list[ast.expr]()
-    for user, position in found.users(choice.edge):
-        call = user.made
-        assert isinstance(call, Operation)
-        is_here = call.calls[0].code is place.code
-        expression = operand(call, position) if is_here else None
+def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
+    """Where the energies stand; and, where no affine value is made of them, what bends."""
+    value, affine = found.values[edge], dict[Edge, float]()
+    users = dict(found.users(edge))
+    if math.isnan(side.effect.weight):
+        for user in users:
+            # Squares beside: what is affine is so by some of the calls upon the energies.
+            inner, outer = effect(user, edge, value), effect(found.root, user, found.values[user])
+            if not found.values[user].ndim and not math.isnan(inner.weight * outer.weight):
+                affine[user] = inner.weight * outer.weight
+        for user, made in found.made.items():
+            if not side.bends and isinstance(made, Operation) and effect(user, edge, value).bends:
+                side.bends = f"{made.calls[0].text} ({made.calls[0]})"
+    if affine:
+        side.effect = Effect(sum(affine.values()), sum(affine.values()))
+    for user, position in users.items():
+        call = found.made[user]
+        is_here = isinstance(call, Operation) and call.calls[0].code is place.code
+        expression = operand(call, position) if is_here else None  # type: ignore[arg-type]
         if expression is None:
             continue
-        if not text and node is None:
-            within = place.node is not None and expression in ast.walk(place.node)
-            node, text = (None, place.source.segment(expression)) if within else (expression, "")
-        if user in choice.uses or not choice.uses:
-            uses.append(expression)
-    return Side(
-        turned + text if text else "",
-        node,
-        choice.sign < 0,
-        tuple(uses),
-        tuple(found.values[choice.edge].shape),
-        choice.sign * choice.effect.weight,
-        choice.sign * (math.nan if choice.is_curved else choice.effect.total),
-        _bend(found, choice),
-        energy=made.energy,
-        arguments=made.arguments,
-    )
-
-
-def _bend(found: Experiment, choice: _Choice) -> str:
-    """The first call on the way to the root that is not affine in the energies, in words."""
-    if not math.isnan(choice.effect.weight):
-        return ""
-    for edge in _after(found, choice.edge):
-        made = edge.made
-        assert isinstance(made, Operation)
-        if math.isnan(effect(edge, choice.edge, found.values[choice.edge]).weight):
-            return f"{made.calls[0].text} ({made.calls[0]})"
-    return ""
-
-
-def _after(found: Experiment, edge: Edge) -> Iterator[Edge]:
-    reached = {edge}
-    for each, made in found.made.items():
-        if isinstance(made, Operation) and reached.intersection(made.needs):
-            reached.add(each)
-            yield each
+        if not side.name and side.node is None:
+            side.node = expression
+            if place.node is not None and expression in ast.walk(place.node):
+                side.name, side.node = place.source.segment(expression), None
+        if user in affine or not affine:
+            side.uses += (expression,)

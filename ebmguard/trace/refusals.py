@@ -32,11 +32,6 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "Make `{made}`. Inside of {called} write `g.temper(...)` around the part of it that is the "
         "loss's energy, and in the loss `g.loss(f_pos, f_neg)`.",
     ),
-    "no energies": (
-        "the module called at {site} gives no energies; {called} does",
-        "Make `{made}`, write `g.temper(...)` around what {called} returns where the sampler calls "
-        "it, and `g.loss(f_pos, f_neg)` in the loss.",
-    ),
     "two losses": (
         "`{sampler}` draws for losses at {place}: a guard and a call for each",
         "Make `first_loss, first = {guard}` and `second_loss, second = {guard}`. Draw the samples "

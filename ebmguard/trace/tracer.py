@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +18,9 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
-from .chains import Chain, Chains, Sampler
+from .chains import Chains, Sampler
 from .experiment import Experiment, effect
-from .graph import Edge, Operation, Output, behind, edge_of, tensors
+from .graph import Edge, Operation, Output, edge_of
 from .reading import Difference, Side, read
 from .script import Place, Stack, run, stack, user_frame
 
@@ -155,41 +153,23 @@ class _Tracer(TorchFunctionMode):
         noted = evaluation.noted
         if noted is None or not noted.calls:
             return
-        part = ""
         if evaluation.output is None and len(noted.parts) == 1:
-            ((part, (evaluation.output, evaluation.cotangent)),) = noted.parts.items()
+            ((evaluation.output, evaluation.cotangent),) = noted.parts.values()
         if evaluation.output_shape[:1] == evaluation.x.shape[:1]:
             chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
-                chain.sampler.part, chain.sampler.arguments = part, noted.arguments
-                if "functions" not in vars(chain.sampler):
-                    chain.sampler.root = self._root
-                self._find_method(chain, chain.sampler)
+                chain.sampler.arguments = noted.arguments
+                with self._resting():
+                    chain.sampler.see(self._root)
 
     @contextmanager
     def _resting(self) -> Iterator[None]:
         before, self._rests = self._rests, True
         try:
-            yield
+            with torch.enable_grad():  # Gradients may be under way.
+                yield
         finally:
             self._rests = before
-
-    def _find_method(self, chain: Chain, sampler: Sampler) -> None:
-        """A method that makes energies of what parts of its module return: recorded from now on."""
-        frames = [frame for frame, _ in chain.last_calls]
-        inside = frames[: frames.index(chain.loop)]
-        for frame in sorted(inside, key=lambda each: each.f_code.co_name != "forward"):
-            code, name = frame.f_code, frame.f_code.co_name
-            owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-            is_energy = sampler.is_scalar and sampler.is_linear and name != "forward"
-            parts = owner.modules() if isinstance(owner, nn.Module) and not is_energy else ()
-            kind: Any = next((k for k in type(owner).__mro__ if name in vars(k)), nn.Module)
-            original: Any = vars(kind).get(name)
-            if getattr(original, "__code__", None) is code and sampler.first.energy in parts:
-                setattr(kind, name, _recorded(original, self._recording))
-                self._patched.callback(setattr, kind, name, original)
-                self.chains.replace(sampler, owner, "" if name == "forward" else name)
-                return
 
     def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
         into, _, value = args
@@ -222,8 +202,7 @@ class _Tracer(TorchFunctionMode):
             difference.times += 1
             if difference.times == 1:
                 read(difference, [*self.chains.samplers.values()], Experiment(edge))
-            how = effect(root, edge, found.values[edge])
-            difference.slope, difference.is_bent = how.total, math.isnan(how.weight)
+            difference.effect = effect(root, edge, found.values[edge])
             self._contrastive.add(len(self.optimizers))
 
 
@@ -258,15 +237,3 @@ def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
 def _guarded(*_: Any, **__: Any) -> None:
     calls = stack(sys._getframe(1))
     raise Guarded(calls[0][1] if calls else "a place of its libraries")
-
-
-def _recorded(original: Callable[..., Any], recording: Recording) -> Callable[..., Any]:
-    def method(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        result = recording.call(module, functools.partial(original, module), args, kwargs)
-        for edge in map(edge_of, tensors(result)):
-            for each in behind(edge).values() if edge is not None else ():
-                if isinstance(each, Output) and each.module is module:
-                    each.method = original.__name__.removeprefix("forward")
-        return result
-
-    return method

@@ -93,10 +93,13 @@ PROVEN = {
         "loss = g.loss(fp, fq)",
     ),
     "PENALTY": ("sampler `sample_q` (train.py:", "loss = cd_loss(fp, fq)"),
+    "CONDITIONAL": (
+        "return -g.temper(self(x).logsumexp(1)) + 0.5 * x.square().sum(1)",
+        "loss = g.loss(model(data()).logsumexp(1), model(x).logsumexp(1))",
+    ),
     "MAXIMISED": ("value = -cd_loss(fp, fq)",),
 }
 NOT = {
-    "CONDITIONAL": "the sampler differentiates Net.log_prob, and the loss has another output",
     "TWO_TERMS": "draws for losses at train.py:",
     "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "WRONG_SIGN": "the sampler goes up the output, and the loss raises the output there",
