@@ -35,7 +35,7 @@ from ..shortrun.flow.likelihood import (
 from ..shortrun.flow.logdet import log_abs_det
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, at_most, enough_held_out, from_noise, noisy, some_of
+from .shortrun import about, at_most, enough_held_out, from_noise, noisy, opened, some_of
 from .study import ABOUT, Study, frame_of
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ STUDIES = {
     "likelihood": Study(
         "Held-out images, and their density by the short run as a flow",
         "Nijkamp et al. (2019), author response: 4.12 bits for 16 images of CIFAR-10",
+        opened,
         bits,
         draw_bits,
         "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "

@@ -18,7 +18,7 @@ from ..plots.canvas import COLOURS
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, caution, ordered
+from .shortrun import about, caution, opened, ordered
 from .study import ABOUT, Study, ascending, frame_of
 
 if TYPE_CHECKING:
@@ -203,6 +203,7 @@ STUDIES = {
     "12": Study(
         "Figure 12: f during training",
         "robust objective, Appendix L, Figure 12",
+        opened,
         courses,
         draw_courses,
         "gap: mean f(x⁺) − mean f(x⁻) of a batch. It, its quartiles low and high, grad_scale and "

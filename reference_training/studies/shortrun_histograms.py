@@ -17,7 +17,7 @@ from ..plots.numbers import number
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, caution, from_noise, negatives, noisy, ordered, some_of
+from .shortrun import about, caution, from_noise, negatives, noisy, opened, ordered, some_of
 from .study import ABOUT, Study, ascending, frame_of
 
 if TYPE_CHECKING:
@@ -267,6 +267,7 @@ STUDIES = {
     "13": Study(
         "Figure 13: f on data and on negatives of SGLD",
         "robust objective, Appendix L, Figure 13",
+        opened,
         energies,
         draw_energies,
         _COLUMNS,
@@ -276,6 +277,7 @@ STUDIES = {
     "14": Study(
         "Figure 14: f on data and on negatives of SGLD, step size × 4",
         "robust objective, Appendix L, Figure 14",
+        opened,
         energies,
         draw_energies,
         f"{_COLUMNS} rise: of the mean f(x⁻), in standard deviations of f(x⁺).",

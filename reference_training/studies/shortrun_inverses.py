@@ -20,7 +20,7 @@ from ..shortrun.flow.invert import ITERATIONS, first_guess, invert
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
 from .measures import components_needed, nearest, principal_errors
-from .shortrun import about, at_most, enough_held_out, from_noise, some_of
+from .shortrun import about, at_most, enough_held_out, from_noise, opened, some_of
 from .study import ABOUT, Study, frame_of
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ STUDIES = {
     "reconstruction": Study(
         "Held-out images, and the nearest that a chain ends at",
         "Nijkamp et al. (2019), section 3.4",
+        opened,
         inverses,
         draw_inverses,
         "z minimises |x - M(z)|², M the K steps of training without noise, from z = x / 2. error: "

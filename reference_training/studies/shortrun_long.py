@@ -31,6 +31,7 @@ from .shortrun import (
     enough_held_out,
     followed,
     noisy,
+    opened,
     over,
     some_of,
 )
@@ -247,6 +248,7 @@ STUDIES = {
     "long-run": Study(
         "Chains that go on for long after K steps",
         "Nijkamp et al. (2020), section 3.3 and Figure 1",
+        opened,
         long_chains,
         draw_long,
         f"{MEASURES}; held-out images have it too. Of the chains that are still finite. variety: "

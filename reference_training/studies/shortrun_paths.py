@@ -21,7 +21,7 @@ from ..shortrun.flow.flow_map import flow
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
 from .measures import BATCH, means, measure
-from .shortrun import about, at_most, from_noise, some_of
+from .shortrun import about, at_most, from_noise, opened, some_of
 from .study import ABOUT, Study, frame_of
 
 if TYPE_CHECKING:
@@ -255,6 +255,7 @@ STUDIES = {
     "interpolation": Study(
         "Between two samples, through the noise they come from",
         "Nijkamp et al. (2019), section 3.4",
+        opened,
         paths,
         draw_paths,
         "apart: root mean square difference of the ends of a path. length: over the distance of "

@@ -29,6 +29,7 @@ from .shortrun import (
     from_noise,
     negatives,
     noisy,
+    opened,
     ordered,
     over,
     some_of,
@@ -226,6 +227,7 @@ STUDIES = {
     "15": Study(
         "Figure 15: negatives of SGLD from the same noise",
         "robust objective, Appendix L, Figure 15",
+        opened,
         samples,
         draw_samples,
         "distance: energy distance in pixels to training images that are not shown. beyond: how "
@@ -237,6 +239,7 @@ STUDIES = {
     "steps": Study(
         "Sampling with K2 steps what was trained with K1",
         "Nijkamp et al. (2019), author response, question 3",
+        opened,
         steps,
         draw_steps,
         f"{MEASURES}, what 'of data' refers to; the distance's is that of held-out images. gap: "
