@@ -6,10 +6,12 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ebmguard.errors import ConfigError
 from ebmguard.runs import load
@@ -24,10 +26,6 @@ from ..plots.page import Panels, page
 from .bism_bias import measured
 from .config import BilevelFigure
 from .study import Study
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 N, K = "unrolled_steps", "inner_steps"
 PANELS = {

@@ -21,7 +21,7 @@ class RunsFigure:
     runs: tuple[Path, ...]
     """Run folders."""
     out: Path | None = None
-    """The picture; the default is figure_NAME.png."""
+    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
 
     @property
     def file(self) -> Path:
@@ -110,8 +110,6 @@ class JemFigure(RunsFigure):
     """Number in the paper."""
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
-    out: Path | None = None
-    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
 
     def check(self) -> None:
         """Refuse a figure of no runs, as :meth:`RunsFigure.check` says."""
@@ -134,8 +132,6 @@ class BilevelFigure(RunsFigure):
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train bism` by bidsm, bissm or bimdsm; seeds of one N and K are
     averaged."""
-    out: Path | None = None
-    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
     minibatches: int = 200
     """Of each run."""
     seed: int = 0
@@ -200,8 +196,6 @@ class ShortRunFigure(RunsFigure):
     """Number in the paper, or the study's name."""
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train shortrun`."""
-    out: Path | None = None
-    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
     count: int | None = None
     """Images or chains; the default is the figure's own."""
     data_root: str | None = None

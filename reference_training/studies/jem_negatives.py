@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ebmguard.errors import ConfigError
 
@@ -20,9 +20,6 @@ from .config import JemFigure
 from .jem_progress import SOURCE, opened
 from .jem_tables import number
 from .study import Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EPOCH, APART, MOST = 107, 100, 6
 """The epoch of Figure 4, iterations between the grids of Figure 17, and grids of the others."""
@@ -119,7 +116,7 @@ def draw_negatives(frame: pd.DataFrame, title: str) -> Figure:
     size, sides = (3.4, 3.4), (0.15, 0.15, 0.15)
     words, count = frame.attrs["words"], len(frame)
     canvas, panels = grid(
-        title, words, count, 3, size, sides=sides, top=1.01, below=0.36, least=6.5
+        title, words, count, 3, size, sides=sides, top=1.01, below=0.36, foot=-0.21, least=6.5
     )
     for axes, (name, images) in zip(panels, frame[["samples", "shown"]].to_numpy(), strict=True):
         axes.set_title(name, fontsize=10)

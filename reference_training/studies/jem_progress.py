@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.scale import SymmetricalLogTransform
 from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
@@ -22,10 +26,6 @@ from ..plots.page import grid
 from .config import JemFigure
 from .jem_tables import describe, scores, setups
 from .study import Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -61,8 +61,6 @@ def bundle(steps: NDArray[np.int64], values: Floats, size: int) -> pd.DataFrame:
         "centre", the centre of gravity of the finite values on the symmetric log axis: the value at
         the mean of their places; all NaN where none is finite; and how many are "lost".
     """
-    from matplotlib.scale import SymmetricalLogTransform
-
     axis = SymmetricalLogTransform(base=10, linthresh=LINTHRESH, linscale=1)
     finite = pd.Series(values).where(np.isfinite(values))
     parts = pd.DataFrame({"steps": steps, "low": finite, "high": finite, "lost": finite.isna()})
@@ -260,8 +258,6 @@ def _draw_panel(axes: Axes, name: str, curves: Curves, places: Callable[..., Flo
 
 
 def _legend(frame: pd.DataFrame, colours: dict[float, str]) -> list[Any]:
-    from matplotlib.lines import Line2D
-
     handles = []
     for beta_star, colour in colours.items():
         own = frame[frame["beta_star"] == beta_star]

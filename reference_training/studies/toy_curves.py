@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from ..plots.canvas import COLOURS, DARK, new_figure, unframed
 from ..toy.broken import GOOD, SAMPLERS
 from .study import ABOUT
 from .toy import Spec
 from .toy_numbers import GOOD_WEIGHT, Rows, Spread, bands_of, heading, who_draws
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 TALLEST = 1e4
 """A member that diverged may end at 1e20, and would flatten all others."""
@@ -38,8 +38,6 @@ KINDS = {
 
 def draw_tradeoff(spec: Spec, runs: Sequence[Rows], title: str) -> Figure:
     """How far p_θ is from the data, and SGLD(p_θ): medians over seeds with their range."""
-    from matplotlib.lines import Line2D
-
     figure = new_figure(max(5.0 * len(runs), 6.5), 4.3)
     figure.set_layout_engine("constrained")
     ordered, bands = spec.across == "beta", bands_of(spec, runs[:1])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from ..plots.canvas import COLOURS, DARK, Canvas, unframed
 from ..plots.numbers import number
@@ -23,10 +25,6 @@ from .toy_numbers import (
     nearer_with_beta,
     one_good_is_enough,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FLOOR = 1e-10
 """Added to a density before its logarithm is drawn, as in the code of Nijkamp et al. (2020)."""

@@ -217,6 +217,19 @@ def test_more_images_than_are_held_out_are_refused(name, what):
     refused(name, f"33 {what} were asked for, .*kept0 have 32 test images", count=33)
 
 
+@pytest.mark.parametrize("name", ["13", "steps", "interpolation", "long-run"])
+def test_runs_of_one_name_in_several_places_are_drawn_apart(name: Any):
+    runs = [tiny_run(f"{where}/run", activation="gelu") for where in ("a", "b")]
+    study = command.find(name)
+    one, both = (
+        study.drawn(study.numbers(own, ShortRunFigure(name=name, runs=(), count=2)))
+        for own in (runs[:1], runs)
+    )
+    (alone,), (together,) = one.values(), both.values()
+    images = [[axes for axes in f.axes if axes.images or axes.patches] for f in (alone, together)]
+    assert len(images[1]) == 2 * len(images[0])
+
+
 def test_a_run_in_a_line():
     about = shortrun.about
     assert about(tiny_run("runs/a", beta_star=0.5)) == "a: digits, β* = 0.5, K = 3, 6 updates"
