@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
+from ebmguard.reference_training.studies.toy_numbers import COLUMNS
 from ebmguard.reference_training.toy import metrics
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
-from ebmguard.reference_training.toy.figures.table import COLUMNS
 from ebmguard.reference_training.toy.grid import Grid as Plane
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP

@@ -73,16 +73,16 @@ evaluate bism = reference_training.judge bism:EvaluateBism bism:run
     samples, latents, FID and Inception score of a deep latent-variable model
 evaluate toy = reference_training.judge toy:EvaluateToy toy:run
     KL of each member of a toy run, by quadrature and by annealing
-table jem = reference_training.jem.table config:TableConfig
+table jem = reference_training.studies config:TableConfig jem_tables:run
     Tables 1 and 2 of the paper beside the numbers of JEM runs
-figure 1d|2|5|6|7|8|9|10|11|mixture|broken = reference_training.toy.figures config:FigureConfig
+figure 1d|2|5|6|7|8|9|10|11|mixture|broken = reference_training.studies config:ToyFigure
     a toy figure of the paper: train what it needs, draw it, print its numbers
-figure 3|4|16|17|18|19|20|21|22|23|24|25 = reference_training.jem.figures config:FigureConfig
+figure 3|4|16|17|18|19|20|21|22|23|24|25 = reference_training.studies config:JemFigure
     a JEM figure of the paper, drawn from runs that are there, with its numbers
 figure 12|13|14|15|steps|interpolation|reconstruction|likelihood|long-run = \
     reference_training.studies config:ShortRunFigure
     a figure or study of short-run models, from runs that are there, with its numbers
-figure bilevel = reference_training.bism.figures config:FigureConfig bilevel:run
+figure bilevel = reference_training.studies config:BilevelFigure
     bias of bi-level gradients and its bound by unrolled and inner steps, from runs that are there
 """
 COMMANDS = {

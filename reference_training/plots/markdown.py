@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 NONE = "–"
 """What stands where there is no number."""
@@ -25,17 +25,3 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words:
     rule = ["-" * width if i < words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-Columns = Mapping[str, tuple[str, Callable[[float], str]]]
-"""Of a table: by the name of a number, the title of its column and how it is written."""
-
-
-def heads(columns: Columns) -> list[str]:
-    """The titles of columns."""
-    return [title for title, _ in columns.values()]
-
-
-def cells(columns: Columns, values: Mapping[str, float]) -> list[str]:
-    """A row of named numbers, with a dash for those that it lacks."""
-    return [show(values[k]) if k in values else NONE for k, (_, show) in columns.items()]

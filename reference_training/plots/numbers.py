@@ -51,8 +51,3 @@ def number(value: float | None, digits: int = 3) -> str:
 def word(value: object) -> str:
     """A setting of any type; whole numbers with their thousands apart."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-
-
-def counted(value: float) -> str:
-    """How many; a dash for none."""
-    return f"{value:,}" if value else NONE

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
@@ -20,13 +21,143 @@ class RunsFigure:
     runs: tuple[Path, ...]
     """Run folders."""
     out: Path | None = None
-    """The picture; the default is figure_NAME.png."""
+    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
 
     @property
     def file(self) -> Path:
-        """Where the picture goes."""
+        """Where the picture goes; its numbers go beside it."""
         name = self.name.replace("-", "_")
         return Path(f"figure_{name}.png") if self.out is None else self.out
+
+    @property
+    def numbers(self) -> Path:
+        """Where the numbers go."""
+        return self.file.with_suffix(".json")
+
+    def picture(self, name: str) -> Path:
+        """Where a picture of this name goes: there is one."""
+        return self.file
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant.
+
+        Raises:
+            ConfigError: names what is wrong, and what was expected.
+        """
+
+
+@dataclass(frozen=True)
+class ToyFigure:
+    """Draw a toy figure of the paper, or one of ours, with its numbers; train what it needs first.
+
+    The folder holds one run for each scenario of the figure. A finished run is used as it is, an
+    unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png (of several
+    samplers: curves.png), table.md and results.json are written.
+    """
+
+    name: tyro.conf.Positional[
+        Literal["2", "5", "6", "7", "8", "9", "10", "11", "1d", "mixture", "broken"]
+    ]
+    """Number in the paper; 1d is the same comparison in one dimension, mixture and broken are of
+    several samplers at once."""
+    out: Path | None = None
+    """Folder of the figure; the default is figures/NAME."""
+    seeds: int | None = None
+    """Seeds of each β and variant; the default is the figure's, 3 or 5."""
+    iterations: int | None = None
+    """Updates of every run; the default is each scenario's."""
+    device: str = "auto"
+    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+    threads: int = 0
+    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
+
+    @property
+    def folder(self) -> Path:
+        """Where runs and pictures lie."""
+        return Path("figures") / self.name if self.out is None else self.out
+
+    @property
+    def numbers(self) -> Path:
+        """Where the numbers go."""
+        return self.folder / "results.json"
+
+    def picture(self, name: str) -> Path:
+        """Where a picture of this name goes."""
+        return self.folder / f"{name}.png"
+
+    def command(self) -> str:
+        """The command line that draws this figure, defaults left out."""
+        words = ["ebmguard", "figure", self.name]
+        for option in fields(self)[1:]:
+            value = getattr(self, option.name)
+            if value != option.default:
+                words += [f"--{option.name}", str(value)]
+        return shlex.join(words)
+
+
+@dataclass(frozen=True)
+class JemFigure(RunsFigure):
+    """Draw a JEM figure of the paper from runs that are there, and print its numbers.
+
+    3 and 16 show scenario 1, 20 to 25 scenarios 2 to 7: the runs of the figure's scenario are
+    taken, finished or not, one colour for each β*. 4, 17, 18 and 19 show samples of scenario 1, at
+    β* = 0.5, 0, 0.5 and 10. Nothing is trained.
+    """
+
+    name: tyro.conf.Positional[
+        Literal["3", "4", "16", "17", "18", "19", "20", "21", "22", "23", "24", "25"]
+    ]
+    """Number in the paper."""
+    runs: tuple[Path, ...]
+    """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
+
+    def check(self) -> None:
+        """Refuse a figure of no runs, as :meth:`RunsFigure.check` says."""
+        if not self.runs:
+            raise ConfigError(
+                "--runs takes run folders of `ebmguard train jem`, or a folder of some"
+            )
+
+
+@dataclass(frozen=True)
+class BilevelFigure(RunsFigure):
+    """Measure the bias of bi-level gradients, beside what bounds it, for runs of several N and K.
+
+    Nothing is trained. At the end of each run the gradient through its N unrolled steps is held
+    against that with the exact posterior, at the same minibatches and random numbers.
+    """
+
+    name: tyro.conf.Positional[Literal["bilevel"]]
+    """The study's name."""
+    runs: tuple[Path, ...]
+    """Run folders of `ebmguard train bism` by bidsm, bissm or bimdsm; seeds of one N and K are
+    averaged."""
+    minibatches: int = 200
+    """Of each run."""
+    seed: int = 0
+    """Seed of the minibatches, and of the update's random numbers."""
+
+    def check(self) -> None:
+        """Refuse settings that cannot be meant, as :meth:`RunsFigure.check` says."""
+        if not self.runs or self.minibatches < 2 or not 0 <= self.seed < 2**63:
+            raise ConfigError(
+                f"runs has {len(self.runs)} folders, minibatches is {self.minibatches}, seed is "
+                f"{self.seed}; expected at least one folder, 2 minibatches or more, and a seed "
+                "from 0, less than 2**63"
+            )
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Print Tables 1 and 2 of the paper beside the numbers of JEM runs, and a list of the runs.
+
+    Runs that are not over are listed too, with what they have, and marked. Nothing is trained.
+    """
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
+    out: Path | None = None
+    """File for the same page, in Markdown."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +196,6 @@ class ShortRunFigure(RunsFigure):
     """Number in the paper, or the study's name."""
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train shortrun`."""
-    out: Path | None = None
-    """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
     count: int | None = None
     """Images or chains; the default is the figure's own."""
     data_root: str | None = None
@@ -80,11 +209,7 @@ class ShortRunFigure(RunsFigure):
     """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 
     def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
+        """Refuse settings that cannot be meant, all of them in one error."""
         problems = []
         if not self.runs:
             problems.append("runs is empty, expected run folders of `ebmguard train shortrun`")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
@@ -17,6 +17,7 @@ from ..device import find_device
 from ..plots.numbers import word
 from ..shortrun.trained import TrainedRun, load_run
 from .config import ShortRunFigure
+from .study import ABOUT
 
 REFERENCES = 500
 """Images of a data set, at most, that samples are held against."""
@@ -45,7 +46,7 @@ def opened(config: ShortRunFigure) -> list[TrainedRun]:
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
-    return [load_run(path, device, config.data_root) for path in config.runs]
+    return [load_run(path, device, config.data_root) for path in dict.fromkeys(config.runs)]
 
 
 def some_of(
@@ -86,9 +87,9 @@ def over(found: dict[str, float], data: dict[str, float], name: str) -> float:
     return found[name] / data[name] if data[name] else math.nan
 
 
-def by_run(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The rows of each run, in their order."""
-    return {str(name): own for name, own in frame.groupby("run", sort=False)}
+def by_run(frame: pd.DataFrame) -> list[pd.DataFrame]:
+    """The rows of each run, in their order; folders of one name may lie in several places."""
+    return [own for _, own in frame.groupby("path", sort=False)]
 
 
 def about(run: TrainedRun) -> str:
@@ -102,8 +103,13 @@ def about(run: TrainedRun) -> str:
     return f"{run.name}: {', '.join(words)}"
 
 
-def ordered(runs: Sequence[TrainedRun]) -> dict[str, TrainedRun]:
-    """Runs of one data set by a short name, the smallest β* first.
+def named(run: TrainedRun) -> dict[str, Any]:
+    """What tells a row's run."""
+    return {ABOUT: about(run), "run": run.name, "path": str(run.path)}
+
+
+def ordered(runs: Sequence[TrainedRun]) -> list[tuple[str, TrainedRun]]:
+    """Runs of one data set with a short name, the smallest β* first.
 
     The name is the β*; with the seed where that is not enough; with the folder at last.
 
@@ -119,13 +125,13 @@ def ordered(runs: Sequence[TrainedRun]) -> dict[str, TrainedRun]:
             )
         )
     runs = sorted(runs, key=lambda run: run.config.beta_star)
-    of_beta = [f"β* = {run.config.beta_star:g}" for run in runs]
-    of_seed = [f"{beta}, seed {run.config.seed}" for beta, run in zip(of_beta, runs, strict=True)]
-    betas, seeds = Counter(of_beta), Counter(of_seed)
-    return {
-        beta if betas[beta] == 1 else seed if seeds[seed] == 1 else f"{beta}, {run.path.name}": run
-        for beta, seed, run in zip(of_beta, of_seed, runs, strict=True)
-    }
+    betas = [f"β* = {run.config.beta_star:g}" for run in runs]
+    seeds = [f"{beta}, seed {run.config.seed}" for beta, run in zip(betas, runs, strict=True)]
+    found = []
+    for beta, seed, run in zip(betas, seeds, runs, strict=True):
+        label = beta if betas.count(beta) == 1 else seed
+        found.append((label if seeds.count(seed) == 1 else f"{beta}, {run.path.name}", run))
+    return found
 
 
 def caution(runs: Sequence[TrainedRun]) -> str:
@@ -145,43 +151,43 @@ def caution(runs: Sequence[TrainedRun]) -> str:
     return f"The runs differ in more than β*: {'; '.join(told)}." if told else ""
 
 
-def from_noise(runs: Sequence[TrainedRun], figure: str) -> None:
-    """Refuse runs whose negatives do not start from noise.
+def check_runs(
+    runs: Sequence[TrainedRun],
+    figure: str,
+    *,
+    most: int | None = None,
+    held_out: int = 0,
+    what: str = "held-out images",
+    are_new: bool = True,
+) -> None:
+    """Refuse runs that a study cannot take, before any of them is worked on.
+
+    Args:
+        runs: the runs.
+        figure: the study's name.
+        most: runs that the picture has room for.
+        held_out: test images that each must have.
+        what: they are for.
+        are_new: whether chains must start from noise, as they did in the training.
 
     Raises:
-        ConfigError: a run's chains went on from update to update.
+        ConfigError: names what is wrong with which run, and how to go on.
     """
-    other = [run for run in runs if run.settings.init != "noise"]
+    other = [str(run.path) for run in runs if are_new and run.settings.init != "noise"]
     if other:
         raise ConfigError(
             f"Figure {figure} draws negatives as in training, from fresh noise; the chains of "
-            f"{', '.join(str(run.path) for run in other)} were persistent and are not kept. Give "
-            "runs trained with --init noise."
+            f"{', '.join(other)} were persistent and are not kept. Give runs trained with --init "
+            "noise."
         )
-
-
-def at_most(runs: Sequence[TrainedRun], most: int) -> None:
-    """Refuse more runs than a picture has room for.
-
-    Raises:
-        ConfigError: there are more.
-    """
-    if len(runs) > most:
+    if most is not None and len(runs) > most:
         raise ConfigError(
             f"the figure has room for {most} runs, and {len(runs)} were given; give fewer"
         )
-
-
-def enough_held_out(runs: Sequence[TrainedRun], count: int, what: str = "held-out images") -> None:
-    """Refuse runs with too few held-out images, before any of them is worked on.
-
-    Raises:
-        ConfigError: names the run, how many were asked for and how many there are.
-    """
     for run in runs:
         there = len(run.data.test_x)
-        if count > there:
+        if held_out > there:
             raise ConfigError(
-                f"{count} {what} were asked for, and the data of {run.path} have {there} test "
+                f"{held_out} {what} were asked for, and the data of {run.path} have {there} test "
                 "images; give a smaller --count"
             )

@@ -11,11 +11,13 @@ import math
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
@@ -35,12 +37,8 @@ from ..shortrun.flow.likelihood import (
 from ..shortrun.flow.logdet import log_abs_det
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, at_most, enough_held_out, from_noise, noisy, some_of
+from .shortrun import about, by_run, check_runs, named, noisy, opened, some_of
 from .study import ABOUT, Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
 OWN = "the flow's own"
@@ -64,8 +62,8 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
             there are more runs than the picture has room for, or fewer test images than are asked
             for.
     """
-    at_most(runs, 4)
-    from_noise(runs, "likelihood")
+    count = config.count or 16
+    check_runs(runs, "likelihood", most=4, held_out=count)
     for run in runs:
         if run.settings.activation != "gelu":
             raise ConfigError(
@@ -74,8 +72,6 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
                 "their product says nothing of volumes. Give a run of `ebmguard train shortrun "
                 "--activation gelu`"
             )
-    count = config.count or 16
-    enough_held_out(runs, count)
     return frame_of([row for run in runs for row in _rows(run, count, config.seed)])
 
 
@@ -105,7 +101,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
         entropy = noise_bits(noise, data.levels)
         rows.append({"density": ENTROPY, "images": NOISY, "mean": entropy})
     words = f"{about(run)}; {count} held-out images, D = {x[0].numel():,}, levels 0..{data.levels}"
-    return [{ABOUT: words, "run": run.name, "path": str(run.path), **row} for row in rows]
+    return [{**named(run), ABOUT: words, **row} for row in rows]
 
 
 def searched(run: TrainedRun, x: Tensor, *, inside: bool) -> Tensor:
@@ -159,8 +155,8 @@ def median(values: Tensor) -> float:
 
 def enough_bits(frame: pd.DataFrame) -> bool | None:
     """Whether no flow has fewer bits for images with noise than the noise itself has."""
-    noise = frame[frame["density"] == ENTROPY].set_index("run")["mean"]
-    flows = frame[(frame["density"] == FLOW) & (frame["images"] == NOISY)].set_index("run")["mean"]
+    noise = frame[frame["density"] == ENTROPY].set_index("path")["mean"]
+    flows = frame[(frame["density"] == FLOW) & (frame["images"] == NOISY)].set_index("path")["mean"]
     if noise.empty or flows.isna().any():
         return None
     return bool((flows >= noise[flows.index]).all())
@@ -194,10 +190,7 @@ def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
         title,
         "p(M(z)) = p_0(z) / |det dM/dz|: density where the flow arrives, which is not at the image "
         "where M(z) misses it; images are cut to [-1, 1] for display",
-        [
-            (header + height + 0.95, partial(run, own))
-            for _, own in frame.groupby("run", sort=False)
-        ],
+        [(header + height + 0.95, partial(run, own)) for own in by_run(frame)],
         width=13.7,
     )
 
@@ -236,6 +229,7 @@ STUDIES = {
     "likelihood": Study(
         "Held-out images, and their density by the short run as a flow",
         "Nijkamp et al. (2019), author response: 4.12 bits for 16 images of CIFAR-10",
+        opened,
         bits,
         draw_bits,
         "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "

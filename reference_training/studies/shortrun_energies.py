@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from ebmguard import tags
@@ -18,12 +21,8 @@ from ..plots.canvas import COLOURS
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, caution, ordered
+from .shortrun import about, caution, opened, ordered
 from .study import ABOUT, Study, ascending, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -43,7 +42,7 @@ def courses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """
     if config.count is not None:
         raise ConfigError("Figure 12 draws no images and no chains; leave --count out")
-    frame = frame_of([_course(label, run) for label, run in ordered(runs).items()])
+    frame = frame_of([_course(label, run) for label, run in ordered(runs)])
     gaps, at_zero = final_gaps(frame), frame[frame["beta_star"] == 0]
     varies = (at_zero["high"] - at_zero["low"]).median(skipna=False)
     # Not a ratio: the gap at β* = 0 changes its sign from update to update.
@@ -133,8 +132,6 @@ def threshold(values: Sequence[Floats]) -> float | None:
 
 def draw_courses(frame: pd.DataFrame, title: str) -> Figure:
     """A panel for each run, on common axes, and one for the gaps of all."""
-    from matplotlib import colormaps
-
     rows = frame.to_dict("records")
     every = max(1, min(PAPERS_EVERY, max(len(row["steps"]) for row in rows) // LEAST_POINTS))
     words = f"means over one batch, every {every} updates" if every > 1 else "means over a batch"
@@ -203,6 +200,7 @@ STUDIES = {
     "12": Study(
         "Figure 12: f during training",
         "robust objective, Appendix L, Figure 12",
+        opened,
         courses,
         draw_courses,
         "gap: mean f(x⁺) − mean f(x⁻) of a batch. It, its quartiles low and high, grad_scale and "

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from ..judge.ood import auroc
@@ -17,12 +20,8 @@ from ..plots.numbers import number
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, caution, from_noise, negatives, noisy, ordered, some_of
+from .shortrun import about, by_run, caution, check_runs, negatives, noisy, opened, ordered, some_of
 from .study import ABOUT, Study, ascending, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Floats = NDArray[np.float64]
 
@@ -46,11 +45,11 @@ def energies(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame
         ConfigError: the runs are of several data sets, or a run's chains were persistent.
     """
     found = ordered(runs)
-    from_noise([*found.values()], config.name)
+    check_runs(runs, config.name)
     factors = (1.0, LARGER) if config.name == "14" else (1.0,)
     count = config.count or COUNT
     rows: list[dict[str, Any]] = []
-    for label, run in found.items():
+    for label, run in found:
         generator = torch.Generator(run.device).manual_seed(config.seed)
         clean = some_of(run, run.data.train_x, generator, count)
         data = noisy(run, clean, generator)
@@ -176,9 +175,7 @@ def edges(*samples: Floats) -> Floats:
 
 def draw_energies(frame: pd.DataFrame, title: str) -> Figure:
     """A panel for each run, each on its own axes: f less its mean on data."""
-    from matplotlib.patches import Patch
-
-    groups = [own.to_dict("records") for _, own in frame.groupby("run", sort=False)]
+    groups = [own.to_dict("records") for own in by_run(frame)]
     canvas, panels = grid(
         title,
         "f is known up to a constant: 0 is its mean on data",
@@ -267,6 +264,7 @@ STUDIES = {
     "13": Study(
         "Figure 13: f on data and on negatives of SGLD",
         "robust objective, Appendix L, Figure 13",
+        opened,
         energies,
         draw_energies,
         _COLUMNS,
@@ -276,6 +274,7 @@ STUDIES = {
     "14": Study(
         "Figure 14: f on data and on negatives of SGLD, step size × 4",
         "robust objective, Appendix L, Figure 14",
+        opened,
         energies,
         draw_energies,
         f"{_COLUMNS} rise: of the mean f(x⁻), in standard deviations of f(x⁺).",

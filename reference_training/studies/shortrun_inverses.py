@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
@@ -20,12 +22,8 @@ from ..shortrun.flow.invert import ITERATIONS, first_guess, invert
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
 from .measures import components_needed, nearest, principal_errors
-from .shortrun import about, at_most, enough_held_out, from_noise, some_of
+from .shortrun import by_run, check_runs, named, opened, some_of
 from .study import ABOUT, Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 STAGES = (0, 5, 20, ITERATIONS)
 """Iterations whose images are shown."""
@@ -50,10 +48,8 @@ def inverses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame
         ConfigError: a run's chains go on from update to update, there are more runs than the
             picture has room for, or fewer test images than are asked for.
     """
-    from_noise(runs, "reconstruction")
-    at_most(runs, 4)
     count = config.count or 64
-    enough_held_out(runs, count)
+    check_runs(runs, "reconstruction", most=4, held_out=count)
     return frame_of([row for run in runs for row in _rows(run, count, config.seed)])
 
 
@@ -70,7 +66,6 @@ def _rows(run: TrainedRun, count: int, seed: int) -> Iterator[dict[str, Any]]:
     kinds = {HELD_OUT: (x, variance := _variance(x, mean))}
     kinds |= {PERMUTED: (permuted, of_some), NOISE: (noise, of_noise)}
     principal = principal_errors(x, data.train_x, data.levels).cpu()
-    own = {ABOUT: about(run), "run": run.name, "path": str(run.path)}
     fresh = run.config.make_network(data).eval().requires_grad_(False)
     for network, f, targets in (
         (TRAINED, run.network, kinds),
@@ -95,7 +90,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> Iterator[dict[str, Any]]:
                 error = errors(found.error[part], size)
                 before = course[-1 - len(course) // 10]
                 fell = (1 - course[-1] / before).item() if before > 0 else 0.0
-                row = {**own, "images": images, "network": network, "z": z, **error}
+                row = {**named(run), "images": images, "network": network, "z": z, **error}
                 if images == HELD_OUT:
                     row["components"] = components_needed(principal, error["error"])
                 yield row | {
@@ -113,7 +108,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> Iterator[dict[str, Any]]:
     baselines |= {f"{told} components": principal[told], "mean training image": principal[0]}
     for network, each in baselines.items():
         needed = components_needed(principal, each.mean().item())
-        row = {**own, "images": HELD_OUT, "network": network, **errors(each, variance)}
+        row = {**named(run), "images": HELD_OUT, "network": network, **errors(each, variance)}
         row |= {"components": needed, "variance": variance}
         if network == NEAREST:
             row |= {
@@ -141,7 +136,7 @@ def prefers_data(frame: pd.DataFrame) -> bool | None:
     None where all of them are reached: what is left is rounding.
     """
     said = []
-    for _, own in frame[(frame["network"] == TRAINED) & (frame["z"] == CUBE)].groupby("run"):
+    for own in by_run(frame[(frame["network"] == TRAINED) & (frame["z"] == CUBE)]):
         left = own.set_index("images")["of_variance"]
         others = min(left[PERMUTED], left[NOISE])
         said.append(None if max(left[HELD_OUT], others) <= LEAST else bool(left[HELD_OUT] < others))
@@ -162,7 +157,7 @@ def draw_inverses(frame: pd.DataFrame, title: str) -> Figure:
             y = apart + show_rows(canvas, 2.05, y, group, cell)
 
     blocks = []
-    for _, own in frame.groupby("run", sort=False):
+    for own in by_run(frame):
         groups = _images(own)
         images = sum(map(len, groups)) * (cell + BETWEEN) + (len(groups) - 1) * apart
         tall = max(images, 2 * height + below + 0.2)
@@ -236,6 +231,7 @@ STUDIES = {
     "reconstruction": Study(
         "Held-out images, and the nearest that a chain ends at",
         "Nijkamp et al. (2019), section 3.4",
+        opened,
         inverses,
         draw_inverses,
         "z minimises |x - M(z)|², M the K steps of training without noise, from z = x / 2. error: "

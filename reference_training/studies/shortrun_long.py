@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
@@ -25,20 +27,16 @@ from .measures import means, measure
 from .shortrun import (
     MEASURES,
     TOGETHER,
-    about,
-    at_most,
     by_run,
-    enough_held_out,
+    check_runs,
     followed,
+    named,
     noisy,
+    opened,
     over,
     some_of,
 )
 from .study import ABOUT, Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHOWN = 3
 """Chains whose images are kept."""
@@ -56,8 +54,8 @@ def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFr
     Raises:
         ConfigError: there are more runs than colours, or fewer test images than chains.
     """
-    at_most(runs, len(COLOURS))
-    enough_held_out(runs, config.count or 0, "chains")
+    most, held_out = len(COLOURS), config.count or 0
+    check_runs(runs, "long-run", most=most, held_out=held_out, what="chains", are_new=False)
     last = TIMES * max(run.settings.sgld_steps for run in runs)
     return frame_of([row for run in runs for row in _long(run, last, config)])
 
@@ -87,7 +85,7 @@ def _long(run: TrainedRun, last: int, config: ShortRunFigure) -> Iterator[dict[s
     settings = run.settings
     drift = settings.step_size * abs(run.drift)
     drift /= settings.noise_std * math.sqrt(math.prod(run.data.sample_shape))
-    own = {ABOUT: about(run), "run": run.name, "path": str(run.path), "K": settings.sgld_steps}
+    own = {**named(run), "K": settings.sgld_steps}
     for i, start in enumerate(("noise", "data")):
         begin = torch.split(states[0], count)[i]
         for stop, every in zip(stops, states, strict=True):
@@ -152,13 +150,11 @@ def verdict(row: dict[str, float]) -> str:
 
 def draw_long(frame: pd.DataFrame, title: str) -> Figure:
     """For each run its chains from noise and, beside them, from data; curves of all runs below."""
-    groups = dict(
-        zip(by_run(frame), zip(by_run(frame).values(), COLOURS, strict=False), strict=True)
-    )
+    groups = [*zip(by_run(frame), COLOURS, strict=False)]
     last = max(frame["steps"].dropna())
     least = min(frame["K"])
     between = 0.35
-    columns = frame["steps"].groupby([frame["run"], frame["images"]]).size().max()
+    columns = frame["steps"].groupby([frame["path"], frame["images"]]).size().max()
     cell = min(0.8, (WIDTH - 2 * SIDE - between) / 2 / columns)
 
     def strips(own: pd.DataFrame, colour: str, header: float, canvas: Any, y: float) -> None:
@@ -177,7 +173,7 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
 
     def curve(name: str, level: float | None, axes: Axes) -> None:
         early, every = [TALLEST], [0.0]
-        for own, colour in groups.values():
+        for own, colour in groups:
             for start, dashes in (("noise", "-"), ("data", "--")):
                 rows = own[own["images"] == f"from {start}"]
                 values = rows[name].astype(float).replace([math.inf, -math.inf], math.nan)
@@ -206,7 +202,7 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
         axes.set_xlim(0, last)
 
     blocks: list[Block] = []
-    for own, colour in groups.values():
+    for own, colour in groups:
         header = 0.5 + 0.18 * bool((own["finite"] < own["count"]).any())
         height = header + cell * len(own["shown"].iloc[0]) + 0.2
         blocks.append((height, partial(strips, own, colour, header)))
@@ -229,7 +225,7 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
             {label: partial(curve, *of) for label, of in curves.items()},
             "steps",
             finish,
-            [(own[ABOUT].iloc[0], {"color": colour}) for own, colour in groups.values()],
+            [(own[ABOUT].iloc[0], {"color": colour}) for own, colour in groups],
             columns=1,
         ),
     )
@@ -247,6 +243,7 @@ STUDIES = {
     "long-run": Study(
         "Chains that go on for long after K steps",
         "Nijkamp et al. (2020), section 3.3 and Figure 1",
+        opened,
         long_chains,
         draw_long,
         f"{MEASURES}; held-out images have it too. Of the chains that are still finite. variety: "

@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
@@ -21,12 +23,8 @@ from ..shortrun.flow.flow_map import flow
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
 from .measures import BATCH, means, measure
-from .shortrun import about, at_most, from_noise, some_of
+from .shortrun import by_run, check_runs, named, opened, some_of
 from .study import ABOUT, Study, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 POINTS = 21
 """Of a path. Odd, so that every other one of them makes a path from end to end too."""
@@ -41,8 +39,7 @@ def paths(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     Raises:
         ConfigError: a run's chains go on from update to update, or there are too many runs.
     """
-    from_noise(runs, "interpolation")
-    at_most(runs, len(COLOURS))
+    check_runs(runs, "interpolation", most=len(COLOURS))
     return frame_of([row for run in runs for row in _rows(run, config.count or 8, config.seed)])
 
 
@@ -60,9 +57,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
     own, noise = course(images), course(starts)
     rows: list[dict[str, Any]] = [
         {
-            ABOUT: about(run),
-            "run": run.name,
-            "path": str(run.path),
+            **named(run),
             "pair": str(i + 1),
             **{name: values[i] for name, values in own.items()},
             "starts_length": noise["length"][i],
@@ -79,9 +74,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
         for row, of_pair in zip(rows, x, strict=True):
             row[f"{kind}_images"] = of_pair
     last = {
-        ABOUT: about(run),
-        "run": run.name,
-        "path": str(run.path),
+        **named(run),
         "pair": "held-out",
         **{f"{name}_ends": held_out[name] for name in NAMES},
         "rho": arc(POINTS).numpy(),
@@ -167,13 +160,13 @@ def nearer(frame: pd.DataFrame) -> bool | None:
     )
     if not np.isfinite([off, blend]).all():
         return None
-    return bool(((off < blend).groupby(pairs["run"]).mean() > 0.5).all())
+    return bool(((off < blend).groupby(pairs["path"]).mean() > 0.5).all())
 
 
 def draw_paths(frame: pd.DataFrame, title: str) -> Figure:
     """Rows of images for each run, with the pixel blend of its first pair, and curves below."""
-    groups = [own for _, own in frame.groupby("run", sort=False)]
-    runs = [(own.iloc[:-1], own.iloc[-1], c) for own, c in zip(groups, COLOURS, strict=False)]
+    groups = zip(by_run(frame), COLOURS, strict=False)
+    runs = [(own.iloc[:-1], own.iloc[-1], colour) for own, colour in groups]
     label, header = 1.15, 0.5
     cell = (WIDTH - label - 0.3) / len(range(0, POINTS, EVERY))
 
@@ -255,6 +248,7 @@ STUDIES = {
     "interpolation": Study(
         "Between two samples, through the noise they come from",
         "Nijkamp et al. (2019), section 3.4",
+        opened,
         paths,
         draw_paths,
         "apart: root mean square difference of the ends of a path. length: over the distance of "

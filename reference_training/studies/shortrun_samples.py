@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
@@ -21,23 +23,19 @@ from .config import ShortRunFigure
 from .measures import BATCH, energy_distance, means, measure
 from .shortrun import (
     MEASURES,
-    about,
-    at_most,
     by_run,
     caution,
+    check_runs,
     followed,
-    from_noise,
+    named,
     negatives,
     noisy,
+    opened,
     ordered,
     over,
     some_of,
 )
 from .study import ABOUT, Study, ascending, frame_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHOWN = 3
 """Chains whose images are kept."""
@@ -53,9 +51,9 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     Raises:
         ConfigError: the runs are of several data sets, or a run's chains were persistent.
     """
-    named, count = ordered(runs), config.count or 64
-    from_noise([*named.values()], "15")
-    data = next(iter(named.values())).data
+    of_beta, count = ordered(runs), config.count or 64
+    check_runs(runs, "15")
+    data = runs[0].data
     generator = torch.Generator(data.train_x.device).manual_seed(config.seed)
     order = torch.randperm(len(data.train_x), generator=generator, device=generator.device)
     shown = min(count, len(order) // 2)
@@ -63,7 +61,7 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     rows: list[dict[str, Any]] = [
         {"images": "training images", "shown": data.scale(data.train_x[order[:shown]])}
     ]
-    for label, run in named.items():
+    for label, run in of_beta:
         generator.manual_seed(config.seed)
         x = negatives(run, run.starts(count, generator), generator)
         own = {"path": str(run.path), "seed": run.config.seed, "updates": run.step}
@@ -106,8 +104,7 @@ def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     Raises:
         ConfigError: a run's chains go on from update to update, or there are too many runs.
     """
-    from_noise(runs, "steps")
-    at_most(runs, len(COLOURS) * len(LINES))
+    check_runs(runs, "steps", most=len(COLOURS) * len(LINES))
     stops = even_stops(trained := [run.settings.sgld_steps for run in runs])
     stops = tuple(sorted({*stops, *trained, *(2 * k for k in trained)}))
     return frame_of([row for run in runs for row in _swept(run, stops, config)])
@@ -130,7 +127,7 @@ def _swept(
     data = means(measure(run, noisy(run, clean, generator)))
     held_out = means(measure(run, some_of(run, run.data.test_x, generator)))
     low, high = run.settings.sgld_steps, run.settings.most_sgld_steps
-    own = {ABOUT: about(run), "run": run.name, "path": str(run.path), "K": low, "most_K": high}
+    own = {**named(run), "K": low, "most_K": high}
     for stop, x in zip(stops, states, strict=True):
         found = means(measure(run, x))
         row = {**own, "images": "chains", "steps": stop, **found, "gap": data["f"] - found["f"]}
@@ -145,7 +142,7 @@ def _swept(
 def over_saturated(frame: pd.DataFrame) -> bool | None:
     """Whether contrast grows from K to 2 K steps, and beyond that of data, in every run."""
     said = []
-    for _, rows in frame[frame["images"] == "chains"].groupby("run", sort=False):
+    for rows in by_run(frame[frame["images"] == "chains"]):
         ratio, first = rows.set_index("steps")["contrast_of_data"], rows["K"].iloc[0]
         early, late = ratio[first], ratio[2 * first]
         said.append(None if math.isnan(early - late) else late > max(early, 1.0))
@@ -155,8 +152,8 @@ def over_saturated(frame: pd.DataFrame) -> bool | None:
 def draw_steps(frame: pd.DataFrame, title: str) -> Figure:
     """A strip of images for each run, K marked, and curves of all runs below."""
     groups = by_run(frame)
-    chains = [own[own["images"] == "chains"] for own in groups.values()]
-    data = [own[own["images"] == "data"].iloc[0] for own in groups.values()]
+    chains = [own[own["images"] == "chains"] for own in groups]
+    data = [own[own["images"] == "data"].iloc[0] for own in groups]
     styles = [
         {"color": COLOURS[i % len(COLOURS)], "ls": LINES[i // len(COLOURS)]}
         for i in range(len(groups))
@@ -217,7 +214,7 @@ def draw_steps(frame: pd.DataFrame, title: str) -> Figure:
             {label: partial(curve, *of) for label, of in [*names.items()][:6]},
             "K2",
             finish,
-            [*zip(groups, styles, strict=True)],
+            [(own["run"].iloc[0], style) for own, style in zip(groups, styles, strict=True)],
         ),
     )
 
@@ -226,6 +223,7 @@ STUDIES = {
     "15": Study(
         "Figure 15: negatives of SGLD from the same noise",
         "robust objective, Appendix L, Figure 15",
+        opened,
         samples,
         draw_samples,
         "distance: energy distance in pixels to training images that are not shown. beyond: how "
@@ -237,6 +235,7 @@ STUDIES = {
     "steps": Study(
         "Sampling with K2 steps what was trained with K1",
         "Nijkamp et al. (2019), author response, question 3",
+        opened,
         steps,
         draw_steps,
         f"{MEASURES}, what 'of data' refers to; the distance's is that of held-out images. gap: "

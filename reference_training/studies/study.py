@@ -28,6 +28,7 @@ class Study:
     Attributes:
         title: of the picture.
         source: the equation, figure or section that it reproduces.
+        runs: the settings of the command -> the runs; None where Ctrl-C stopped a training.
         numbers: (runs, the settings of the command) -> the frame; raises ConfigError where the runs
             lack what the study shows.
         draw: (the frame, the title) -> the picture, or several by the name of the file.
@@ -38,6 +39,7 @@ class Study:
 
     title: str
     source: str
+    runs: Callable[[Any], Any]
     numbers: Callable[[Any, Any], pd.DataFrame]
     draw: Callable[[pd.DataFrame, str], Figure | Mapping[str, Figure]]
     columns: str
@@ -61,8 +63,8 @@ class Study:
 def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Rows as a frame, None where a row lacks a column.
 
-    Of its cells NumPy arrays are numbers that the table has no room for; tensors are of the picture
-    alone.
+    Of its cells NumPy arrays are numbers that the table has no room for; tensors and mappings are
+    of the picture alone.
     """
     names = [*dict.fromkeys(name for row in rows for name in row)]
     # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart; and
@@ -76,12 +78,16 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def text(frame: pd.DataFrame) -> str:
     """The numbers as a table of Markdown, with what its runs are above it."""
-    shown = [c for c in frame if c != ABOUT and not frame[c].map(np.ndim).any()]
+    shown = [c for c in frame if c != ABOUT and frame[c].map(_is_shown).all()]
     rows = [[_cell(frame[c].iloc[i]) for c in shown] for i in range(len(frame))]
     words = next((i for i, c in enumerate(shown) if not isinstance(frame[c].iloc[0], str)), 1)
     about = dict.fromkeys(frame[ABOUT]) if ABOUT in frame else ()
     table = markdown_table(list(map(str, shown)), rows, words=words)
     return "\n\n".join(["\n".join(f"- {line}" for line in about), table] if about else [table])
+
+
+def _is_shown(value: Any) -> bool:
+    return hasattr(value, "_asdict") or (np.ndim(value) == 0 and not isinstance(value, Mapping))
 
 
 def _cell(value: Any) -> str:
@@ -91,12 +97,12 @@ def _cell(value: Any) -> str:
 
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a frame as plain values for JSON, without tensors and None."""
+    """The rows of a frame as plain values for JSON, without None and what is of the picture."""
     return [
         {
             str(name): _plain(value)
             for name, value in row.items()
-            if value is not None and not isinstance(value, Tensor)
+            if value is not None and not isinstance(value, Tensor | Mapping)
         }
         for row in frame.to_dict("records")
     ]

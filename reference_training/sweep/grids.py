@@ -58,7 +58,7 @@ class JemGrid(Grid):
     def page(self) -> str | None:
         """The tables of the grid's runs."""
         from ..jem.runs import find_runs
-        from ..jem.table.tables import page
+        from ..studies.jem_tables import page
 
         return page(find_runs([self.out]))
 

@@ -19,7 +19,7 @@ from ebmguard.reference_training.engine.run_folder import (
     series,
 )
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.table.fabricate import write_lines
+from tests.reference_training.jem.fabricate import write_lines
 from tests.sinks.test_lock import HOLDS, another
 
 

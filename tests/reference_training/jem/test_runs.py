@@ -10,7 +10,7 @@ import pytest
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run
-from tests.reference_training.jem.table.fabricate import INCEPTION, OWN, write_lines, write_run
+from tests.reference_training.jem.fabricate import INCEPTION, OWN, write_lines, write_run
 
 SMALL: dict[str, Any] = {
     "iterations": 30,

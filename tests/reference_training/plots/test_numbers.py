@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.plots.markdown import cells, heads
-from ebmguard.reference_training.plots.numbers import counted, duration, mean, median, number
+from ebmguard.reference_training.plots.numbers import duration, mean, median, number
 from ebmguard.reference_training.plots.page import tiling
 
 
@@ -90,13 +89,6 @@ def test_numbers_of_everyday_size_are_no_powers_of_ten(value, digits):
     text = number(value, digits)
     assert "e" not in text
     assert float(text.replace(",", "")) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))
-
-
-def test_a_row_has_a_dash_for_what_it_lacks():
-    columns = {"a": ("share", "{:.1%}".format), "b": ("lost", counted), "c": ("mean", number)}
-    assert heads(columns) == ["share", "lost", "mean"]
-    assert cells(columns, {"a": 0.25, "b": 1200, "other": 1.0}) == ["25.0%", "1,200", "–"]
-    assert cells(columns, {"b": 0, "c": math.nan}) == ["–", "–", "undefined"]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,26 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from ebmguard.cli import main
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.reference_training.studies import command, shortrun
-from ebmguard.reference_training.studies.config import ShortRunFigure
+from ebmguard.reference_training.studies.config import (
+    BilevelFigure,
+    JemFigure,
+    ShortRunFigure,
+    ToyFigure,
+)
 from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
 from ebmguard.sinks import to_json
+from tests.reference_training.jem.fabricate import write_run
 from tests.reference_training.shortrun.parts import tiny_run, trained_folder
 
 
 def test_every_study_has_its_word_and_its_place_in_the_table():
-    names = get_args(get_type_hints(ShortRunFigure)["name"])
-    assert set(names) == set(command.MODULES)
+    configs = (ShortRunFigure, ToyFigure, JemFigure, BilevelFigure)
+    names = [name for own in configs for name in get_args(get_type_hints(own)["name"])]
+    assert sorted(names) == sorted(command.MODULES)
     for name in command.MODULES:
         study = command.find(name)
         assert study.title
@@ -57,6 +65,24 @@ def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
     assert imread(picture).shape[1] > 500
     (row,) = json.loads((tmp_path / "there.json").read_text())["rows"]
     assert row["updates"] == len(row["f_pos"]) == 6
+
+
+def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
+    small: dict[str, Any] = {"iterations": 60, "steps_per_epoch": 10, "depth": 10, "width": 1}
+    write_run(tmp_path / "runs" / "x", scenario="2", diverged_at=20, **small)
+    write_run(tmp_path / "runs" / "y", beta_star=10, samples=(10, 20), **small)
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", "20", "--runs", "runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "| x " in printed
+    assert "diverged in the first epoch" in printed
+    assert printed.endswith("picture: figure_20.png\nnumbers: figure_20.json\n")
+    assert imread(tmp_path / "figure_20.png").shape[1] > 1000
+    assert main(["figure", "19", "--runs", "runs", "--out", "there.png"]) == 0
+    assert "epoch 2, iteration 0" in capsys.readouterr().out
+    assert (tmp_path / "there.png").stat().st_size > 10_000
+    with pytest.raises(ConfigError, match="--runs takes run folders"):
+        command.run(JemFigure(name="16", runs=()))
 
 
 def test_numbers_as_text_and_as_plain_values():
@@ -93,7 +119,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append((runs, config))
         return frame_of([{"run": "a"}])
 
-    study = Study("title", "source", numbers, lambda *_: new_figure(1, 1), "")
+    study = Study("title", "source", shortrun.opened, numbers, lambda *_: new_figure(1, 1), "")
     monkeypatch.setattr(command, "find", lambda _: study)
     monkeypatch.setattr(shortrun, "load_run", lambda path, device, root: (path, device.type))
     return seen
@@ -189,6 +215,19 @@ def test_more_runs_than_there_is_room_for_are_refused(name, room):
 )
 def test_more_images_than_are_held_out_are_refused(name, what):
     refused(name, f"33 {what} were asked for, .*kept0 have 32 test images", count=33)
+
+
+@pytest.mark.parametrize("name", ["13", "steps", "interpolation", "long-run"])
+def test_runs_of_one_name_in_several_places_are_drawn_apart(name: Any):
+    runs = [tiny_run(f"{where}/run", activation="gelu") for where in ("a", "b")]
+    study = command.find(name)
+    one, both = (
+        study.drawn(study.numbers(own, ShortRunFigure(name=name, runs=(), count=2)))
+        for own in (runs[:1], runs)
+    )
+    (alone,), (together,) = one.values(), both.values()
+    images = [[axes for axes in f.axes if axes.images or axes.patches] for f in (alone, together)]
+    assert len(images[1]) == 2 * len(images[0])
 
 
 def test_a_run_in_a_line():

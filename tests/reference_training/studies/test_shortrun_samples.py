@@ -170,7 +170,7 @@ def test_chains_that_are_lost_have_no_numbers():
     [(1.0, 1.5, True), (0.6, 1.1, True), (1.0, 0.5, False), (0.4, 0.8, False), (1, math.nan, None)],
 )
 def test_over_saturation_is_contrast_that_grows_beyond_that_of_the_data(early, late, held):
-    rows = {"run": "a", "images": "chains", "K": 10, "steps": [10, 20]}
+    rows = {"path": "a", "images": "chains", "K": 10, "steps": [10, 20]}
     assert module.over_saturated(pd.DataFrame({**rows, "contrast_of_data": [early, late]})) is held
 
 

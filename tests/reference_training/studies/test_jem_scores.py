@@ -1,0 +1,202 @@
+"""Scores of runs and of their seeds, against the same said in other words."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ebmguard.reference_training.jem.runs import Evaluation, JemRun, load_run
+from ebmguard.reference_training.studies import jem_tables
+from ebmguard.reference_training.studies.jem_tables import (
+    FINAL,
+    LOST,
+    MEASURE,
+    UNFINISHED,
+    Score,
+    as_published,
+    best_beta_star,
+    describe,
+    over_seeds,
+    setups,
+)
+from tests.reference_training.jem.fabricate import OWN, write_run
+
+SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
+
+number = st.one_of(st.floats(0, 1), st.just(math.nan))
+maybe = st.one_of(st.none(), number)
+
+
+def run_with(rows, *, fixed=True):
+    evaluations = tuple(
+        Evaluation(
+            step=step,
+            epoch=float(step),
+            valid_accuracy=valid,
+            test_accuracy=test,
+            inception=inception,
+            fid=fid,
+            features="one" if inception is not None or fid is not None else None,
+            samples=10_000,
+            features_comparable=True,
+            features_fixed=fixed,
+        )
+        for step, (valid, test, inception, fid) in enumerate(rows)
+    )
+    config = {"beta_star": 0.0, "settings": {"iterations": 10}}
+    return JemRun(None, config, {}, evaluations, None, 10, None)
+
+
+def scores(run):
+    """The three values, None where there is none."""
+    return [score.values[0] if score.values else None for score in jem_tables.scores(run).values()]
+
+
+def marks(run):
+    return [score.marks for score in jem_tables.scores(run).values()]
+
+
+@given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
+def test_the_best_of_a_run(rows):
+    run = run_with(rows)
+    accuracy, *found = scores(run)
+    chosen = None
+    for row in rows:
+        valid = row[0]
+        known = valid is not None and not math.isnan(valid)
+        if known and (chosen is None or valid > chosen[0]):
+            chosen = row
+    if chosen is not None:
+        assert accuracy == chosen[1]
+        assert FINAL not in marks(run)[0]
+    elif rows:
+        assert accuracy == rows[-1][1]
+        assert FINAL in marks(run)[0]
+    else:
+        assert accuracy is None
+    for value, place, pick in zip(found, (2, 3), (max, min), strict=True):
+        there = [row[place] for row in rows if row[place] is not None]
+        defined = [score for score in there if score == score]
+        assert value == (pick(defined) if defined else None)
+
+
+def test_scores_by_features_that_change_are_the_last():
+    rows = [
+        (0.1, 0.1, 1.0, 0.2),
+        (0.5, 0.5, 3.0, 40.0),
+        (0.6, 0.6, 2.0, 30.0),
+        (0.7, 0.7, None, None),
+    ]
+    assert scores(run_with(rows, fixed=False)) == [0.7, 2.0, 30.0]
+    assert scores(run_with(rows)) == [0.7, 3.0, 0.2]
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
+def test_a_cell_is_median_and_range(values):
+    runs = [run_with([(0.5, 0.5, value, value)]) for value in values]
+    found = over_seeds("inception", runs)
+    assert found.median == statistics.median(values)
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    expected = f"{statistics.median(values):.2f}" + (f" [{low}, {high}]" if low != high else "")
+    assert str(found) == expected
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
+        st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=3),
+    )
+)
+def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
+    runs = {
+        beta_star: [run_with([(0.5, v and v / 10, v and float(v), v and float(v))]) for v in values]
+        for beta_star, values in sorted(table.items())
+    }
+    known = {
+        beta_star: statistics.median([v for v in values if v is not None])
+        for beta_star, values in table.items()
+        if beta_star and any(v is not None for v in values)
+    }
+    for metric, pick in (("inception", max), ("fid", min)):
+        best = best_beta_star(metric, runs)
+        if known:
+            assert known[best] == pick(known.values())
+        else:
+            assert best is None
+
+
+def test_marks_say_what_a_number_is_not(tmp_path):
+    def own(*words):
+        return words[0] | {**OWN, "valid_accuracy": None}
+
+    def evaluate(step, epoch, beta_star, lost):
+        return own({"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0})
+
+    good = load_run(write_run(tmp_path / "good", **SMALL))
+    lost = load_run(write_run(tmp_path / "lost", seed=1, diverged_at=12, **SMALL))
+    part = load_run(write_run(tmp_path / "part", seed=2, finished=False, steps=12, **SMALL))
+    bare = load_run(write_run(tmp_path / "bare", seed=3, evaluate=evaluate, **SMALL))
+    assert marks(good) == [""] * 3
+    assert marks(lost) == [LOST] * 3
+    assert marks(part) == [UNFINISHED] * 3
+    assert marks(bare) == [FINAL, MEASURE, MEASURE]
+    # One seed suffices; marks come once, in the legend's order.
+    together = over_seeds("accuracy", [good, lost, part, bare, lost])
+    assert together.marks == UNFINISHED + LOST + FINAL
+    assert str(over_seeds("fid", [bare])) == "no value" + MEASURE
+
+
+def test_numbers_as_they_are_printed():
+    assert str(Score("accuracy", (0.9164,), "")) == "91.6"
+    assert str(Score("inception", (7.0649, 8.0), "†")) == "7.53 [7.06, 8.00]†"
+    assert str(Score("accuracy", (0.91601, 0.91602), "")) == "91.6"
+    assert str(Score("fid", (39.64,), "")) == "39.6"
+    assert str(Score("fid", (0.06794,), "‡")) == "0.0679‡"
+    assert str(Score("fid", (439.6,), "")) == "439.6"
+    assert str(Score("fid", (5.8837e24,), "†")) == "5.88e+24†"
+    assert as_published("inception", 7.7) == "7.7"
+
+
+def test_setups_part_runs_by_their_own_values(tmp_path):
+    def load(name, **settings):
+        return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
+
+    tiny = {"depth": 10, "width": 1}
+    groups = setups(
+        [
+            load("a", **tiny, lr=0.001),
+            load("b", scenario="6", **tiny, lr=0.001),
+            load("c", **tiny),
+            load("d", beta_star=2.0, seed=1),
+            load("e", scenario="3"),
+        ]
+    )
+    names = {name: [run.path.name for run in group] for name, group in groups.items()}
+    assert names == {"A": ["d", "e"], "B ≠": ["a", "b"], "C ≠": ["c"]}
+    assert describe(groups["A"]) == "size and settings as published"
+    # The published learning rate of scenario 6 is another one.
+    assert describe(groups["B ≠"]) == (
+        "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
+    )
+
+
+def test_runs_in_another_arithmetic_are_no_seeds_of_one_setup(tmp_path):
+    paths = [
+        write_run(tmp_path / name, finished=False, steps=0, precision=name)
+        for name in ("float32", "bfloat16")
+    ]
+    groups = setups(load_run(path) for path in paths)
+    assert [describe(group) for group in groups.values()] == [
+        "size and settings as published",
+        "size and settings as published; in bfloat16",
+    ]
+
+
+@pytest.mark.parametrize(("index", "name"), [(0, "A"), (25, "Z"), (26, "AA"), (53, "BB")])
+def test_setups_have_letters(index, name):
+    assert jem_tables._letters(index) == name

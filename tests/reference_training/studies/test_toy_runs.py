@@ -1,0 +1,214 @@
+"""Which runs a toy figure takes, trains or refuses, and what it writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine.run_folder import RunFolder
+from ebmguard.reference_training.studies import command, toy
+from ebmguard.reference_training.studies.config import ToyFigure
+from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
+from ebmguard.reference_training.studies.toy_numbers import first_alert, value
+from ebmguard.reference_training.toy.config import ToyConfig
+from tests.reference_training.toy.fabricate import write_run
+
+
+@pytest.fixture
+def config(tmp_path):
+    return ToyConfig(
+        out=tmp_path / "run",
+        scenario="circles-shifted",
+        betas=("0", "0.5"),
+        variants=("default", "no_pos"),
+        seeds=3,
+    )
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Replaces the training by a folder made by hand; lists the runs that were asked for."""
+    asked = []
+
+    def train_run(config):
+        asked.append(config)
+        if config.resume:
+            shutil.rmtree(config.out)
+        write_run(config, resolution=8, samples=5)
+        return {}
+
+    monkeypatch.setattr(toy, "train_run", train_run)
+    return asked
+
+
+def test_reads_members_grids_and_alerts(config):
+    write_run(config, diverged={"0": 1200}, resolution=20, samples=50)
+    run = load_run(config.out)
+    assert (run.scenario, run.settings["data"], run.distribution.dim) == (
+        "circles-shifted",
+        "circles",
+        2,
+    )
+    assert run.negative_energy.shape == (12, 20, 20)
+    assert run.samples.shape == (12, 50, 2)
+    assert run.axis.tolist() == pytest.approx(np.linspace(-4.6, 4.6, 20).tolist())
+    # Variant-major, then β, then seed.
+    own = run.of("0.5", "no_pos")
+    assert {i: m["seed"] for i, m in own.items()} == {9: 0, 10: 1, 11: 2}
+    assert len(run.evaluations) == 24
+    assert run.of("0", "default")[1]["diverged_at"] == 1200
+    alert = first_alert(run, 1)
+    assert alert is not None
+    # Not the INFO before it, nor the first seed's.
+    assert (alert["level"], alert["step"], alert["member"]) == ("ERROR", 1198, 1)
+    assert first_alert(run, 9) is None
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"), [(None, "nan"), ("-Infinity", "-inf"), ("NaN", "nan"), (2, "2.0")]
+)
+def test_a_metric_that_the_run_lacks_is_undefined(stored, expected):
+    assert str(value({"tv": stored}, "tv")) == expected
+    assert str(value({}, "tv")) == "nan"
+
+
+def test_asking_for_who_is_not_there_lists_who_is(config):
+    write_run(config)
+    with pytest.raises(ConfigError, match=r"no member with beta 0\.9 .*0 default, 0\.5 default"):
+        load_run(config.out).of("0.9", "default")
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.json", "figures/grids.npz"])
+def test_an_unfinished_run_is_refused(config, name):
+    write_run(config)
+    (config.out / name).unlink()
+    with pytest.raises(ConfigError, match=rf"{name} missing. Finish it"):
+        load_run(config.out)
+
+
+def test_files_of_two_runs_are_refused(config):
+    write_run(config)
+    file = config.out / "results.json"
+    results = json.loads(file.read_text())
+    results["members"].pop()
+    file.write_text(json.dumps(results))
+    with pytest.raises(ConfigError, match=r"11 members in results\.json, 12 energies"):
+        load_run(config.out)
+
+
+def test_trains_what_is_missing_draws_and_tabulates(trained, tmp_path, capsys):
+    config = ToyFigure(name="8", out=tmp_path, seeds=2, iterations=50, device="cpu", threads=1)
+    assert command.run(config) == 0
+    assert [own.out for own in trained] == [
+        tmp_path / "gmm-degenerate",
+        tmp_path / "circles-degenerate",
+    ]
+    first = trained[0]
+    assert (first.seeds, first.iterations, first.device, first.threads) == (2, 50, "cpu", 1)
+    assert (first.betas, first.variants) == (FIGURES["8"].betas, FIGURES["8"].variants)
+    for name in ("figure_8.png", "tradeoff.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    assert "training circles-degenerate" in printed
+    assert f"picture: {tmp_path / 'figure_8.png'}\n" in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["rows"]) == 2 * 4
+    page = (tmp_path / "table.md").read_text()
+    for line in ("| batch corr |", "seeds: holds.", results["verdict"]):
+        assert line in page
+        assert line in printed
+
+    # The same command again trains nothing.
+    assert command.run(config) == 0
+    assert len(trained) == 2
+
+
+def test_of_several_samplers_the_curves_stand_in_the_place_of_the_trade_off(
+    trained, tmp_path, capsys
+):
+    assert command.run(ToyFigure(name="mixture", out=tmp_path, seeds=1)) == 0
+    files = sorted(file.name for file in tmp_path.glob("*.png"))
+    assert files == ["curves.png", "figure_mixture.png"]
+
+
+def test_an_unfinished_run_is_resumed(trained, tmp_path, capsys):
+    config = ToyFigure(name="1d", out=tmp_path)
+    own = training(config, "mixture1d-default")
+    RunFolder.create(own.out, own.to_json())
+    assert command.run(config) == 0
+    assert [asked.resume for asked in trained] == [True]
+    assert "resuming mixture1d-default" in capsys.readouterr().out
+    assert (tmp_path / "figure_1d.png").is_file()
+
+
+def test_a_run_that_is_being_made_longer_is_not_finished(trained, tmp_path, capsys):
+    short = training(ToyFigure(name="1d", out=tmp_path, iterations=300), "mixture1d-default")
+    write_run(short, resolution=8, samples=5)
+    longer = ToyFigure(name="1d", out=tmp_path, iterations=500)
+    # As `ebmguard train toy --resume --iterations 500` leaves it where Ctrl-C stops it.
+    settings = training(longer, "mixture1d-default").to_json()
+    (short.out / "config.json").write_text(json.dumps(settings))
+    assert command.run(longer) == 0
+    assert [(asked.resume, asked.iterations) for asked in trained] == [(True, 500)]
+
+
+def test_another_trainers_folder_is_refused(trained, tmp_path):
+    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits", "seed": 0})
+    with pytest.raises(ConfigError, match="scenario: digits there, mixture1d-default here"):
+        command.run(ToyFigure(name="1d", out=tmp_path))
+    assert trained == []
+
+
+def test_nothing_is_trained_where_nothing_can_be_drawn(trained, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="pictures need matplotlib"):
+        command.run(ToyFigure(name="1d", out=tmp_path))
+    assert trained == []
+
+
+def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(toy, "train_run", lambda config: None)
+    config = ToyFigure(name="2", out=tmp_path, seeds=1, iterations=200, threads=1)
+    assert command.run(config) == 130
+    assert not (tmp_path / "results.json").exists()
+    assert (
+        f"go on with: ebmguard figure 2 --out {tmp_path} --seeds 1 --iterations 200 --threads 1"
+        in capsys.readouterr().out
+    )
+
+
+def test_a_run_with_other_settings_is_refused_before_anything_is_trained(trained, tmp_path):
+    other = ToyFigure(name="2", out=tmp_path, seeds=2, iterations=300)
+    write_run(training(other, "circles-default"), resolution=8, samples=5)
+    with pytest.raises(ConfigError) as refused:
+        command.run(ToyFigure(name="2", out=tmp_path, seeds=1))
+    assert "seeds: 2 there, 1 here" in str(refused.value)
+    assert "iterations: 300 there, " in str(refused.value)
+    with pytest.raises(ConfigError, match="betas: "):
+        command.run(ToyFigure(name="5", out=tmp_path, seeds=2, iterations=300))
+    with pytest.raises(ConfigError, match="seeds"):
+        command.run(ToyFigure(name="2", out=tmp_path / "new", seeds=0))
+    assert trained == []
+
+
+def test_a_short_run_is_evaluated_after_every_update(tmp_path):
+    def of(iterations: int | None) -> Any:
+        return training(ToyFigure(name="6", out=tmp_path, iterations=iterations), "gmm-shifted")
+
+    of(10).check()
+    assert [of(n).evaluations for n in (1, 10, 20, 21, None)] == [1, 10, 20, 20, 20]
+    with pytest.raises(ConfigError, match="iterations is 0"):
+        of(0).check()
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_can_be_trained_as_it_is_specified(name: Any, tmp_path):
+    for scenario in FIGURES[name].scenarios:
+        training(ToyFigure(name=name, out=tmp_path), scenario).check()
+    assert ToyFigure(name=name).folder.parts == ("figures", name)
