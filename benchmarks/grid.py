@@ -244,9 +244,9 @@ def table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]], word
     return markdown_table(list(columns), made, words=words) if made else "None yet."
 
 
-def table_of(lines: Sequence[Mapping[str, str]]) -> str:
+def table_of(lines: Sequence[Mapping[str, str]], words: int = 1) -> str:
     """A Markdown table of lines that have the same columns."""
-    return table(lines, {name: itemgetter(name) for name in lines[0]} if lines else {})
+    return table(lines, {name: itemgetter(name) for name in lines[0]} if lines else {}, words)
 
 
 def commit() -> str:

@@ -132,6 +132,9 @@ def run(tmp_path, monkeypatch):
     def run(shares, minutes, lines=()):
         asked: dict[str, float] = {}
 
+        def commands(name, _):
+            return [[name]]
+
         def printed(commands, minutes, **_):
             ((name,),) = commands
             asked[name] = minutes
@@ -140,7 +143,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(document, "printed", printed)
         file = tmp_path / "gpu.md"
         given = Namespace(part="all", device="cpu", out=file)
-        parts = {n: Part(n, lambda _, n=n: [[n]], share) for n, share in shares.items()}
+        parts = {n: Part(n, partial(commands, n), share) for n, share in shares.items()}
         status = run_parts(parts, given, minutes, HEADER, "benchmarks.fake")
         return status, asked, file.read_text() if file.is_file() else ""
 
