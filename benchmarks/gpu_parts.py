@@ -260,7 +260,7 @@ def main(case: Case, words: Sequence[str] | None = None) -> int:
             name: document.Part(part.title, partial(commands, name), part.share)
             for name, part in parts.items()
         }
-        header = f"# {case.title}\n"
+        header = f"# {case.title}"
         return document.run_parts(sections, given, given.minutes, header, case.module)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as scratch:
