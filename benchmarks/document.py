@@ -1,14 +1,13 @@
 """Parts of a benchmark of a GPU: what their commands print is a section of a Markdown file.
 
-A section is written line by line as the lines come, instead of the one of the same title; all else
-in the file stays. So a command that is cut short loses nothing, and parts can be run one by one.
+The slot of a section is filled line by line as the lines come; all else in the file stays. So a
+command that is cut short loses nothing, and parts can be run one by one.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -24,7 +23,7 @@ import torch
 
 from ebmguard.reference_training.device import describe, find_device
 
-from .grid import commit, write_text
+from .grid import commit, filled, write_text
 from .timing import Clock
 
 UNFINISHED, FAILED = "**Cut short here.**", "**Failed**"
@@ -48,15 +47,13 @@ class Part(NamedTuple):
     logs: bool = False
 
 
-def put(file: Path, title: str, text: str, titles: Sequence[str], header: str) -> None:
-    """Write a section of a file, in the order of the titles; a new file begins with the header."""
-    old = file.read_text(encoding="utf-8") if file.is_file() else header
-    top, *parts = re.split(r"^## ", old, flags=re.MULTILINE)
-    sections = dict(part.split("\n", 1) for part in parts) | {title: text}
-    order = [each for each in dict.fromkeys([*titles, *sections]) if each in sections]
-    body = "\n\n".join(f"## {each}\n\n{sections[each].strip()}" for each in order)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, f"{top.rstrip()}\n\n{body}\n")
+def put(file: Path, name: str, text: str, parts: Mapping[str, Part], header: str) -> None:
+    """Fill the slot of a part; a new file has the header, and a section for each part."""
+    if not file.is_file():
+        new = "".join(f"\n\n## {parts[x].title}\n\n<!-- {x} -->\n\n<!-- /{x} -->" for x in parts)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, f"{header}{new}\n")
+    write_text(file, filled(file.read_text(encoding="utf-8"), {name: text.strip()}, whole=False))
 
 
 def run_parts(
@@ -74,7 +71,7 @@ def run_parts(
     Returns:
         The exit status: 1 where a part has failed, or found no time.
     """
-    titles, device = [part.title for part in parts.values()], find_device(given.device)
+    device = find_device(given.device)
     waiting = {name: part for name, part in parts.items() if given.part in (name, "all")}
     clock, failed = Clock(minutes), []
     for name, part in list(waiting.items()):
@@ -88,8 +85,8 @@ def run_parts(
         for line in printed(part.commands(own), own, logs=part.logs):
             text += line
             print(line, end="", flush=True)
-            put(given.out, part.title, f"{text}\n{UNFINISHED}", titles, header)
-        put(given.out, part.title, text, titles, header)
+            put(given.out, name, f"{text}\n{UNFINISHED}", parts, header)
+        put(given.out, name, text, parts, header)
         failed += [f"{name}: failed"] * (FAILED in text)
     print("\n".join(failed))
     return 1 if failed else 0

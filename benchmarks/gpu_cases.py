@@ -98,8 +98,7 @@ class Case:
         command: words of `ebmguard` that train it.
         module: of its benchmark.
         title: of the file.
-        config: its settings; those of a run on random bytes are another class of them.
-        random: that class.
+        config: its settings.
         task: what trains, step by step.
         train: the command as a function.
         loop: of the published structure.
@@ -113,8 +112,7 @@ class Case:
     command: str
     module: str
     title: str
-    config: Callable[..., Any]
-    random: Callable[..., Any]
+    config: type[Any]
     task: Callable[..., Any]
     train: Callable[..., Any]
     loop: type[PublishedLoop]
@@ -177,7 +175,9 @@ class Bench:
         own = dict(VARIANTS[variant])
         if not self.size.compile:
             own["compile"] = "no"
-        make = self.case.random if self.size.lacks_data else self.case.config
+        make = self.case.config
+        if self.size.lacks_data:
+            make = type(f"Random{make.__name__}", (RandomImages, make), {})
         fixed = {"out": out, "data": self.size.data, "device": str(self.device)}
         return make(**fixed, **{**self.size.options, **own, **options})
 

@@ -94,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     parts = parts_of(given.device, given.out, small=given.small)
     minutes = given.minutes * (len(parts) if given.part == "all" else 1)
-    return run_parts(parts, given, minutes, "# A first hour on a GPU\n", "benchmarks.gpu_hour")
+    return run_parts(parts, given, minutes, "# A first hour on a GPU", "benchmarks.gpu_hour")
 
 
 if __name__ == "__main__":

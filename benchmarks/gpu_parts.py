@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import statistics
+import subprocess
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -17,23 +21,29 @@ from torch.profiler import ProfilerActivity, profile
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import find_device
+from ebmguard.reference_training.precision import set_precision
 
 from . import document
 from .gpu_cases import LOOPS, NEVER, OURS, VARIANTS, Bench, Case, Part
+from .grid import table_of
 from .timing import (
     WARM_UP,
     Clock,
+    Steps,
     Turn,
     alternate,
+    compilations,
+    first_line,
     memory_of,
-    memory_table,
+    ratios,
     spread,
-    step_tables,
     synchronize,
     warmed_up,
 )
 from .watching import waits
 
+LONGEST_WARM_UP = 0.6
+"""Share of a part's time after which no further variant is prepared."""
 LISTED = 12
 """Kernels that are listed by name."""
 PROFILED = (OURS, "ours, TF32", "loop, TF32")
@@ -50,14 +60,39 @@ def step_part(bench: Bench) -> Iterator[str]:
         f"one CUDA graph. The loop: `{bench.case.loop.__name__}` in `benchmarks/contenders.py`, "
         "eager; PyTorch's default for convolutions on today's GPUs is TF32.\n\n"
     )
-    yield from step_tables(
-        {name: partial(bench.made, name) for name in VARIANTS},
-        LOOPS,
-        block=bench.size.block,
-        flop=flop,
-        clock=bench.clock,
-        device=bench.device,
+    yield (
+        f"The first {WARM_UP} steps (compilation, capture, cuDNN's choices), not counted below:\n\n"
+        "| variant | seconds |\n|---|---:|\n"
     )
+    with ExitStack() as open_ones:
+        made: dict[str, Steps] = {}
+        for name in VARIANTS:
+            if len(made) > len(LOOPS) and bench.clock.used > LONGEST_WARM_UP:
+                yield f"| {name} | left out: no time |\n"
+                continue
+            try:
+                made[name], seconds = warmed_up(partial(bench.made, name), bench.device)
+            except RuntimeError as error:  # out of memory, or the compiler failed
+                traceback.print_exc()
+                yield f"| {name} | failed: {first_line(error)} |\n"
+            else:
+                open_ones.callback(made[name].close)
+                yield f"| {name} | {seconds:.1f} |\n"
+        compiled = compilations()
+        turns = {
+            name: Turn(each.step, bench.size.block, partial(set_precision, each.precision))
+            for name, each in made.items()
+        }
+        found = alternate(turns, bench.clock, bench.device)
+    lines = []
+    for name, own in found.items():
+        wall = [x.wall for x in own]
+        rate = f"{flop / statistics.median(wall) / 1e12:.1f}"
+        line = {"variant": name, "step, ms": spread([1e3 * x for x in wall]), "TFLOP/s": rate}
+        lines.append(line | {f"{x} / it": ratios(found[x], own) for x in LOOPS if x in found})
+    yield f"\n{table_of(lines)}\n\n{len(next(iter(found.values())))} rounds.\n"
+    if (again := compilations() - compiled) > 0:
+        yield f"\n**{again} functions were compiled during the measurement: do not use it.**\n"
     yield f"\nAim: {OURS} at least {bench.case.aim:g} times as fast as either loop.\n"
 
 
@@ -151,9 +186,25 @@ def sync_part(bench: Bench) -> Iterator[str]:
 
 
 def memory_part(bench: Bench) -> Iterator[str]:
-    """Peak memory of each variant."""
-    yield f"{bench}. "
-    yield from memory_table(list(VARIANTS), bench.words, bench.clock)
+    """Peak memory of each variant, the most important first."""
+    yield (
+        f"{bench}. Each variant in a process of its own; GiB at the peak of the first {WARM_UP} "
+        f"steps (compilation, capture, cuDNN's trials) and of the {WARM_UP} after them. What a "
+        "CUDA graph works in is reserved, and allocated only while it is captured.\n\n"
+    )
+    lines = []
+    for i, name in enumerate(VARIANTS):
+        if i and bench.clock.left <= 0:
+            yield f"{name}: left out, no time.\n\n"
+            continue
+        words = [*bench.words, "--memory-of", name]
+        run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
+        if run.returncode:
+            yield f"{name}: failed with status {run.returncode}.\n\n"
+            continue
+        found = json.loads(run.stdout.splitlines()[-1])
+        lines.append({"variant": name, **{peak: f"{x:.2f}" for peak, x in found.items()}})
+    yield f"{table_of(lines)}\n"
 
 
 PARTS: Mapping[str, Part] = {
@@ -209,7 +260,7 @@ def main(case: Case, words: Sequence[str] | None = None) -> int:
             name: document.Part(part.title, partial(commands, name), part.share)
             for name, part in parts.items()
         }
-        header = f"# {case.title}\n"
+        header = f"# {case.title}"
         return document.run_parts(sections, given, given.minutes, header, case.module)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with tempfile.TemporaryDirectory() as scratch:

@@ -188,17 +188,19 @@ class Plan:
         )
 
 
-def filled(text: str, slots: Mapping[str, str]) -> str:
+def filled(text: str, slots: Mapping[str, str], *, whole: bool = True) -> str:
     """A page with these texts in its slots; what has several lines stands apart from its marks.
 
     Raises:
-        ValueError: the page has other slots.
+        ValueError: the page has other slots; or lacks one, where not the whole page is filled.
     """
     names = SLOT.findall(text)
-    if sorted(names) != sorted(slots):
+    if sorted(names) != sorted(slots) and (whole or not slots.keys() <= set(names)):
         raise ValueError(f"the page has slots for {sorted(names)}, and there are {sorted(slots)}")
 
     def slot(found: re.Match[str]) -> str:
+        if found[1] not in slots:
+            return found[0]
         own = slots[found[1]]
         if "\n" in own or "\n" in found[0]:
             own = f"\n\n{own}\n\n"
@@ -244,9 +246,9 @@ def table(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]], word
     return markdown_table(list(columns), made, words=words) if made else "None yet."
 
 
-def table_of(lines: Sequence[Mapping[str, str]]) -> str:
+def table_of(lines: Sequence[Mapping[str, str]], words: int = 1) -> str:
     """A Markdown table of lines that have the same columns."""
-    return table(lines, {name: itemgetter(name) for name in lines[0]} if lines else {})
+    return table(lines, {name: itemgetter(name) for name in lines[0]} if lines else {}, words)
 
 
 def commit() -> str:

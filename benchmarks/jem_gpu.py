@@ -27,17 +27,13 @@ from ebmguard.reference_training.jem.trainer import make_network
 from ebmguard.reference_training.precision import set_precision
 
 from .contenders import Iterations, JemLoop
-from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
+from .gpu_cases import NEVER, TOY, Bench, Case, Part, Size
 from .gpu_parts import main
 from .timing import WARM_UP, first_line
 
 BATCHES_AT_ONCE = 8
 RUNS = (("2", 0.0), ("2", 2.0), ("6", 0.0), ("6", 2.0))
 """Scenario and beta_star of the runs that may diverge."""
-
-
-class RandomJem(RandomImages, JemConfig):  # type: ignore[misc]
-    """On random bytes."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +220,6 @@ JEM = Case(
     module="benchmarks.jem_gpu",
     title="The JEM trainer on a GPU",
     config=JemConfig,
-    random=RandomJem,
     task=Jem,
     train=train,
     loop=JemLoop,

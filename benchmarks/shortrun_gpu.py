@@ -30,8 +30,9 @@ from ebmguard.reference_training.shortrun.train import ShortRun, train
 from ebmguard.reference_training.shortrun.trained import load_run
 
 from .contenders import ShortRunLoop
-from .gpu_cases import NEVER, TOY, Bench, Case, Part, RandomImages, Size
+from .gpu_cases import NEVER, TOY, Bench, Case, Part, Size
 from .gpu_parts import main
+from .grid import table_of
 from .watching import Deadline
 
 ROWS = 12
@@ -41,10 +42,6 @@ JUDGING = 0.25
 LEARNING = 0.15
 """Share that the classifier has, where there is none yet."""
 COURSE = ["energy_gap", "grad_scale", "ess", "sampler/grad_norm", "contrast", "outside"]
-
-
-class RandomShortRun(RandomImages, ShortRunConfig):  # type: ignore[misc]
-    """On random bytes."""
 
 
 def train_part(bench: Bench) -> Iterator[str]:
@@ -94,18 +91,19 @@ def course(run: Path) -> str:
     rows = found.rows.droplevel("run").reindex(columns=COURSE)
     each = next(x for x in (1, 10, 100, 500, 1000, 2000, 5000, 10_000) if ROWS * x >= len(rows))
     groups = rows.groupby(rows.index // each * each)
-    shown = groups.median().assign(largest=groups["energy_gap"].agg(lambda gap: gap.abs().max()))
+    largest = groups["energy_gap"].agg(lambda gap: gap.abs().max())
+    shown = groups.median().assign(**{"largest gap": largest})
     lines = [
-        f"Medians of {each} updates a row; the largest |gap| of them.\n",
-        f"| from update | {' | '.join(COURSE)} | largest gap |",
-        "|---:" * (2 + len(COURSE)) + "|",
+        {
+            "from update": f"{start:,}",
+            **{tag: "" if pd.isna(x) else f"{x:.3g}" for tag, x in row.items()},
+        }
+        for start, row in shown.iterrows()
     ]
-    for start, row in shown.iterrows():
-        cells = ["" if pd.isna(x) else f"{x:.3g}" for x in row]
-        lines.append(f"| {start:,} | {' | '.join(cells)} |")
     levels = found.alerts["level"].value_counts() if len(found.alerts) else {}
     said = ", ".join(f"{times} {level}" for level, times in levels.items()) or "none"
-    return "\n".join(lines) + f"\n\nAlerts: {said}.\n"
+    head = f"Medians of {each} updates a row; the largest |gap| of them."
+    return f"{head}\n\n{table_of(lines)}\n\nAlerts: {said}.\n"
 
 
 def classifier(bench: Bench) -> Path:
@@ -161,7 +159,6 @@ SHORTRUN = Case(
     module="benchmarks.shortrun_gpu",
     title="The short-run trainer on a GPU",
     config=ShortRunConfig,
-    random=RandomShortRun,
     task=ShortRun,
     train=train,
     loop=ShortRunLoop,

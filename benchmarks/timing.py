@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
-import subprocess
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch._dynamo.utils import counters
 
-from ebmguard.reference_training.precision import PrecisionName, set_precision
+from ebmguard.reference_training.precision import PrecisionName
 
 from .reading import peak_resident_kib
 
 WARM_UP = 3
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
-LONGEST_WARM_UP = 0.6
-"""Share of a part's time after which no further variant is prepared."""
 
 
 class Steps(Protocol):
@@ -151,62 +145,6 @@ def compilations() -> int:
     return int(counters["frames"]["ok"])
 
 
-def step_tables(
-    variants: Mapping[str, Callable[[], Steps]],
-    loops: Sequence[str],
-    *,
-    block: int,
-    flop: int,
-    clock: Clock,
-    device: torch.device,
-) -> Iterator[str]:
-    """Tables of the first steps and of later ones of each variant, alternating in this process.
-
-    Args:
-        variants: what makes each, the most important first: what finds no time is left out.
-        loops: those of them to which the others are compared; never left out.
-        block: steps of a variant before the next one has its turn.
-        flop: floating-point operations of a step.
-        clock: the time of all.
-        device: where they train.
-    """
-    yield (
-        f"The first {WARM_UP} steps (compilation, capture, cuDNN's choices), not counted below:\n\n"
-        "| variant | seconds |\n|---|---:|\n"
-    )
-    with ExitStack() as open_ones:
-        made: dict[str, Steps] = {}
-        for name, make in variants.items():
-            if len(made) > len(loops) and clock.used > LONGEST_WARM_UP:
-                yield f"| {name} | left out: no time |\n"
-                continue
-            try:
-                made[name], seconds = warmed_up(make, device)
-            except RuntimeError as error:  # out of memory, or the compiler failed
-                traceback.print_exc()
-                yield f"| {name} | failed: {first_line(error)} |\n"
-            else:
-                open_ones.callback(made[name].close)
-                yield f"| {name} | {seconds:.1f} |\n"
-        compiled = compilations()
-        turns = {
-            name: Turn(each.step, block, partial(set_precision, each.precision))
-            for name, each in made.items()
-        }
-        found = alternate(turns, clock, device)
-    loops = [name for name in loops if name in found]
-    yield "\n| variant | step, ms | TFLOP/s |" + "".join(f" {x} / it |" for x in loops)
-    yield "\n|---|---:|---:|" + len(loops) * "---:|" + "\n"
-    for name, own in found.items():
-        wall = [x.wall for x in own]
-        rate = f"{flop / statistics.median(wall) / 1e12:.1f}"
-        cells = (spread([1e3 * x for x in wall]), rate, *(ratios(found[x], own) for x in loops))
-        yield f"| {name} | {' | '.join(cells)} |\n"
-    yield f"\n{len(next(iter(found.values())))} rounds.\n"
-    if (again := compilations() - compiled) > 0:
-        yield f"\n**{again} functions were compiled during the measurement: do not use it.**\n"
-
-
 def memory_of(make: Callable[[], Steps], device: torch.device) -> dict[str, float]:
     """GiB at the peak of the first steps, and of later ones, of a process of its own."""
     cuda = device.type == "cuda"
@@ -234,35 +172,3 @@ def memory_of(make: Callable[[], Steps], device: torch.device) -> dict[str, floa
     found |= peaks("later steps")
     made.close()
     return found
-
-
-def memory_table(variants: Sequence[str], command: Sequence[str], clock: Clock) -> Iterator[str]:
-    """A table of the peak memory of variants.
-
-    Args:
-        variants: by name, the most important first.
-        command: prints :func:`memory_of` as JSON when `--memory-of NAME` follows it.
-        clock: the time of all.
-    """
-    yield (
-        f"Each variant in a process of its own; GiB at the peak of the first {WARM_UP} steps "
-        f"(compilation, capture, cuDNN's trials) and of the {WARM_UP} after them. What a CUDA "
-        "graph works in is reserved, and allocated only while it is captured.\n\n"
-    )
-    header = ""
-    for i, name in enumerate(variants):
-        if i and clock.left <= 0:
-            yield f"\n{name}: left out, no time.\n"
-            continue
-        words = [*command, "--memory-of", name]
-        run = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False)
-        if run.returncode:
-            yield f"\n{name}: failed with status {run.returncode}.\n\n"
-            header = ""
-            continue
-        found = json.loads(run.stdout.splitlines()[-1])
-        cells = f"| {name} | " + " | ".join(f"{x:.2f}" for x in found.values()) + " |\n"
-        if not header:
-            header = f"| variant | {' | '.join(found)} |\n|---|{len(found) * '---:|'}\n"
-            cells = header + cells
-        yield cells

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.metadata
 import importlib.util
 import logging
 import statistics
@@ -34,7 +33,7 @@ from ebmguard.reference_training.toy.scenario import SCENARIOS, Scenario
 from ebmguard.reference_training.toy.train import Ensemble
 
 from .contenders import Iterations, ToyLoop, toy_network
-from .grid import commit
+from .grid import commit, table_of
 from .timing import Seconds, Turn, alternate, ratios
 from .watching import prove_no_wait
 
@@ -67,15 +66,18 @@ def median_ms(seconds: Sequence[Seconds]) -> float:
     return 1e3 * statistics.median(each.wall for each in seconds)
 
 
-def compared(one: Sequence[Seconds], ensemble: Sequence[Seconds], members: int) -> str:
-    """Cells of a table: both sides' times, and how many times as long one model takes alone."""
-    alone = [Seconds(members * each.wall, members * each.cpu) for each in one]
+def compared(one: Sequence[Seconds], ensemble: Sequence[Seconds]) -> dict[str, str]:
+    """Both sides' times, and how many times as long one model takes alone."""
+    alone = [Seconds(MEMBERS * each.wall, MEMBERS * each.cpu) for each in one]
     cpu = statistics.median(a.cpu / b.cpu for a, b in zip(alone, ensemble, strict=True))
     ours = median_ms(ensemble)
-    return (
-        f"| {median_ms(one):.3f} | {ours:.3f} | {ours / members:.3f} "
-        f"| {ratios(alone, ensemble, '.1f')} | {cpu:.1f} "
-    )
+    return {
+        "alone, ms": f"{median_ms(one):.3f}",
+        "ensemble, ms": f"{ours:.3f}",
+        "a member, ms": f"{ours / MEMBERS:.3f}",
+        "ratio: median (quartiles)": ratios(alone, ensemble, ".1f"),
+        "of CPU time": f"{cpu:.1f}",
+    }
 
 
 class Stage:
@@ -122,8 +124,11 @@ def stage(device: torch.device) -> Iterator[Stage]:
             made.close()
 
 
-def report_updates(name: str, rounds: int, device: torch.device) -> None:
-    """Rows of the first table."""
+Lines = list[dict[str, str]]
+
+
+def updates(name: str, rounds: int, device: torch.device) -> Lines:
+    """A model update, alone and in an ensemble."""
     with stage(device) as made:
         single = {
             "1x1 convolutions": ToyLoop(SCENARIOS[name], device, convolutions=True),
@@ -137,40 +142,40 @@ def report_updates(name: str, rounds: int, device: torch.device) -> None:
         turns = {title: Turn(loop.step, made.block) for title, loop in single.items()}
         turns |= {title: Turn(each.step, PERIOD) for title, each in ours.items()}
         found = alternate(turns, rounds, device, WARM_UP)
-    for title in ours:
-        for loop in single:
-            target = UPDATE_TARGET if loop == "1x1 convolutions" else ""
-            cells = compared(found[loop], found[title], MEMBERS)
-            print(f"| {name} | {loop} | {title} {cells}| {target} |", flush=True)
+    return [
+        {"loop over single models": loop, "ensemble, guarded": title}
+        | compared(found[loop], found[title])
+        | {"target": f"{UPDATE_TARGET}" if loop == "1x1 convolutions" else ""}
+        for title in ours
+        for loop in single
+    ]
 
 
-def report_sizes(name: str, rounds: int, device: torch.device) -> None:
-    """A table of ensemble sizes."""
+def sizes(name: str, rounds: int, device: torch.device) -> Lines:
+    """Cost against the size of the ensemble."""
     with stage(device) as made:
+        block = GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK // 2
         turns = {
-            f"{members}{mode}": Turn(
-                made.ensemble(name, members, graphed=graphed).step,
-                GPU_BLOCK if device.type == "cuda" else SHORT_BLOCK // 2,
-            )
+            f"{members}{mode}": Turn(made.ensemble(name, members, graphed=graphed).step, block)
             for members in SIZES
             for mode, graphed in made.modes.items()
         }
         found = alternate(turns, rounds, device, WARM_UP)
-        modes = list(made.modes)
-    print(f"\n{name}\n")
-    heads = "".join(f" | update{m}, ms | a member{m}, ms" for m in modes)
-    print(f"| members | β x seeds{heads} |")
-    print("|---:|---:" + "|---:|---:" * len(modes) + "|")
+    lines = []
     for members, (betas, seeds) in SIZES.items():
-        times = [median_ms(found[f"{members}{mode}"]) for mode in modes]
-        cells = "".join(f"| {ms:.2f} | {ms / members:.3f} " for ms in times)
-        print(f"| {members} | {betas} x {seeds} {cells}|", flush=True)
+        lines.append({"members": str(members), "β x seeds": f"{betas} x {seeds}"})
+        for mode in made.modes:
+            ms = median_ms(found[f"{members}{mode}"])
+            lines[-1][f"update{mode}, ms"] = f"{ms:.2f}"
+            lines[-1][f"a member{mode}, ms"] = f"{ms / members:.3f}"
+    return lines
 
 
-def report_chains(name: str, rounds: int, device: torch.device) -> None:
-    """Rows of the table against torchebm, where it is installed."""
+def chains(name: str, rounds: int, device: torch.device) -> Lines:
+    """Chains alone, against torchebm's, where that is installed."""
     theirs = torchebm_chains(SCENARIOS[name], device)
-    assert theirs is not None
+    if theirs is None:
+        return []
     with stage(device) as made:
         ours = {
             f"ours{mode}": our_chains(made.ensemble(name, graphed=graphed).task, graphed=graphed)
@@ -179,9 +184,10 @@ def report_chains(name: str, rounds: int, device: torch.device) -> None:
         turns = {title: Turn(call, made.block) for title, call in ours.items()}
         turns["torchebm"] = Turn(theirs, made.block)
         found = alternate(turns, rounds, device, WARM_UP)
-    for title in ours:
-        cells = compared(found["torchebm"], found[title], MEMBERS)
-        print(f"| {name} | {title} {cells}| {CHAINS_TARGET} |", flush=True)
+    target = {"target": f"{CHAINS_TARGET}"}
+    return [
+        {"ensemble": each, **compared(found["torchebm"], found[each]), **target} for each in ours
+    ]
 
 
 def our_chains(task: Any, *, graphed: bool) -> Callable[[], object]:
@@ -223,40 +229,22 @@ def torchebm_chains(settings: Scenario, device: torch.device) -> Callable[[], ob
 def report(rounds: int, device: torch.device) -> None:
     print(
         f"Commit {commit()}, {describe(device)}, torch {torch.__version__}, "
-        f"{torch.get_num_threads()} thread(s), {rounds} rounds.\n"
+        f"{torch.get_num_threads()} thread(s), {rounds} rounds; ensembles of {MEMBERS}."
     )
-    print(f"### A model update, alone and in an ensemble of {MEMBERS}\n")
-    print(
-        "| scenario | loop over single models | ensemble, guarded | one model, ms | ensemble, ms "
-        "| a member, ms | ratio: median (quartiles) | of CPU time | target |"
-    )
-    print("|---|---|---|---:|---:|---:|---:|---:|---:|")
-    for name in NAMES:
-        report_updates(name, rounds, device)
-    print("\n### Cost against the size of the ensemble")
-    for name in NAMES:
-        report_sizes(name, rounds, device)
-    print(f"\n### Chains alone, against torchebm, in an ensemble of {MEMBERS}\n")
-    if torchebm_chains(SCENARIOS[NAMES[0]], device) is None:
-        print("Skipped: torchebm is not installed here (pip install torchebm==0.8.9).")
-    else:
-        print(f"torchebm {importlib.metadata.version('torchebm')}\n")
-        print(
-            "| scenario | ensemble | torchebm, ms | ensemble, ms | a member, ms "
-            "| ratio: median (quartiles) | of CPU time | target |"
-        )
-        print("|---|---|---:|---:|---:|---:|---:|---:|")
+    for measured in (updates, sizes, chains):
+        print(f"\n### {(measured.__doc__ or '').rstrip('.')}")
         for name in NAMES:
-            report_chains(name, rounds, device)
+            lines = measured(name, rounds, device)
+            missing = "Skipped: torchebm is not installed here (pip install torchebm==0.8.9)."
+            print(f"\n{name}\n\n{table_of(lines) if lines else missing}", flush=True)
     if device.type == "cuda":
-        print()
         for name in NAMES:
             with stage(device) as made:
                 ensemble = made.ensemble(name, logs=True)
                 for _ in range(WARM_UP * PERIOD):
                     ensemble.step()
                 prove_no_wait(ensemble.step, 2 * PERIOD)
-            print(f"{name}: no synchronising call in {2 * PERIOD} guarded updates.", flush=True)
+            print(f"\n{name}: no synchronising call in {2 * PERIOD} guarded updates.", flush=True)
 
 
 def main() -> None:

@@ -13,14 +13,14 @@ from sklearn.metrics import roc_auc_score
 from torch import nn
 
 from benchmarks import foreseeing, futures
-from benchmarks.curvature import (
+from benchmarks.foretelling import HORIZONS, area_under_curve, flattened, judge, question, share
+from benchmarks.futures import (
     hessian_of_f,
     hessian_of_loss,
     largest_sizes,
     preconditioner,
     top_eigenvalues,
 )
-from benchmarks.foretelling import HORIZONS, area_under_curve, flattened, judge, question, share
 from benchmarks.grid import RESULTS, read_rows
 from benchmarks.population.families import Run
 from benchmarks.population.trainer import Trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from argparse import Namespace
@@ -18,8 +19,8 @@ from benchmarks.watching import Window, synchronising_calls
 from ebmguard.reference_training.precision import PrecisionName
 
 CPU = torch.device("cpu")
-HEADER = "# What a GPU does\n"
-TITLES = ("Time of a step", "Peak memory")
+HEADER = "# What a GPU does"
+TITLES = {"step": "Time of a step", "memory": "Peak memory"}
 SHARES = {"step": 3, "floor": 1, "sync": 1, "memory": 2}
 
 
@@ -112,16 +113,17 @@ def test_a_window_opens_and_closes_between_iterations():
 # -- what is written ---------------------------------------------------------------------------
 
 
-def test_a_section_is_replaced_and_all_else_is_kept(tmp_path):
+def test_a_section_is_filled_and_all_else_is_kept(tmp_path):
     file = tmp_path / "results" / "jem.md"
-    put(file, "Peak memory", "old", TITLES, HEADER)
-    text = file.read_text().replace(HEADER, HEADER + "\nA word before.\n")
+    parts = {name: Part(title, lambda _: []) for name, title in TITLES.items()}
+    put(file, "memory", "old", parts, HEADER)
+    text = file.read_text().replace(HEADER, HEADER + "\n\nA word before.")
     file.write_text(text + "\n## What it means\n\nBy hand.\n")
-    put(file, "Time of a step", "first", TITLES, HEADER)
-    put(file, "Peak memory", "new", TITLES, HEADER)
-    assert file.read_text() == (
-        "# What a GPU does\n\nA word before.\n\n"
-        "## Time of a step\n\nfirst\n\n## Peak memory\n\nnew\n\n## What it means\n\nBy hand.\n"
+    put(file, "step", "first", parts, HEADER)
+    put(file, "memory", "new", parts, HEADER)
+    assert re.sub("<!-- .* -->\n\n", "", file.read_text()) == (
+        "# What a GPU does\n\nA word before.\n\n## Time of a step\n\nfirst\n\n"
+        "## Peak memory\n\nnew\n\n## What it means\n\nBy hand.\n"
     )
 
 
@@ -132,6 +134,9 @@ def run(tmp_path, monkeypatch):
     def run(shares, minutes, lines=()):
         asked: dict[str, float] = {}
 
+        def commands(name, _):
+            return [[name]]
+
         def printed(commands, minutes, **_):
             ((name,),) = commands
             asked[name] = minutes
@@ -140,7 +145,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(document, "printed", printed)
         file = tmp_path / "gpu.md"
         given = Namespace(part="all", device="cpu", out=file)
-        parts = {n: Part(n, lambda _, n=n: [[n]], share) for n, share in shares.items()}
+        parts = {n: Part(n, partial(commands, n), share) for n, share in shares.items()}
         status = run_parts(parts, given, minutes, HEADER, "benchmarks.fake")
         return status, asked, file.read_text() if file.is_file() else ""
 
@@ -155,7 +160,9 @@ def test_all_parts_share_the_time(run, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("\nfloor: failed\n")
     assert asked["step"] == pytest.approx(7 * 3 / 7)
     assert list(asked) == list(SHARES)
-    assert "`python -m benchmarks.fake --part sync`\n\none\ntwo\n\n## memory" in text
+    assert (
+        "`python -m benchmarks.fake --part sync`\n\none\ntwo\n\n<!-- /sync -->\n\n## memory" in text
+    )
 
 
 def test_a_part_that_is_cut_short_leaves_what_it_had(run):
@@ -165,7 +172,7 @@ def test_a_part_that_is_cut_short_leaves_what_it_had(run):
 
     with pytest.raises(RuntimeError, match="killed"):
         run({"step": 1}, 7, lines())
-    assert run({}, 7)[2].endswith(f"known\n\n{UNFINISHED}\n")
+    assert f"known\n\n{UNFINISHED}\n" in run({}, 7)[2]
 
 
 def test_what_finds_no_time_is_said(run, capsys):

@@ -39,7 +39,7 @@ def test_a_part_runs_alone_and_writes_its_lines(name, tmp_path):
     words = ["--part", name, "--device", "cpu", "--small", "--minutes", "3", "--out", str(out)]
     assert gpu_hour.main(words) == 0
     text = section(out.read_text(encoding="utf-8"), name)
-    assert re.match(r"\nCommit \S+, cpu, torch ", text)
+    assert re.match(rf"\n<!-- {name} -->\n\nCommit \S+, cpu, torch ", text)
     assert re.search(MARKS[name], text)
     assert UNFINISHED not in text
 

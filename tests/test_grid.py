@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks import digits, grid
 from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
-from benchmarks.remedies_cell import CELLS, REMEDIES, best, config_of, iterations
+from benchmarks.remedies import CELLS, REMEDIES, best, config_of, iterations
 from tests.reference_training.sweep.parts import environment
 
 STUDIES = ["digits", "remedies", "rollback", "toy_claims"]

@@ -5,7 +5,8 @@
     python -m benchmarks.population take-back    # trains dying runs with rollbacks
     python -m benchmarks.population page         # docs/results/population.md
 
-What has been recorded lies in benchmarks/population/rows, so that rules are judged in a minute.
+What has been recorded lies in benchmarks/population/rows, so that rules are judged in a minute;
+what was taken back lies beside the page.
 `judge --name NAME` keeps the steps of the ERRORs; errors-release.json are those of release 0.1's.
 """
 
@@ -19,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import RESULTS, filled, write_text
+from benchmarks.grid import RESULTS, filled, read_json, read_rows, write_rows, write_text
 from benchmarks.rules import rules_version, stamp
 
 from .families import FAMILIES, LAST_FAMILIES, Run, population
@@ -32,8 +33,8 @@ from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 HERE = Path(__file__).parent
 ROWS = HERE / "rows"
 RUNS = Path("runs/population")
-TAKEN_BACK = HERE / "taken-back.json"
 PAGE = RESULTS / "population.md"
+TAKEN_BACK = PAGE.with_suffix(".csv.gz")
 
 
 def in_parallel(
@@ -85,14 +86,12 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
 
 def taken_back() -> list[dict[str, Any]]:
     """What has become of the runs, remedy by remedy; what is new is kept with the code."""
-    kept = {(each["remedy"], each["run"]): each for each in json.loads(TAKEN_BACK.read_text())}
-    for file in (RUNS / "taken_back").glob("*.json"):
-        new = json.loads(file.read_text())
+    kept = {(each["remedy"], each["run"]): each for each in read_rows(TAKEN_BACK)}
+    for new in map(read_json, (RUNS / "taken_back").glob("*.json")):
         short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
         kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
     found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
-    lines = ",\n ".join(json.dumps(each) for each in found)
-    TAKEN_BACK.write_text(f"[{lines}]\n")
+    write_rows(TAKEN_BACK, found)
     return found
 
 
@@ -108,17 +107,15 @@ def page(_: argparse.Namespace) -> None:
         "last release": verdicts_of(first, release),
         "shipped rules": verdicts_of(first, shipped),
         "thresholds chosen without the family": [v for _, vs in without.values() for v in vs],
+        "last release, last families": verdicts_of(last, release),
+        "shipped rules, last families": verdicts_of(last, shipped),
     }
-    if last:
-        columns["last release, last families"] = verdicts_of(last, release)
-        columns["shipped rules, last families"] = verdicts_of(last, shipped)
-    ends = {"shipped rules": [(each, ends_lost(each)) for each in first]}
-    if last:
-        ends["shipped rules, last families"] = [(each, ends_lost(each)) for each in last]
+    ends = {
+        name: [(each, ends_lost(each)) for each in runs]
+        for name, runs in {"shipped rules": first, "shipped rules, last families": last}.items()
+    }
     causes = {each.run.name: cause_of(each, errors[each.run.name]) for each in recorded}
-    found = taken_back()
-    for each in found:
-        each["cause"] = causes[each["run"]]
+    found = [{**each, "cause": causes[each["run"]]} for each in taken_back()]
     slots = {
         "rules": stamp([rules_version()]),
         "families": families_table(recorded),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
-from benchmarks.grid import table
+from benchmarks.grid import table_of
 from ebmguard.alerts import Alert
 
 from .families import FAMILIES, LAST_FAMILIES
@@ -42,29 +43,18 @@ def _number(name: str, value: Any) -> str:
 
 def families_table(runs: Sequence[Recorded]) -> str:
     """What the population is, and what became of it."""
-    by_family = {
-        family: (axes, [each for each in runs if each.run.family == family])
-        for family, axes in (FAMILIES | LAST_FAMILIES).items()
-    }
-    rows = [(family, *own) for family, own in by_family.items() if own[1]]
-
-    def axis(name: str, usual: str) -> Any:
-        return lambda x: _words(x[1].get(name, usual))
-
-    def fates(name: str) -> Any:
-        return lambda x: str(sum(each.fate.name == name for each in x[2]))
-
-    columns = {
-        "family": lambda x: x[0],
-        **{name: axis(name, usual) for name, usual in _USUAL.items()},
-        "runs": lambda x: str(len(x[2])),
-        "steps": lambda x: f"{sum(each.fate.steps for each in x[2]):,}",
-        **{name: fates(name) for name in ("dead", "limping", "healthy")},
-    }
-    return table([*rows, ("all", dict.fromkeys(_USUAL, ""), runs)], columns, 5)
+    lines = []
+    for family, axes in (FAMILIES | LAST_FAMILIES | {"all": dict.fromkeys(_USUAL, "")}).items():
+        own = [each for each in runs if family in (each.run.family, "all")]
+        fates = Counter(each.fate.name for each in own)
+        line = {"family": family, **{x: _words(axes.get(x, usual)) for x, usual in _USUAL.items()}}
+        line |= {"runs": str(len(own)), "steps": f"{sum(each.fate.steps for each in own):,}"}
+        lines.append(line | {name: str(fates[name]) for name in _FATES})
+    return table_of(lines, 5)
 
 
 _USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
+_FATES: tuple[Literal["dead", "limping", "healthy"], ...] = ("dead", "limping", "healthy")
 
 
 def _words(value: Any) -> str:
@@ -73,42 +63,36 @@ def _words(value: Any) -> str:
 
 def detection(columns: Mapping[str, Sequence[Verdict]]) -> str:
     """The lines of detection, one column for each set of verdicts."""
-
-    def of(found: Mapping[str, Any]) -> Any:
-        return lambda name: _number(name, found[name])
-
-    made = {name: of(scores(verdicts)) for name, verdicts in columns.items()}
-    return table(_LINES, {"": _LINES.__getitem__, **made})
+    found = {title: scores(verdicts) for title, verdicts in columns.items()}
+    return table_of(
+        [
+            {"": words, **{title: _number(name, own[name]) for title, own in found.items()}}
+            for name, words in _LINES.items()
+        ]
+    )
 
 
 def lost_table(columns: Mapping[str, Sequence[tuple[Recorded, bool]]]) -> str:
     """By fate, how many runs are called lost at their last row, a column for each set of runs."""
-
-    def of(runs: Sequence[tuple[Recorded, bool]]) -> Any:
-        def cell(fate: str) -> str:
+    lines = []
+    for fate in _FATES:
+        line = {"called lost at its last row": str(fate)}
+        for title, runs in columns.items():
             own = [is_lost for each, is_lost in runs if each.fate.name == fate]
-            return f"{sum(own)} of {len(own)}"
-
-        return cell
-
-    made = {name: of(runs) for name, runs in columns.items()}
-    return table(("dead", "limping", "healthy"), {"called lost at its last row": str, **made})
+            line[title] = f"{sum(own)} of {len(own)}"
+        lines.append(line)
+    return table_of(lines)
 
 
 def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     """What thresholds that were chosen without a family find in it."""
-
-    def of(name: str) -> Any:
-        return lambda x: _number(name, x[2][name])
-
-    rows = [(family, point, scores(verdicts)) for family, (point, verdicts) in chosen.items()]
     names = ("ERROR in the blow-up", "under 5 points", "healthy with a false ERROR", "steps ahead")
-    columns = {
-        "left out": lambda x: x[0],
-        ", ".join(GRID): lambda x: _words(tuple(f"{value:g}" for value in x[1])),
-        **{name: of(name) for name in names},
-    }
-    return table(rows, columns, 2)
+    lines = []
+    for family, (point, verdicts) in chosen.items():
+        found = scores(verdicts)
+        line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
+        lines.append(line | {name: _number(name, found[name]) for name in names})
+    return table_of(lines, 2)
 
 
 def cause_of(recorded: Recorded, errors: Sequence[Alert]) -> str:
@@ -122,18 +106,11 @@ def cause_of(recorded: Recorded, errors: Sequence[Alert]) -> str:
 
 def taken_back_table(found: Sequence[Mapping[str, Any]]) -> str:
     """By cause, how many of the runs each remedy made healthy."""
-    frame = pd.DataFrame(found)
-
-    def of(cause: str) -> Any:
-        def cell(own: pd.DataFrame) -> str:
+    causes, lines = sorted({each["cause"] for each in found}), []
+    for remedy, own in pd.DataFrame(found).groupby("remedy", sort=False):
+        line = {"remedy": str(remedy)}
+        for cause in (*causes, "all"):
             these = own if cause == "all" else own[own["cause"] == cause]
-            return f"{(these['fate'] == 'healthy').sum()} of {len(these)}"
-
-        return cell
-
-    columns = {
-        "remedy": lambda own: own["remedy"].iloc[0],
-        **{cause: of(cause) for cause in (*sorted(frame["cause"].unique()), "all")},
-        "rollbacks, median": lambda own: f"{own['rollbacks'].median():g}",
-    }
-    return table((own for _, own in frame.groupby("remedy", sort=False)), columns)
+            line[cause] = f"{(these['fate'] == 'healthy').sum()} of {len(these)}"
+        lines.append(line | {"rollbacks, median": f"{own['rollbacks'].median():g}"})
+    return table_of(lines)
