@@ -130,3 +130,20 @@ def test_the_readme_quotes_results_as_they_are():
     saved = f"Of {runs} runs that diverge, {short} were saved until step 2,000, and {long} until"
     assert saved in readme
     assert f"until step 6,000; without it, {none}" in readme
+
+
+@pytest.mark.parametrize(
+    ("page", "most"), [("README.md", 700), ("CHANGELOG.md", 400), ("CONTRIBUTING.md", 1200)]
+)
+def test_what_people_read_first_is_short(page: str, most: int) -> None:
+    assert len((ROOT / page).read_text().split()) <= most
+
+
+def test_files_that_contributors_are_sent_to_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name or ".py" in name}
+    # Files of a folder that was named before are named without it.
+    folders = ("", "ebmguard/", "ebmguard/alerts/", "benchmarks/", "reference_training/")
+    missing = {name for name in named if not any((ROOT / at / name).exists() for at in folders)}
+    assert len(named) > 30
+    assert not missing
