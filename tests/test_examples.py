@@ -72,10 +72,12 @@ def run(name: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_every_script_is_tried_and_short():
+def test_every_script_is_tried_and_short_and_says_what_it_needs():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TABLE)
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) < LONGEST, path
+        first, *others = path.read_text().splitlines()
+        assert 1 + len(others) < LONGEST, path
+        assert re.fullmatch(r'""".* [nN]eeds \w.*"""', first), path
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name != "ring"])
