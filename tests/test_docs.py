@@ -147,3 +147,19 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
     missing = {name for name in named if not any((ROOT / at / name).exists() for at in folders)}
     assert len(named) > 30
     assert not missing
+
+
+def test_beta_star_for_jem_is_the_same_everywhere() -> None:
+    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ebmguard").rglob("*.py")]
+    said = {}
+    for file in files:
+        if file.parent.name != "results":
+            # A line of a table is a setting of the paper's.
+            lines = [line for line in file.read_text().splitlines() if not line.startswith("| ")]
+            text = " ".join(" ".join(lines).split())
+            said[file.name] = re.findall(
+                r"JEM\W[^.]{0,40}\b0\.5 to (\d+)|0\.5 to (\d+) \w* ?\w* ?for JEM", text
+            )
+    ends = {end for pairs in said.values() for pair in pairs for end in pair if end}
+    assert ends == {"4"}
+    assert {name for name, pairs in said.items() if pairs} >= {"beta.md", "strength.py"}
