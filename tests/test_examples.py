@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -78,6 +79,15 @@ def test_every_script_is_tried_and_short_and_says_what_it_needs():
         first, *others = path.read_text().splitlines()
         assert 1 + len(others) < LONGEST, path
         assert re.fullmatch(r'""".* [nN]eeds \w.*"""', first), path
+
+
+def test_the_notebook_has_its_outputs():
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    assert "It needs `pip install" in "".join(cells[0]["source"])
+    shown = [output for cell in cells for output in cell.get("outputs", ())]
+    (picture,) = [output["data"] for output in shown if output["output_type"] == "display_data"]
+    assert "".join(picture["text/html"]).count("<svg") == 2
+    assert not [output for output in shown if output["output_type"] == "error"]
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name != "ring"])
