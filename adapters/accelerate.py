@@ -2,7 +2,7 @@
 
     model, optimizer = accelerator.prepare(f, optimizer)
     g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[AcceleratorSink(accelerator)])
-    cd_loss, sample_q = attach(g, accelerator, optimizer=optimizer)
+    loss_fn, sample_q = attach(g, accelerator, optimizer=optimizer)
 
 Pass the network itself as ``model=``, not what ``prepare`` returns. With several processes, pass
 ``process_group=torch.distributed.group.WORLD``, and let the sampler call the network itself:

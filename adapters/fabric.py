@@ -2,7 +2,7 @@
 
     model, optimizer = fabric.setup(f, optimizer)
     g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[FabricSink(fabric)])
-    cd_loss, sample_q = attach(g, fabric, optimizer=optimizer)
+    loss_fn, sample_q = attach(g, fabric, optimizer=optimizer)
 
 Pass the network itself as ``model=``, not what ``setup`` returns: inside the sampler both then run
 tempered. In mixed precision and on several ranks the sampler must call the network itself, because

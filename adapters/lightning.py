@@ -3,7 +3,7 @@
     class DeepEnergyModel(GuardedModule, LightningModule):
         def __init__(self):
             ...
-            self.cd_loss, self.sampler = guard(None, Sampler(self.cnn), ..., model=self.cnn)
+            self.loss_fn, self.sampler = guard(None, Sampler(self.cnn), ..., model=self.cnn)
 
 Or leave the class as it is, and pass ``Trainer(callbacks=[GuardCallback()])``. Both packages work,
 ``lightning.pytorch`` and ``pytorch_lightning``.
@@ -79,7 +79,7 @@ class GuardCallback(Callback):
             raise ConfigError(
                 f"GuardCallback found no guard in {type(pl_module).__name__}. Make it in the "
                 "module's __init__ or setup, and keep the loss and the sampler as attributes: "
-                "self.cd_loss, self.sampler = guard(None, sampler, model=self.net, ...)."
+                "self.loss_fn, self.sampler = guard(None, sampler, model=self.net, ...)."
             )
         for g in guards.values():
             _attach(g, trainer)
@@ -219,7 +219,7 @@ def _attach(g: Guard, trainer: Any) -> None:
     if optimizer is None and len(known) != 1:
         raise ConfigError(
             f"The Trainer has {len(known)} optimizers; which one trains the energy? Say it in "
-            "configure_optimizers: self.cd_loss.guard.attach(optimizer=...)."
+            "configure_optimizers: self.loss_fn.guard.attach(optimizer=...)."
         )
     optimizer = optimizer or known[0]
     own = [

@@ -74,12 +74,28 @@ def watch(path: Path) -> None:
     terminal(path, said("watch", str(dying_run()), "--once"))
 
 
-def demo(path: Path) -> None:
+def demonstration() -> str:
     """What `ebmguard demo` says, unless it has said it already: some three minutes."""
     kept = RUNS / "demo.txt"
     if not kept.is_file():
         kept.write_text(said("demo", "--out", str(RUNS / "demo")), encoding="utf-8")
-    terminal(path, kept.read_text(encoding="utf-8"))
+    return kept.read_text(encoding="utf-8")
+
+
+def demo_terminal(path: Path) -> None:
+    """The text of `ebmguard demo`."""
+    terminal(path, demonstration())
+
+
+def demo(path: Path) -> None:
+    """The page of `ebmguard demo`: both verdicts and the first charts, without the advice."""
+    demonstration()
+    with open_browser(1240, 888) as page:
+        page.open((RUNS / "demo" / "demo.html").resolve().as_uri())
+        page.wait_for_text("What to do next", "test accuracy")
+        page.driver.execute_script('document.querySelector(".advice").closest("section").remove()')
+        page.settle()
+        page.picture(path)
 
 
 def said(*words: str) -> str:
@@ -108,7 +124,8 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "report": report,
     "report_phone": partial(report, width=420),
     "watch": watch,
-    "demo_terminal": demo,
+    "demo": demo,
+    "demo_terminal": demo_terminal,
 }
 
 

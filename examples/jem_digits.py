@@ -1,4 +1,4 @@
-"""A minimal JEM on real digits, which are scikit-learn's: pip install scikit-learn."""
+"""A minimal JEM on real digits. Needs scikit-learn, which has them: pip install scikit-learn"""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Lightning, by pip install "ebmguard[lightning]": a mixin ties a guard to the Trainer."""
+"""A LightningModule with a guard. Needs Lightning: pip install "ebmguard[lightning]" """
 
 import sys
 
@@ -30,14 +30,14 @@ class Ring(GuardedModule, LightningModule):
         super().__init__()
         layers = nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
         self.f = nn.Sequential(*layers)
-        self.cd_loss, self.sample_q = guard(
+        self.loss_fn, self.sample_q = guard(
             None, sample_q, model=self.f, beta_star=0.25, log_dir="runs/lightning"
         )
 
     def training_step(self, batch, index):
         """The contrastive loss, guarded."""
         (x,) = batch
-        return self.cd_loss(self.f(x), self.f(self.sample_q(self.f, torch.randn_like(x))))
+        return self.loss_fn(self.f(x), self.f(self.sample_q(self.f, torch.randn_like(x))))
 
     def configure_optimizers(self):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
@@ -55,5 +55,5 @@ trainer = Trainer(
     enable_model_summary=False,
 )
 trainer.fit(module, DataLoader(TensorDataset(data), batch_size=128, shuffle=True))
-row = module.cd_loss.guard.last
-print(f"GradScale {row['grad_scale']:.3f}, energy gap {row['energy_gap']:.3f}")
+g = module.loss_fn.guard
+print(f"{g.verdict}: GradScale {g.last['grad_scale']:.3f}, energy gap {g.last['energy_gap']:.3f}")

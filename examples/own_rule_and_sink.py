@@ -1,4 +1,4 @@
-"""An alert rule of your own and a sink of your own: neither inherits from anything."""
+"""An alert rule and a sink of your own, without a base class. Needs ebmguard alone."""
 
 from dataclasses import dataclass
 

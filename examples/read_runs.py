@@ -1,4 +1,4 @@
-"""Reads runs as frames of pandas, by pip install "ebmguard[train]": python read_runs.py runs"""
+"""Runs as frames of pandas: python read_runs.py runs. Needs pip install "ebmguard[train]" """
 
 import sys
 

@@ -1,3 +1,5 @@
+"""An EBM of a noisy circle; needs ebmguard alone."""
+
 import torch
 from torch import nn
 

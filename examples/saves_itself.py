@@ -1,4 +1,4 @@
-"""A run that saves itself: the learning rate explodes, the guard takes the run back and goes on."""
+"""A run that saves itself: its learning rate explodes, it goes back. Needs ebmguard alone."""
 
 import torch
 from torch import nn

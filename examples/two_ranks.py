@@ -1,4 +1,4 @@
-"""Two ranks, one guard: torchrun --standalone --nproc-per-node 2 two_ranks.py"""
+"""Two ranks, one guard. Needs torchrun: torchrun --standalone --nproc-per-node 2 two_ranks.py"""
 
 import os
 import sys

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ from tests import forks
 
 EXAMPLES = forks.ROOT / "examples"
 README = (forks.ROOT / "README.md").read_text()
+START = (forks.ROOT / "docs" / "index.md").read_text()
 LONGEST = 60
 Start = Callable[..., subprocess.CompletedProcess[str]]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -71,10 +73,21 @@ def run(name: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_every_script_is_tried_and_short():
+def test_every_script_is_tried_and_short_and_says_what_it_needs():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(TABLE)
     for path in EXAMPLES.glob("*.py"):
-        assert len(path.read_text().splitlines()) < LONGEST, path
+        first, *others = path.read_text().splitlines()
+        assert 1 + len(others) < LONGEST, path
+        assert re.fullmatch(r'""".* [nN]eeds \w.*"""', first), path
+
+
+def test_the_notebook_has_its_outputs():
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    assert "It needs `pip install" in "".join(cells[0]["source"])
+    shown = [output for cell in cells for output in cell.get("outputs", ())]
+    (picture,) = [output["data"] for output in shown if output["output_type"] == "display_data"]
+    assert "".join(picture["text/html"]).count("<svg") == 2
+    assert not [output for output in shown if output["output_type"] == "error"]
 
 
 @pytest.mark.parametrize("name", [name for name in TABLE if name != "ring"])
@@ -109,8 +122,8 @@ def test_the_readme_shows_the_ring_and_what_it_prints(tmp_path):
 
 
 def test_every_command_of_the_readme_is_one():
-    commands = re.findall(r"^    ebmguard (.+?)(?:  |$)", README, re.MULTILINE)
-    assert commands
+    commands = re.findall(r"^    ebmguard (.+?)(?:  |$)", README + START, re.MULTILINE)
+    assert len(commands) > 4
     for command in commands:
         found, taken = cli.find(command.split())
         assert len(found) == 1, command

@@ -24,7 +24,7 @@ from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_own
 from tests.parts import Energy, Memory
 
 ROOT = Path(__file__).parents[1]
-PAGE, README = ROOT / "docs" / "diagnostics.md", ROOT / "README.md"
+PAGE, START = ROOT / "docs" / "diagnostics.md", ROOT / "docs" / "index.md"
 
 
 def find(name: str) -> Tag | None:
@@ -184,8 +184,8 @@ def test_the_page_has_the_lines(title: str) -> None:
     assert table == head + rows(SECTIONS[title])
 
 
-def test_the_readme_says_the_same_of_tags_that_exist() -> None:
-    text = README.read_text()
+def test_the_first_page_says_the_same_of_tags_that_exist() -> None:
+    text = START.read_text()
     table = text[text.index("| tag |") :].split("\n\n")[0].splitlines()[2:]
     for line in table:
         cell, _, healthy, _ = (part.strip() for part in line.split("|")[1:-1])

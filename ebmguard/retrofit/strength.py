@@ -40,7 +40,7 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
-_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 0.5 to 10, o 20,000
+_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 0.5 to 4, o 20,000
 _NEEDS_SCALE = (
     "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= and "
     "noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
