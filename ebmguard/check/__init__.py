@@ -1,10 +1,44 @@
 """Every problem that can be seen before step 0 or after it, each with its fix: ``g.check()``."""
 
-from .itself import SelfCheck, of_unknown
-from .problem import Problem, Setup, in_order, show
+from __future__ import annotations
 
-__all__ = ["Problem", "SelfCheck", "Setup", "find_problems", "show"]
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
+from ..alerts import Level
+from ..tags import GRADIENTS_SKIPPED, REFERENCE, SAMPLER_GRAD_NORM, SCALER_SKIPPED, TAGS
+from .problem import CHAINS, Problem, Setup, in_order, info, show, warn
+
+__all__ = ["OF_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "of_unknown", "show"]
+
+_log = logging.getLogger("ebmguard")
+
+# Rows after which it looks: the first; when chains and samples have come twice; after a slow tier.
+_FIRST, _TWICE, _SLOW = 1, 3, 52
+# What makes numbers NaN for one step.
+_BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_SKIPPED)
+_EVALUATIONS = "sampler/evaluations"
+OF_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
+OF_GRADIENT |= {"sampler/acceptance", _EVALUATIONS}
+"""Diagnostics for which the gradients of the sampler's energies must be seen."""
+_HIDDEN = (
+    "the sampler's gradients are taken inside torch.func (grad, vmap), or for all members of an "
+    "ensemble at once, where none of one sample can be seen",
+    "torch.autograd.grad(f(x).sum(), x) in the sampler; else nothing, the energies are watched.",
+)
+_UNSEEN = (
+    "no gradient of the energy module was seen in the sampler: it takes none, or takes it of "
+    "another module, in forward mode (torch.func.jvp), or in code that torch.compile has compiled",
+    "guard(..., model=f), the module that it calls; nothing, where it needs no gradient.",
+)
+_REASONS = {
+    _EVALUATIONS: "a CUDA graph's replays cannot be counted",
+    "sampler/drift_to_noise": "there is no noise, or samples differ in their number of entries",
+    "sampler/acceptance": "there is no noise, or the last two evaluations are no step of chains "
+    "that do not look at each other",
+    "optim/grad_norm": "this optimizer calls its closure by itself",
+}
 _UNKNOWABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -27,3 +61,54 @@ def find_problems(setup: Setup) -> list[Problem]:
             if not setup.is_running:
                 raise
     return in_order([*found, *of_unknown(setup.unknown)])
+
+
+class SelfCheck:
+    """Says each WARN or ERROR of the guard's own check once, in a few of the first steps.
+
+    Attributes:
+        unknown: diagnostics that were NaN in every row so far.
+    """
+
+    def __init__(self) -> None:
+        self.unknown = frozenset[str]()
+        self._rows = 0
+        self._nan, self._known = set[str](), set[str]()
+        self._said = set[str]()
+
+    def is_due(self, row: Mapping[str, float]) -> bool:
+        """Take the row of a step that is over; say whether to look now."""
+        if self._rows >= _SLOW or any(row.get(tag) for tag in _BROKEN):
+            return False
+        self._rows += 1
+        nan = {tag for tag, value in row.items() if math.isnan(value)}
+        self._nan |= nan
+        self._known |= row.keys() - nan
+        if self._rows >= _TWICE:  # what an optimizer does is measured in the slow tier
+            left = self._nan - self._known - {tag.removeprefix(REFERENCE) for tag in self._known}
+            is_slow = self._rows >= _SLOW
+            self.unknown = frozenset(x for x in left if is_slow or x in OF_GRADIENT)
+        return self._rows in (_FIRST, _TWICE, _SLOW)
+
+    def say(self, problems: Iterable[Problem]) -> None:
+        """Log what has not been logged yet, one line for each."""
+        for each in problems:
+            is_early = self._rows < _TWICE and each.where == CHAINS
+            if each.severity > Level.INFO and not is_early and each.message not in self._said:
+                self._said.add(each.message)
+                _log.warning("g.check(): %s", each.message)
+
+
+def of_unknown(tags: Iterable[str]) -> Iterator[Problem]:
+    """What each diagnostic is missing for that was NaN in every row."""
+    left = {*tags}
+    if SAMPLER_GRAD_NORM in left:
+        why, fix = _UNSEEN if _EVALUATIONS in left else _HIDDEN
+        names = ", ".join(tag for tag in TAGS if tag in left & OF_GRADIENT)
+        what = f"NaN in every row ({names}), and with it the first sign of a blow-up: {why}."
+        yield warn("unknown", SAMPLER_GRAD_NORM, what, fix)
+        left -= OF_GRADIENT
+    for tag in sorted(left):
+        known = TAGS.get(tag.removeprefix(REFERENCE))
+        why = _REASONS.get(tag) or (f"it is {known.definition}" if known else "of its own making")
+        yield info("unknown", tag, f"NaN in every row: {why}.", "nothing, if that is meant.")

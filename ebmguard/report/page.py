@@ -17,10 +17,10 @@ from ..errors import ConfigError, printable
 from ..sinks.opened import opened
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
-from .advice import advice, to_do
 from .files import batches, flat, named, run_folders
 from .folder import ACCURACY, RecordedRun, ends, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
+from .problems import advice, to_do
 
 __all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
 

@@ -1,26 +1,26 @@
-"""`ebmguard check RUN`: every problem of a run, with its fix. Limits are those of the rules."""
+"""The one adviser; `ebmguard check RUN`: every problem of a run. Limits are those of the rules."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
 from ..alerts.remedies import agreeing
-from ..check import show
-from ..check.itself import OF_GRADIENT, of_unknown
+from ..check import OF_GRADIENT, of_unknown, show
 from ..check.problem import Problem, error, in_order, info, warn
 from ..tags import ALERT_LEVEL
-from .advice import advice, moved_by_rollbacks, next_settings, to_do
 from .folder import RecordedRun
 
-__all__ = ["CheckConfig", "check", "problems_of_run"]
+__all__ = ["Advice", "CheckConfig", "advice", "check", "problems_of_run", "to_do"]
 
 _MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
 _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
@@ -50,6 +50,61 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True)
+class Advice:
+    """What one rule has to say about a run."""
+
+    rule: str  # its name, which is that of its section in docs/alerts.md
+    level: str  # the worst that it reported
+    count: int
+    first: int  # steps of its first and its last report
+    last: int
+    alert: Mapping[str, Any]  # the first of the worst level
+    remedies: tuple[str, ...]  # those of the worst level first, likeliest first
+
+
+def _moved_by_rollbacks(run: RecordedRun) -> dict[str, int]:
+    """What rollbacks have moved, and which way: no advice goes against them.
+
+    Nor does a run go back that is not lost, or that was rolled back.
+    """
+    pairs = [pair for rollback in run.rollbacks for pair in rollback["changes"].items()]
+    names = {"sgld_steps": "steps"}
+    moved = {names.get(what, what): 1 if new > old else -1 for what, (old, new) in pairs}
+    return moved if run.verdict.is_lost and not run.rollbacks else {**moved, Remedy.ROLL_BACK: 1}
+
+
+def _next_settings(run: RecordedRun) -> str:
+    """What a run that was rolled back is to begin with the next time."""
+    changes = {name: pair[1] for own in run.rollbacks for name, pair in own["changes"].items()}
+    said = ", ".join(f"{name} {after:g}" for name, after in changes.items())
+    return f"begin the next run with {said or 'new random numbers, which were enough'}"
+
+
+def to_do(run: RecordedRun, advised: Iterable[Advice]) -> tuple[str, ...]:
+    """What to do about the verdict, likeliest first; empty where nothing is to be done."""
+    said = [_next_settings(run)] if run.rollbacks else []
+    said += [remedy for own in advised if own.level != "INFO" for remedy in own.remedies]
+    if run.verdict.is_lost and not said:
+        said = ['action="rollback" next time, which takes it back and goes on']
+    return tuple(said)
+
+
+def advice(run: RecordedRun, moved: dict[str, int] | None = None) -> list[Advice]:
+    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
+    by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for alert in sorted(run.alerts[run.answered :], key=lambda alert: -Level[alert["level"]]):
+        by_rule[alert["rule"]].append(alert)
+    found = []
+    for rule, alerts in by_rule.items():
+        worst, at = alerts[0], [alert["step"] for alert in alerts]
+        said = tuple(remedy for alert in alerts for remedy in alert["remedies"])
+        found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, said))
+    found.sort(key=lambda entry: (-Level[entry.level], entry.first))
+    moved = _moved_by_rollbacks(run) if moved is None else moved
+    return [replace(entry, remedies=agreeing(entry.remedies, moved)) for entry in found]
+
+
+@dataclass(frozen=True)
 class CheckConfig:
     """List every problem of a run, each with its fix; the exit status is 1 with an error."""
 
@@ -67,7 +122,7 @@ def check(config: CheckConfig) -> int:
 def problems_of_run(path: Path) -> list[Problem]:
     """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
     run = RecordedRun.read(path, whole=_READ)
-    moved = moved_by_rollbacks(run)  # and advised, from the first problem to the last
+    moved = _moved_by_rollbacks(run)  # and advised, from the first problem to the last
     checks = (_of_alerts, _of_medians, _of_grad_scale)
     found = [p for check in checks for p in check(run, moved)]
     others = (_of_outcome, _of_numbers, _of_rollbacks, _of_sampler, _of_optimizer)
@@ -136,7 +191,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
         return
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1]["budget_left"]
     text = f"{count} rollback{'s' if count > 1 else ''}, the last for {last['rule']}; {left} left."
-    fix = f"{next_settings(run)}."
+    fix = f"{_next_settings(run)}."
     level = Level.WARN if left == 0 or count > 1 else Level.INFO
     yield Problem(level, "rollbacks", f"step {last['step']:,}", text, fix)
     for record in run.rollbacks:
@@ -147,7 +202,7 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
     relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
     if relapses:
         text = f"{len(relapses)} of {count} rollbacks did not hold."
-        lasting = agreeing((Remedy.RAISE_BETA, Remedy.MORE_STEPS), moved_by_rollbacks(run))
+        lasting = agreeing((Remedy.RAISE_BETA, Remedy.MORE_STEPS), _moved_by_rollbacks(run))
         fix = f"a change that lasts (Recovery(ladder=...)): {_fix(lasting)}"
         yield warn("relapse", f"step {relapses[-1]:,}", text, fix)
 

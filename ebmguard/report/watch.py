@@ -15,11 +15,11 @@ from typing import Any
 import tyro
 
 from ..tags import Scale
-from .advice import advice, to_do
 from .bins import Bin
 from .files import ROWS, meant, named
 from .folder import ACCURACY, RecordedRun, value_of
 from .plots import CHARTS, Axis, short_number, unnamed
+from .problems import advice, to_do
 
 try:
     from rich.console import Console, Group, RenderableType

@@ -40,17 +40,18 @@ class Thinning:
         """Take the row of a step; return those to write now, oldest first."""
         self._rows += 1
         every = max(n for begin, n in self._rates if begin <= max(step, self._rows - 1))
+        if every == 1:
+            return [*self.rest(), (step, scalars, samples)]
         level = scalars.get(ALERT_LEVEL, self._level)
         if step // every != self._stretch:
             self._stretch, self._names = step // every, set()
         is_due = level != self._level or not self._names.issuperset(scalars)
         self._level = level
         self._names.update(scalars)
-        if every > 1:
-            scalars = {**scalars, LOG_EVERY: float(every)}
-        self._waiting.append((is_due, (step, scalars, samples)))
-        if every == 1 or self._after > 0:
-            self._after -= self._after > 0
+        said = {**scalars, LOG_EVERY: float(every)}
+        self._waiting.append((is_due, (step, said, samples)))
+        if self._after > 0:
+            self._after -= 1
             return self.rest()
         ready = [self._waiting.popleft() for _ in range(len(self._waiting) - _BEFORE)]
         return [row for is_due, row in ready if is_due]

@@ -5,8 +5,8 @@ import socket
 import subprocess
 import sys
 
-from ebmguard.report.advice import advice
 from ebmguard.report.folder import RecordedRun, outcome
+from ebmguard.report.problems import advice
 from ebmguard.sinks import LOCK
 
 from .folders import BACK_TO, write
