@@ -53,6 +53,9 @@ def plans(found: Trace) -> list[Plan]:
     if not sided:
         raise _no_difference(found, pulls)
     sampler, positive, negative = _sides(found, sided[0])
+    if not sampler.functions:
+        error = found.unread or f"nothing is known of what {sampler.name} differentiates"
+        raise Refused("not evaluated", error=error, guard=_by_hand(sampler))
     facts: dict[str, Any] = {"sampler": sampler.name, "guard": _by_hand(sampler)}
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
@@ -95,6 +98,8 @@ def plans(found: Trace) -> list[Plan]:
 
 def _no_difference(found: Trace, pulls: dict[Difference, list[float]]) -> Refused:
     """Why there is none: other energies than the sampler's, one side, or none at all."""
+    if found.unread:
+        return Refused("not evaluated", error=found.unread, guard=_by_hand(found.samplers[0]))
     for sampler in found.samplers:
         for each in pulls:
             if not all(side.sign for side in each.sides.values()) and sampler.name in each.sides:

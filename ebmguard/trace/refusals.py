@@ -23,6 +23,11 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
         "softplus, a likelihood), there is no contrastive part that a guard could take.",
     ),
+    "not evaluated": (
+        "the trainer's own calls could not be made again with other energies: {error}",
+        "Make `cd_loss, draws = {guard}` by hand, where the sampler is made. Call `draws` in its "
+        "place, and `cd_loss(f_pos, f_neg)` in that of the difference of means.",
+    ),
     "one side": (
         "the difference at {place} lowers, or raises, both of its sides",
         "Write what is no difference of mean energies in a statement of its own, and trace again.",

@@ -46,6 +46,7 @@ class Trace:
     seconds: float
     state: str  # hash of parameters and random states; empty where the script ended itself
     error: str  # that ended the script
+    unread: str = ""  # why something could not be evaluated again
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
@@ -57,7 +58,9 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     tracer.chains.end()
     samplers, differences = tracer.chains.samplers.values(), tracer.differences.values()
     steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
-    return Trace([*samplers], [*differences], optimizers, steps, seconds, state, error)
+    return Trace(
+        [*samplers], [*differences], optimizers, steps, seconds, state, error, tracer.unread
+    )
 
 
 class _Tracer(TorchFunctionMode):
@@ -72,6 +75,7 @@ class _Tracer(TorchFunctionMode):
         self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
         self._root: Edge | None = None  # of the gradient that is being computed
+        self.unread = ""  # why something could not be evaluated again
         self._rests = False  # while the trainer's own values are evaluated again
 
     @contextmanager
@@ -168,6 +172,8 @@ class _Tracer(TorchFunctionMode):
         try:
             with torch.enable_grad():  # Gradients may be under way.
                 yield
+        except (RuntimeError, TypeError, ValueError, IndexError) as failed:
+            self.unread = f"{type(failed).__name__}: {failed}"  # The trainer goes on.
         finally:
             self._rests = before
 

@@ -106,6 +106,26 @@ def sample_q(f):
 
 """
 
+# Under autocast what is made of the outputs is made in another precision.
+AUTOCAST = (
+    _SAMPLER.replace("f(x).sum()", "energy(x).sum()")
+    + """
+w = torch.ones(1)
+
+
+def energy(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return f(x) @ w
+
+
+for step in range(100):
+    loss = energy(sample_q(f)).mean() - energy(data()).mean()
+    optim.zero_grad()
+    loss.backward()
+    optim.step()
+"""
+)
+
 # As SAM: two losses on the same samples.
 TWICE = (
     _SAMPLER

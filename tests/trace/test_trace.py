@@ -100,6 +100,7 @@ PROVEN = {
     "MAXIMISED": ("value = -cd_loss(fp, fq)",),
 }
 NOT = {
+    "AUTOCAST": "could not be made again with other energies: RuntimeError: ",
     "TWO_TERMS": "draws for losses at train.py:",
     "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "WRONG_SIGN": "the sampler goes up the output, and the loss raises the output there",
