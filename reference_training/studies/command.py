@@ -82,5 +82,5 @@ def numbers(study: Study, frame: pd.DataFrame) -> dict[str, Any]:
 
 def told(study: Study, frame: pd.DataFrame) -> str:
     """A study's numbers as text: the table, what its columns are, and whether the claim holds."""
-    note = str(frame.attrs.get("note", ""))
-    return "\n\n".join(filter(None, [text(frame), study.columns, note, study.verdict(frame)]))
+    parts = [text(frame), f"Source: {study.source}. {study.columns}", frame.attrs.get("note", "")]
+    return "\n\n".join(filter(None, [*parts, study.verdict(frame)]))

@@ -92,6 +92,12 @@ def by_run(frame: pd.DataFrame) -> list[pd.DataFrame]:
     return [own for _, own in frame.groupby("path", sort=False)]
 
 
+def by_beta(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A number by β*, smallest β* first; of several seeds their median, NaN where one is."""
+    values = frame[name].astype(float).groupby(frame["beta_star"])
+    return values.agg(lambda own: own.median(skipna=False))
+
+
 def about(run: TrainedRun) -> str:
     """A run in a line: its folder, its data, β*, how it was trained, and for how long."""
     low, high = run.settings.sgld_steps, run.settings.most_sgld_steps

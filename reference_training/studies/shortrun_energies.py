@@ -21,7 +21,7 @@ from ..plots.canvas import COLOURS
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, caution, opened, ordered
+from .shortrun import about, by_beta, caution, opened, ordered
 from .study import ABOUT, Study, ascending, frame_of
 
 Floats = NDArray[np.float64]
@@ -43,7 +43,7 @@ def courses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     if config.count is not None:
         raise ConfigError("Figure 12 draws no images and no chains; leave --count out")
     frame = frame_of([_course(label, run) for label, run in ordered(runs)])
-    gaps, at_zero = final_gaps(frame), frame[frame["beta_star"] == 0]
+    gaps, at_zero = by_beta(frame, "gap"), frame[frame["beta_star"] == 0]
     varies = (at_zero["high"] - at_zero["low"]).median(skipna=False)
     # Not a ratio: the gap at β* = 0 changes its sign from update to update.
     known = len(at_zero) and not varies <= 0
@@ -99,12 +99,6 @@ def quartiles(values: Floats) -> tuple[float, float, float]:
         return math.nan, math.nan, math.nan
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
-
-
-def final_gaps(frame: pd.DataFrame) -> pd.Series:
-    """The final gap by β*, smallest β* first; of several seeds their median, NaN where one is."""
-    by_beta = frame["gap"].astype(float).groupby(frame["beta_star"])
-    return by_beta.agg(lambda gaps: gaps.median(skipna=False))
 
 
 def windows(steps: Floats, gaps: Floats) -> tuple[Floats, Floats]:
@@ -208,6 +202,6 @@ STUDIES = {
         "guard's reference. widening: by how much the gap is wider than at β* = 0, in "
         "interquartile ranges of the gap there.",
         "the gap between f(x⁺) and f(x⁻) widens with every step up of β*",
-        lambda frame: ascending(final_gaps(frame).tolist()),
+        lambda frame: ascending(by_beta(frame, "gap").tolist()),
     ),
 }

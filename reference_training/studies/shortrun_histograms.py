@@ -20,7 +20,18 @@ from ..plots.numbers import number
 from ..plots.page import grid, legend_above, plain
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
-from .shortrun import about, by_run, caution, check_runs, negatives, noisy, opened, ordered, some_of
+from .shortrun import (
+    about,
+    by_beta,
+    by_run,
+    caution,
+    check_runs,
+    negatives,
+    noisy,
+    opened,
+    ordered,
+    some_of,
+)
 from .study import ABOUT, Study, ascending, frame_of
 
 Floats = NDArray[np.float64]
@@ -269,7 +280,7 @@ STUDIES = {
         draw_energies,
         _COLUMNS,
         "negatives and data differ in f, the more the larger β* is",
-        lambda frame: ascending([-value for value in frame["overlap"]]),
+        lambda frame: ascending((-by_beta(frame, "overlap")).tolist()),
     ),
     "14": Study(
         "Figure 14: f on data and on negatives of SGLD, step size × 4",

@@ -23,6 +23,7 @@ from .config import ShortRunFigure
 from .measures import BATCH, energy_distance, means, measure
 from .shortrun import (
     MEASURES,
+    by_beta,
     by_run,
     caution,
     check_runs,
@@ -230,7 +231,7 @@ STUDIES = {
         "far pixels lie beyond [-1, 1], on average; they are clipped when drawn and compared. "
         "Pixels that are not finite are red.",
         "the negatives' distance to training images grows with every step up of β*",
-        lambda frame: ascending(frame.loc[frame["beta_star"].notna(), "distance"].tolist()),
+        lambda frame: ascending(by_beta(frame.dropna(subset="beta_star"), "distance").tolist()),
     ),
     "steps": Study(
         "Sampling with K2 steps what was trained with K1",

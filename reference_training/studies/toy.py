@@ -24,6 +24,11 @@ OFF = "0"
 """β of the standard trainer, at which all variants are the same loss."""
 SIX = (OFF, "0.1", "0.3", "0.5", "0.7", "0.9")
 FOUR = (OFF, "0.1", "0.5", "0.9")
+SOME = ("0.1", "0.5", "0.9")
+FIXED = ("gmm-degenerate", "circles-degenerate")
+EXPLODING = ("gmm-default", "gmm-good+exploding", "gmm-exploding")
+HALVED = ("gmm-good+exploding-halved", "gmm-halved")
+OTHERS = ("gmm-default", "gmm-good+lost", "gmm-lost", "gmm-good+stuck", "gmm-stuck", *HALVED)
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class Spec:
     """Which runs a figure needs, and how its panels are laid out.
 
     Attributes:
-        title: what it shows.
         scenarios: one run each.
         betas, variants: of every run.
         seeds: models of each β and variant.
@@ -42,7 +46,6 @@ class Spec:
             first one.
     """
 
-    title: str
     scenarios: tuple[str, ...]
     betas: tuple[str, ...]
     seeds: int = 5
@@ -54,80 +57,19 @@ class Spec:
 
 
 FIGURES = {
-    "2": Spec(
-        "Figure 2: the default setup at different β", ("gmm-default", "circles-default"), SIX, 3
-    ),
-    "5": Spec(
-        "Figure 5: the circles, and the circles with twice as many updates",
-        ("circles-default", "circles-long"),
-        FOUR,
-        3,
-        band="updates",
-    ),
-    "6": Spec(
-        "Figure 6: chains that start in the bottom right quadrant",
-        ("gmm-shifted", "circles-shifted"),
-        FOUR,
-    ),
+    "2": Spec(("gmm-default", "circles-default"), SIX, 3),
+    "5": Spec(("circles-default", "circles-long"), FOUR, 3, band="updates"),
+    "6": Spec(("gmm-shifted", "circles-shifted"), FOUR),
     # At β = 0 the variants are one and the same loss.
-    "7": Spec(
-        "Figure 7: the variants in the default setup",
-        ("gmm-default", "circles-default"),
-        ("0.1", "0.5", "0.9"),
-        5,
-        VARIANTS,
-        band="variant",
-        split=True,
-    ),
-    "8": Spec(
-        "Figure 8: one negative from the initial distribution, no SGLD: the variants",
-        ("gmm-degenerate", "circles-degenerate"),
-        ("0.5",),
-        5,
-        VARIANTS,
-        "variant",
-    ),
+    "7": Spec(("gmm-default", "circles-default"), SOME, 5, VARIANTS, band="variant", split=True),
+    "8": Spec(FIXED, ("0.5",), 5, VARIANTS, "variant"),
     # The last two are not in the paper: they show how far the optimum can be reached.
-    "9": Spec(
-        "Figure 9: negatives from the initial distribution, no SGLD: different β",
-        ("gmm-degenerate", "circles-degenerate", "gmm-proposal", "circles-proposal"),
-        SIX,
-        band="negatives",
-    ),
-    "10": Spec(
-        "Figure 10: the GMM with three negatives and three SGLD steps",
-        ("gmm-restricted",),
-        SIX,
-        5,
-        VARIANTS,
-        band="variant",
-    ),
-    "11": Spec(
-        "Figure 11: the circles with three negatives and three SGLD steps",
-        ("circles-restricted",),
-        SIX,
-        5,
-        VARIANTS,
-        band="variant",
-    ),
-    "1d": Spec("A mixture in one dimension at different β", ("mixture1d-default",), FOUR, 3),
-    "mixture": Spec(
-        "A good sampler, a mixture of it with a broken one, and the broken one alone",
-        ("gmm-default", "gmm-good+exploding", "gmm-exploding"),
-        FOUR,
-        band="samplers",
-        samplers=True,
-    ),
-    "broken": Spec(
-        "Mixtures with other broken samplers, and with half as many negatives",
-        (
-            *("gmm-default", "gmm-good+lost", "gmm-lost", "gmm-good+stuck", "gmm-stuck"),
-            *("gmm-good+exploding-halved", "gmm-halved"),
-        ),
-        FOUR,
-        band="samplers",
-        samplers=True,
-    ),
+    "9": Spec((*FIXED, "gmm-proposal", "circles-proposal"), SIX, band="negatives"),
+    "10": Spec(("gmm-restricted",), SIX, 5, VARIANTS, band="variant"),
+    "11": Spec(("circles-restricted",), SIX, 5, VARIANTS, band="variant"),
+    "1d": Spec(("mixture1d-default",), FOUR, 3),
+    "mixture": Spec(EXPLODING, FOUR, band="samplers", samplers=True),
+    "broken": Spec(OTHERS, FOUR, band="samplers", samplers=True),
 }
 
 

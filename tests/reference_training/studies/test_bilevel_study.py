@@ -14,7 +14,7 @@ from ebmguard.reference_training.bism.config import BismConfig
 from ebmguard.reference_training.bism.matching import denoising
 from ebmguard.reference_training.bism.methods import Levels, Update, UpdateSettings
 from ebmguard.reference_training.bism.train import train
-from ebmguard.reference_training.studies.bism_bias import exact_posterior, gradient_bias, measured
+from ebmguard.reference_training.studies.bilevel import exact_posterior, gradient_bias, measured
 from ebmguard.reference_training.studies.command import run
 from ebmguard.reference_training.studies.config import BilevelFigure
 from tests.reference_training.bism.parts import rbm, rng

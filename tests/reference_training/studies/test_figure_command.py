@@ -217,6 +217,27 @@ def test_more_images_than_are_held_out_are_refused(name, what):
     refused(name, f"33 {what} were asked for, .*kept0 have 32 test images", count=33)
 
 
+@pytest.mark.parametrize(
+    ("name", "column", "values", "verdict"),
+    [
+        ("13", "overlap", (0.9, 0.5, 0.6, 0.1), "holds."),
+        ("13", "overlap", (0.5, 0.5, 0.6, 0.1), "does not hold."),
+        ("15", "distance", (0.1, 0.4, 0.2, 0.9), "holds."),
+        ("15", "distance", (0.1, 0.4, np.nan, 0.9), "cannot be told."),
+        ("14", "rise", (0.1, 2.0, None, 3.0), "holds."),
+        ("14", "rise", (0.1, -2.0, None, 3.0), "does not hold."),
+    ],
+)
+def test_claims_on_beta_are_told_by_the_medians_of_seeds(name, column, values, verdict):
+    rows = [
+        {"beta_star": beta_star, column: value}
+        for beta_star, value in zip((0.0, 2.0, 2.0, 3.0), values, strict=True)
+    ]
+    # Of Figure 15 there are rows of data too.
+    others = [{"beta_star": None, column: 9.0}] if name == "15" else []
+    assert command.find(name).verdict(frame_of([*rows, *others])).endswith(f": {verdict}")
+
+
 @pytest.mark.parametrize("name", ["13", "steps", "interpolation", "long-run"])
 def test_runs_of_one_name_in_several_places_are_drawn_apart(name: Any):
     runs = [tiny_run(f"{where}/run", activation="gelu") for where in ("a", "b")]

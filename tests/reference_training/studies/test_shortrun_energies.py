@@ -14,7 +14,8 @@ import pytest
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.config import ShortRunFigure
-from ebmguard.reference_training.studies.shortrun_energies import final_gaps, threshold, windows
+from ebmguard.reference_training.studies.shortrun import by_beta
+from ebmguard.reference_training.studies.shortrun_energies import threshold, windows
 from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import tiny_run, write_rows
 
@@ -78,7 +79,7 @@ def test_seeds_count_as_one_beta_star(tmp_path):
         for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6)])
     ]
     found = numbers(runs)
-    assert final_gaps(found).to_dict() == {0: 2, 2: 5}
+    assert by_beta(found, "gap").to_dict() == {0: 2, 2: 5}
     assert found["run"].tolist()[::4] == ["β* = 0, seed 0", "β* = 2, seed 4"]
 
 
