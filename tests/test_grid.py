@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from benchmarks import digits, grid
+from benchmarks import digits, grid, true_scale
 from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
 from benchmarks.remedies import CELLS, REMEDIES, best, config_of, iterations
 from ebmguard.errors import ConfigError
 from tests.reference_training.sweep.parts import environment
 
-STUDIES = ["digits", "remedies", "rollback", "toy_claims"]
+STUDIES = ["digits", "remedies", "rollback", "toy_claims", "true_scale"]
 PAGE = (
     "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
 )
@@ -161,7 +161,8 @@ def test_a_table_has_a_line_for_each_row():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_page_is_that_of_its_rows(name):
+def test_a_page_is_that_of_its_rows(name, monkeypatch):
+    monkeypatch.setattr(true_scale, "draw", lambda *_: None)
     own = importlib.import_module(f"benchmarks.{name}").GRID
     page = RESULTS / f"{name}.md"
     plan, text = Plan(own, Path("no runs"), page, 1, "local"), page.read_text(encoding="utf-8")
