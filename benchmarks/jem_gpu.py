@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -36,39 +36,22 @@ RUNS = (("2", 0.0), ("2", 2.0), ("6", 0.0), ("6", 2.0))
 """Scenario and beta_star of the runs that may diverge."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How a run went, from its files.
+def first_alerts(run: Path) -> str:
+    """The first WARN and the first ERROR of a run, in words, whichever there were."""
+    first = {row["level"]: row for row in reversed(read_rows(run, "alerts.jsonl"))}
+    said = [
+        f"{level} {first[level]['rule']} ({first[level]['tag']}) at {first[level]['step']}"
+        for level in ("WARN", "ERROR")
+        if level in first
+    ]
+    return "; ".join(said) or "none"
 
-    Attributes:
-        gaps: energy gap of every step.
-        steps: updates done.
-        diverged_at: the first that was lost, or None.
-        alerts: the first WARN and the first ERROR, in words, whichever there were.
-    """
 
-    gaps: pd.Series
-    steps: int
-    diverged_at: int | None
-    alerts: list[str]
-
-    @classmethod
-    def of(cls, folder: Path) -> Outcome:
-        """Read a run that is over, or was stopped."""
-        gaps = [float(row["energy_gap"]) for row in read_rows(folder, METRICS)]
-        first = {row["level"]: row for row in reversed(read_rows(folder, "alerts.jsonl"))}
-        alerts = [
-            f"{level} {first[level]['rule']} ({first[level]['tag']}) at {first[level]['step']}"
-            for level in ("WARN", "ERROR")
-            if level in first
-        ]
-        steps, lost = so_far(folder)
-        return cls(pd.Series(gaps), steps, lost, alerts)
-
-    def by_hundred(self) -> pd.Series:
-        """Median and largest |gap| of every hundred steps, in words, by the first of them."""
-        hundreds = self.gaps.groupby(self.gaps.index // 100 * 100)
-        return hundreds.agg(lambda gap: f"{gap.median():.3g} ({gap.abs().max():.3g})")
+def gaps_by_hundred(run: Path) -> pd.Series:
+    """Median and largest |gap| of every hundred steps, in words, by the first of them."""
+    gaps = pd.Series([float(row["energy_gap"]) for row in read_rows(run, METRICS)])
+    hundreds = gaps.groupby(gaps.index // 100 * 100)
+    return hundreds.agg(lambda gap: f"{gap.median():.3g} ({gap.abs().max():.3g})")
 
 
 def diverge_part(bench: Bench) -> Iterator[str]:
@@ -99,13 +82,11 @@ def diverge_part(bench: Bench) -> Iterator[str]:
             traceback.print_exc()
             yield f"| {scenario} | {beta_star:g} | failed: {first_line(error)} | | | |\n"
             continue
-        found = Outcome.of(out)
-        gaps[f"{scenario}, β* = {beta_star:g}"] = found.by_hundred()
-        lost = found.diverged_at
+        gaps[f"{scenario}, β* = {beta_star:g}"] = gaps_by_hundred(out)
+        steps, lost = so_far(out)
         yield (
-            f"| {scenario} | {beta_star:g} | {found.steps} "
-            f"| {'not' if lost is None else lost} | {'; '.join(found.alerts) or 'none'} "
-            f"| {seconds:.0f} |\n"
+            f"| {scenario} | {beta_star:g} | {steps} | {'not' if lost is None else lost} "
+            f"| {first_alerts(out)} | {seconds:.0f} |\n"
         )
     if not gaps:
         return

@@ -32,6 +32,7 @@ LOST_AT = 300
 ADAPTIVE = AdaptiveSteps()
 SLOW = replace(ADAPTIVE, rise_after=5)
 STRETCH = 50
+Row = Mapping[str, Any]
 COLUMNS = {
     "steps": "",
     "grad_scale": "grad_scale",
@@ -137,93 +138,75 @@ def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
     return {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
 
 
-class Result:
-    """What a cell left behind.
-
-    Attributes:
-        rows: one for each step, with :data:`COLUMNS`.
-        accuracy: of the test images, by step.
-        alerts: their records.
-        seconds: of the CPU.
-    """
-
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.rows = pd.DataFrame({name: found[name] for name in COLUMNS})
-        self.accuracy = dict(found["accuracy"])
-        self.alerts = pd.DataFrame(found["alerts"], columns=["rule", "level", "step"])
-        self.seconds = found["seconds"]
-
-    def first(self, **only: str) -> str:
-        """When the first of these alerts came, and the rest of what it says."""
-        own = self.alerts
-        for name, value in only.items():
-            own = own[own[name] == value]
-        rest = "level" if "rule" in only else "rule"
-        return f"{own['step'].iloc[0]} ({own[rest].iloc[0]})" if len(own) else "–"
+def by_step(row: Row) -> pd.DataFrame:
+    """A line for each step, with :data:`COLUMNS`."""
+    return pd.DataFrame({name: row[name] for name in COLUMNS})
 
 
-def lost_row(arm: Arm, result: Result) -> dict[str, str]:
+def first(row: Row, of: str, value: str) -> str:
+    """When the first alert of a rule or a level came, and of which level or rule."""
+    rest = "level" if of == "rule" else "rule"
+    own = [alert for alert in row["alerts"] if alert[of] == value]
+    return f"{own[0]['step']} ({own[0][rest]})" if own else "–"
+
+
+def lost_row(arm: Arm, row: Row) -> dict[str, str]:
     """A line of the table of lost samplers."""
-    scale, steps = result.rows["grad_scale"], result.rows["steps"]
+    rows, accuracy = by_step(row), row["accuracy"]
+    scale, steps = rows["grad_scale"], rows["steps"]
     low = next(iter(scale.index[scale < 0.1]), None)
     # Over 0.5, and in the steps from there on the median too.
     ahead = scale[::-1].rolling(STRETCH, min_periods=1).median()[::-1]
     over = scale.index[(scale > 0.5) & (ahead > 0.5)]
     back = None if low is None else next(iter(over[over >= max(low, arm.start)]), None)
-    after = [a for step, a in result.accuracy.items() if back is not None and step > back]
+    after = [own for step, own in accuracy if back is not None and step > back]
     return {
         "first under 0.1": number(low, ".0f"),
         "back over 0.5": number(back, ".0f"),
         "of the last 500 over 0.5": percent((scale[-500:] > 0.5).mean()),
         "largest factor": str(steps.max() // arm.sgld_steps),
-        "`sampler_failing`": result.first(rule="sampler_failing"),
+        "`sampler_failing`": first(row, "rule", "sampler_failing"),
         "accuracy: lowest after the return": percent(min(after, default=None)),
-        "final": percent([*result.accuracy.values()][-1]),
+        "final": percent(accuracy[-1][1]),
         "SGLD steps per one of the base": f"{steps[arm.start :].mean() / arm.sgld_steps:.1f}",
-        "CPU seconds": f"{result.seconds:.0f}",
+        "CPU seconds": f"{row['seconds']:.0f}",
     }
 
 
-def beta_row(_: Arm, result: Result) -> dict[str, str]:
+def beta_row(_: Arm, row: Row) -> dict[str, str]:
     """A line of the table of β*."""
-    last = result.rows[-100:].median()
-    beta_star = result.rows["beta_star"][499:2000:500]
+    rows = by_step(row)
+    last, beta_star = rows[-100:].median(), rows["beta_star"][499:2000:500]
     return {
         "β* at 500, 1,000, 1,500, 2,000": ", ".join(f"{x:.3g}" for x in beta_star),
         "ESS / M": f"{last['ess']:.2f}",
         "GradScale": f"{last['grad_scale']:.3f}",
         "gap": f"{last['gap']:.3g}",
-        "largest gap": f"{result.rows['gap'].abs().max():.3g}",
-        "first ERROR": result.first(level="ERROR"),
-        "final accuracy": percent([*result.accuracy.values()][-1]),
+        "largest gap": f"{rows['gap'].abs().max():.3g}",
+        "first ERROR": first(row, "level", "ERROR"),
+        "final accuracy": percent(row["accuracy"][-1][1]),
     }
 
 
-def trajectory_row(_: Arm, result: Result) -> dict[str, str]:
+def trajectory_row(_: Arm, row: Row) -> dict[str, str]:
     """Medians of GradScale."""
-    scale = result.rows["grad_scale"]
+    scale = by_step(row)["grad_scale"]
     medians = scale.groupby(scale.index // 100 * 100 + 100).median()
     return {str(mark): f"{median:.2f}" for mark, median in medians.items()}
 
 
-Line = Callable[[Arm, Result], dict[str, str]]
-
-
-def by_arm(rows: Rows, arms: Mapping[str, Arm], of: Line) -> str:
+def by_arm(rows: Rows, arms: Mapping[str, Arm], of: Callable[[Arm, Row], dict[str, str]]) -> str:
     """A table of the cells of some arms."""
-    order = list(arms)
-    own = sorted((x for x in rows if x["arm"] in arms), key=lambda x: order.index(x["arm"]))
-    lines = ((arms[x["arm"]], x) for x in own)
-    return table_of(
-        [{"arm": arm.title, "seed": str(x["seed"]), **of(arm, Result(x))} for arm, x in lines]
-    )
+    own = [(arm, row) for name, arm in arms.items() for row in rows if row["arm"] == name]
+    lines = [{"arm": arm.title, "seed": str(row["seed"]), **of(arm, row)} for arm, row in own]
+    return table_of(lines)
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    first = {name: LOST[name] for name in ("fixed", "adaptive", "lost")}
+    whole = {name: LOST[name] for name in ("fixed", "adaptive", "lost")}
     return {
         "lost": by_arm(rows, LOST, lost_row),
-        "windows": by_arm(rows, first, trajectory_row),
+        "windows": by_arm(rows, whole, trajectory_row),
         "beta": by_arm(rows, BETA, beta_row),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
@@ -14,12 +15,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from benchmarks import digits, grid
+from benchmarks import digits, grid, true_scale
 from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
 from benchmarks.remedies import CELLS, REMEDIES, best, config_of, iterations
+from ebmguard.errors import ConfigError
 from tests.reference_training.sweep.parts import environment
 
-STUDIES = ["digits", "remedies", "rollback", "toy_claims"]
+STUDIES = ["digits", "remedies", "rollback", "toy_claims", "true_scale"]
 PAGE = (
     "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
 )
@@ -51,9 +53,23 @@ if __name__ == "__main__":
 """
 
 
-def test_what_is_done_is_kept_and_what_failed_is_measured_again(tmp_path, monkeypatch, capsys):
-    """By processes of Ray; another machine goes on from what lies beside the page."""
-    pytest.importorskip("ray", reason="Ray is not installed")
+def measured_here(plan: Plan, cells: list[Any], _: str) -> int:
+    """What a sweep does, in this process."""
+    status = 0
+    for cell in cells:
+        try:
+            plan.measure(cell.title)
+        except SystemExit as error:
+            status = 1
+            print(f"FAILED {cell.title}: exit status {error.code}, see {cell.log}")
+        with contextlib.suppress(ConfigError):  # there is no row yet
+            plan.page()
+    return status
+
+
+@pytest.mark.parametrize("by", ["this process", pytest.param("Ray", marks=pytest.mark.slow)])
+def test_what_is_done_is_kept_and_what_failed_is_measured_again(by, tmp_path, monkeypatch, capsys):
+    """Another machine goes on from what lies beside the page."""
     page, runs = tmp_path / "page.md", tmp_path / "runs"
     (tmp_path / "fake_study.py").write_text(FAKE)
     page.write_text(PAGE)
@@ -62,21 +78,29 @@ def test_what_is_done_is_kept_and_what_failed_is_measured_again(tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     for owner, name in ((grid.Plan, "words"), (grid, "rules_version")):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
+    monkeypatch.delitem(sys.modules, "fake_study", raising=False)
     fake: Grid = importlib.import_module("fake_study").FAKE
+    monkeypatch.setattr(grid, "work_on", measured_here)
 
-    def here(*words: str, runs: Path = runs) -> str:
-        assert fake.main(["--table", str(page), "--runs", str(runs), *words]) == 0
+    def here(*words: str, runs: Path = runs, status: int = 0) -> str:
+        assert fake.main(["--table", str(page), "--runs", str(runs), *words]) == status
         return str(capsys.readouterr().out)
+
+    def swept() -> str:
+        if by == "this process":
+            return here(status=1)
+        pytest.importorskip("ray", reason="Ray is not installed")
+        command = [sys.executable, str(tmp_path / "fake_study.py"), "--table", str(page)]
+        env = environment(PYTHONPATH=str(Path(__file__).parents[1]))
+        done = subprocess.run(
+            [*command, "--runs", str(runs)], capture_output=True, text=True, env=env, check=False
+        )
+        assert done.returncode == 1, done.stderr
+        return done.stdout
 
     for name in "ac":
         here("--cell", name)
-    command = [sys.executable, str(tmp_path / "fake_study.py"), "--table", str(page)]
-    env = environment(PYTHONPATH=str(Path(__file__).parents[1]))
-    swept = subprocess.run(
-        [*command, "--runs", str(runs)], capture_output=True, text=True, env=env, check=False
-    )
-    assert swept.returncode == 1, swept.stderr
-    assert f"FAILED b: exit status 3, see {runs / 'b.log'}" in swept.stdout
+    assert f"FAILED b: exit status 3, see {runs / 'b.log'}" in swept()
     assert "It has <!-- sum -->4<!-- /sum -->." in page.read_text()
     assert "; 2 of 3 runs done, each in [page.csv.gz](page.csv.gz)." in page.read_text()
     (runs / "no-b").unlink()
@@ -87,11 +111,14 @@ def test_what_is_done_is_kept_and_what_failed_is_measured_again(tmp_path, monkey
     assert found == [("a", 0, 0, False), ("b", 1, 2, True), ("c", 2, 4, False)]
     assert rows[0].keys() >= {"commit", "rules", "date", "machine"}
     assert [len((runs / name / "times").read_text()) for name in ("judge", *"abc")] == [1] * 4
-    # Nothing is left: no process is started, and the page is that of the rows.
+    # Nothing is left: nothing is measured, and the page is that of the rows.
     elsewhere = tmp_path / "elsewhere"
     assert here(runs=elsewhere) == text == f"{page.read_text()}\n"
     assert not elsewhere.exists()
     assert "; 2 of 3 runs done" in here("--table-only", "--again", "a", runs=elsewhere)
+    # A cell by its name: the judge is measured there first.
+    assert "; 3 of 3 runs done" in here("--only", "a", runs=elsewhere)
+    assert sorted(file.name for file in elsewhere.glob("*.json")) == ["a.json", "judge.json"]
 
 
 def test_a_page_of_which_nothing_is_known_stays_as_it_is(tmp_path):
@@ -134,7 +161,8 @@ def test_a_table_has_a_line_for_each_row():
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_page_is_that_of_its_rows(name):
+def test_a_page_is_that_of_its_rows(name, monkeypatch):
+    monkeypatch.setattr(true_scale, "draw", lambda *_: None)
     own = importlib.import_module(f"benchmarks.{name}").GRID
     page = RESULTS / f"{name}.md"
     plan, text = Plan(own, Path("no runs"), page, 1, "local"), page.read_text(encoding="utf-8")
