@@ -19,6 +19,7 @@ _FIRST, _TWICE, _SLOW = 1, 3, 52
 # What makes numbers NaN for one step.
 _BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_SKIPPED)
 _EVALUATIONS = "sampler/evaluations"
+# Numbers that need the gradient of a sampler step.
 OF_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
 OF_GRADIENT |= {"sampler/acceptance", _EVALUATIONS}
 """Diagnostics for which the gradients of the sampler's energies must be seen."""

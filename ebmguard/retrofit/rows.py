@@ -217,18 +217,10 @@ class Rows:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; raises, before anything changes, of another."""
         step, losses, lag = (_count(name, state[name]) for name in ("step", "losses", "lag"))
-        rows = [
-            StepRow(
-                _count("step", at),
-                _numbers(row),
-                dict(samples),
-                [*map(_numbers, members)],
-                True,
-                bool(is_news),
-                _numbers(logged),
-            )
-            for at, row, samples, members, is_news, logged in state["rows"]
-        ]
+        rows = []
+        for at, row, samples, members, is_news, logged in state["rows"]:
+            told = _count("step", at), _numbers(row), dict(samples), [*map(_numbers, members)]
+            rows.append(StepRow(*told, is_news=bool(is_news), logged=_numbers(logged)))
         self._open, self.step, self.losses, self.losses_in_step = _OpenRow(), step, losses, 0
         self._queue = deque(_OpenRow(row=row) for row in rows)
         self._set_lag(lag)
