@@ -110,7 +110,7 @@ def _text(found: Trace) -> Iterator[str]:
         for label, side in each.sides.items():
             of = "data" if label == DATA else f"samples of `{label}`"
             pull, text = each.pull(label), side.name
-            way = "raises" if pull < 0 else "lowers"
+            way = "raises" if pull < 0 else "lowers" if pull > 0 else "has no slope for"
             if not text and side.node is not None:
                 text = each.place.source.segment(side.node)
             what = f"`{side.turned(text)}` {side.shape}" if text else "no expression found"
