@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -22,6 +23,7 @@ from ebmguard.report.watch import WatchConfig, watch
 from ebmguard.runs import load
 from ebmguard.sinks import JsonlSink, TensorBoardSink, Writer, lock_folder, read_jsonl
 from tests.report.folders import write
+from tests.sinks.parts import scalars
 
 SECRET = "TOPSECRET123"
 
@@ -231,6 +233,26 @@ def test_what_comes_after_the_close_is_on_the_disk_at_once(tmp_path: Path) -> No
     writer.close()
     writer.write(1, {"energy_gap": 0.25}, {})
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize("jump", [-1e8, 1e8])
+def test_a_clock_that_jumps_changes_no_row_nor_verdict(
+    jump: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    now = time.time()
+    writer = Writer([], flush_every=1, folder=tmp_path / "run")
+    for step in range(20):
+        at = now + jump * (step > 9)
+        monkeypatch.setattr(time, "time", lambda at=at: at)
+        writer.write(step, {"energy_gap": step / 2, "alert_level": 0.0}, {})
+    expected = [(step, step / 2) for step in range(20)]
+    _watch(tmp_path / "run")  # while it is written
+    writer.close()
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [(row["step"], row["energy_gap"]) for row in rows] == expected
+    assert scalars(tmp_path / "run", "guard/energy_gap") == expected
+    assert str(RecordedRun.read(tmp_path / "run").verdict) == "healthy"
+    assert "step 20" in capsys.readouterr().out
 
 
 def test_of_many_alerts_a_page_shows_the_first_and_the_last(tmp_path: Path) -> None:
