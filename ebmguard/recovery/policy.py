@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
 from ..alerts import Alert, Remedy, Situation
-from ..errors import ConfigError, plain, typed
+from ..errors import ConfigError, folder_path, plain, typed
 
 __all__ = ["BY_CAUSE", "FALLBACK", "Change", "Recovery", "Rollback"]
 
@@ -93,8 +92,8 @@ class Recovery:
     def __post_init__(self) -> None:
         if self.ladder == ():
             raise ConfigError("Recovery: ladder= takes at least one Change(...), or None.")
-        if self.folder is not None and ("\0" in (name := os.fspath(self.folder)) or not name):
-            raise ConfigError(f"Recovery: folder={name!r}; expected the name of a folder.")
+        if self.folder is not None:
+            folder_path("Recovery: folder", self.folder)
         for name in ("budget", "every", "certify_after", "relapse_within", "keep", "folder_every"):
             value, least = getattr(self, name), int(name not in ("budget", "relapse_within"))
             if value < least:

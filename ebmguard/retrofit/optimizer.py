@@ -319,9 +319,9 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
         # Entries that share their memory cannot be written.
         x = x.contiguous() if torch._debug_has_internal_overlap(x) == 1 else x
         by_kind.setdefault((x.device, x.dtype), []).append(x)
-    found = torch.zeros((), device=device)
+    found = torch.zeros((), dtype=torch.float32, device=device)
     for own in by_kind.values():
-        flag = found if own[0].device == device else torch.zeros((), device=own[0].device)
+        flag = found if own[0].device == device else torch.zeros_like(found, device=own[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(own, flag, torch.ones_like(flag))
         found = found if flag is found else torch.maximum(found, flag.to(device))
     return found

@@ -386,10 +386,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "half of a surrogate": ({"log_dir": "a\ud800"}, "log_dir=.* names no folder"),
     "no log_dir": ({"log_dir": ""}, "log_dir='' names no folder .*empty"),
     "nobody's home": ({"log_dir": "~nobody-has-this-name/x"}, "log_dir=.* names no folder"),
-    "no folder of snapshots": (
-        {"action": "rollback", "recovery": Recovery(folder="")},
-        "folder='' names no folder",
-    ),
 }
 
 

@@ -433,7 +433,7 @@ def test_a_mask_that_is_infinite_from_the_start_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder_name", ["", "a\0b"])
 def test_a_folder_that_has_no_name(folder_name: str) -> None:
-    with pytest.raises(ConfigError, match="expected the name of a folder"):
+    with pytest.raises(ConfigError, match=r"folder=.* names no folder"):
         Recovery(folder=folder_name)
 
 
