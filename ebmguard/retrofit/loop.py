@@ -322,6 +322,8 @@ class Loop:
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
+        if self.is_closed:
+            return
         self.is_closed = True
         _take_off(self.first_losses, self._hung)
         with ExitStack() as last_first:  # all of it, whatever a callback raises

@@ -176,3 +176,10 @@ def test_tensorboard_shows_the_latest_verdict_last(tmp_path):
     events = EventAccumulator(str(tmp_path), {"tensors": 0}).Reload()
     texts = sorted(events.Tensors("guard/verdict"), key=lambda event: event.step)
     assert texts[-1].tensor_proto.string_val == [b"saved"]
+
+
+def test_a_run_that_is_closed_twice_says_once_what_became_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lived(tmp_path / "run", (60, CALM), (200, HUGE)).close()
+    assert caplog.text.count("the run as it was closed: lost") == 1
