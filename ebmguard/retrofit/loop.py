@@ -322,17 +322,15 @@ class Loop:
 
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
-        if self.is_closed:
-            return
-        self.is_closed = True
+        is_first, self.is_closed = not self.is_closed, True
         _take_off(self.first_losses, self._hung)
         with ExitStack() as last_first:  # all of it, whatever a callback raises
-            last_first.callback(self._leave)
+            last_first.callback(self._leave, speaks=is_first)
             for row in [*self.rows.drain()][::-1]:
                 last_first.callback(self.follow, [row])
 
-    def _leave(self) -> None:
-        if self.course.level and self.settings.ranks.is_first:
+    def _leave(self, *, speaks: bool) -> None:
+        if speaks and self.course.level and self.settings.ranks.is_first:
             _log.warning("the run as it was closed: %s", self.course.verdict)
         self.writer.flush(whole=True)
         self.writer.release()
