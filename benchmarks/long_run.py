@@ -146,7 +146,7 @@ class Training:
         """Close the guard, and count what it has seen."""
         self.guard.close()
         self.ended.update(alert.rule for alert in self.guard.alerts)
-        self.ended["rollbacks"] += self.guard.attempt
+        self.ended["rollbacks"] = self.guard.attempt  # which goes on from the snapshots
 
     def blow_up(self) -> None:
         """What a step of a huge learning rate leaves."""

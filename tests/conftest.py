@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -31,8 +33,13 @@ for _number, _handler in (
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> None:
+def _alone() -> Iterator[None]:
+    """Seeds; and puts back the level of the log, which a benchmark's cell sets in its process."""
     torch.manual_seed(0)
+    logger = logging.getLogger("ebmguard")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
