@@ -154,7 +154,8 @@ def test_links_within_the_folder_are_followed_and_the_folder_may_be_one(tmp_path
     assert RecordedRun.read(tmp_path / "latest").setting("sgld_steps") == 5
 
 
-@pytest.mark.parametrize("kind", [*KINDS][:-1])
+# Without the device: who reads it whole takes all memory, and no alarm comes between.
+@pytest.mark.parametrize("kind", [k for k in KINDS if "device" not in k and "byte" not in k])
 def test_lines_are_read_of_files_alone(kind: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     KINDS[kind](tmp_path / "run" / "metrics.jsonl")
