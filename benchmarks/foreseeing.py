@@ -9,7 +9,6 @@ is known of the state beforehand is judged by the share of its futures that are 
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Iterable
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from sklearn.metrics import roc_curve
 
 from ebmguard.reference_training.plots.canvas import COLOURS, DARK, new_figure, unframed
@@ -65,8 +63,6 @@ RUNS = {run.name: run for run in population() if run.name in CELLS}
 
 def measure(folder: Path, lives: bool, end: int, **_: Any) -> dict[str, Any]:
     """Train a run, and judge its states."""
-    torch.set_num_threads(1)
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     began = time.process_time()
     trainer = Trainer(RUNS[folder.name])
     states, rows, died = course(trainer, end + HORIZONS[-1].within if lives else trainer.run.steps)
@@ -236,7 +232,7 @@ def slots(rows: Rows) -> dict[str, str]:
     return {**said, "verdicts": verdicts(kept)}
 
 
-GRID = Grid("foreseeing", CELLS, measure, slots)
+GRID = Grid("foreseeing", CELLS, measure, slots, trains_here=True)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import logging
 import os
 import platform
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
+import torch
 
 from ebmguard.cli import main as ebmguard
 from ebmguard.errors import ConfigError
@@ -74,6 +76,8 @@ class Grid:
         judge: cells by name that are measured before the others, which need their folders; they
             have no rows in the frame.
         page: where the page is.
+        trains_here: whether ``measure`` has a loop of its own, and no command's: on one thread,
+            and its log has no line of the guard's.
     """
 
     name: str
@@ -82,6 +86,7 @@ class Grid:
     slots: Callable[[Rows], Mapping[str, str]]
     judge: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     page: Path | None = None
+    trains_here: bool = False
 
     def main(self, words: Sequence[str] | None = None) -> int:
         """The command: measure what is not done, and fill the page; returns the exit status."""
@@ -99,6 +104,9 @@ class Grid:
         given = parser.parse_args(words)
         plan = Plan(self, given.runs, given.table, given.workers, given.address)
         if given.cell:
+            if self.trains_here:
+                logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+                torch.set_num_threads(1)
             plan.measure(given.cell)
             return 0
         plan.forget(given.again)

@@ -6,7 +6,6 @@ python -m benchmarks.jem_scale --table-only   # the page of what has been run
 
 from __future__ import annotations
 
-import logging
 import statistics
 import sys
 from dataclasses import dataclass
@@ -72,8 +71,6 @@ def scaled(network: WideResNet, factor: float) -> WideResNet:
 
 def measure(folder: Path, way: str, seed: int) -> dict[str, Any]:
     """Train a cell from its start."""
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
     factor, step_size = WAYS[way].logits, WAYS[way].output_scale * NOISE**2 / 2
     own: dict[str, Any] = {"iterations": STEPS, "noise_std": NOISE, "step_size": step_size}
     config = JemConfig(out=folder, beta_star=0.0, seed=seed, **own)
@@ -123,7 +120,7 @@ def slots(rows: Rows) -> dict[str, str]:
     return {"every": table(sorted(rows, key=lambda own: order.index(own["way"])), COLUMNS)}
 
 
-GRID = Grid("jem_scale", CELLS, measure, slots)
+GRID = Grid("jem_scale", CELLS, measure, slots, trains_here=True)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

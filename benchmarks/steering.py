@@ -7,7 +7,6 @@ python -m benchmarks.steering --table-only   # the table of what has been run
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 
 from ebmguard import Guard
 from ebmguard.reference_training.jem import trainer as jem
@@ -89,8 +87,6 @@ CELLS = {
 
 def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
     """One cell, from its start: they take minutes."""
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
     way = (LOST | BETA)[arm]
     config = JemConfig(
         out=folder,
@@ -211,7 +207,7 @@ def slots(rows: Rows) -> dict[str, str]:
     }
 
 
-GRID = Grid("steering", CELLS, measure, slots)
+GRID = Grid("steering", CELLS, measure, slots, trains_here=True)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

@@ -7,7 +7,6 @@ and see the same images.
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from collections import deque
@@ -199,8 +198,6 @@ def negatives(cell: Cell, networks: Networks, rng: torch.Generator) -> tuple[Gua
 
 def measure(_: Path, **settings: Any) -> dict[str, Any]:
     """Train a cell from its start; what came of each member."""
-    logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-    torch.set_num_threads(1)
     cell = Cell(**settings)
     data = Data.load(cell.data)
     torch.manual_seed(cell.seed)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -33,13 +31,8 @@ for _number, _handler in (
 
 
 @pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """Seeds; and puts back the level of the log, which a benchmark's cell sets in its process."""
+def _seeded() -> None:
     torch.manual_seed(0)
-    logger = logging.getLogger("ebmguard")
-    level = logger.level
-    yield
-    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
