@@ -38,7 +38,7 @@ _CLOSED = (
     "This guard is closed. Take it into use again by g.attach(), or make another one; for pictures "
     "call `sampler.original`, or call it inside `with g.paused():`."
 )
-_COPIED = (
+_PICKLED = (
     "A guard is not pickled: it holds hooks and open files of its process. Send the settings, and "
     "call guard(...) there; what it has seen is g.state_dict()."
 )
@@ -76,7 +76,7 @@ class Loop:
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ConfigError(_COPIED)
+        raise ConfigError(_PICKLED)
 
     def check_open(self) -> None:
         """Refuse to go on with a guard that was closed, but for what is paused."""

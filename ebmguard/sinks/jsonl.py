@@ -6,15 +6,14 @@ import errno
 import json
 import math
 import os
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, folder_path, typed
-from .opened import opened as opened_to_read
+from .opened import created, opened, taken_back, without_links
 from .protocol import Histograms, Record, Scalars
 
 __all__ = [
@@ -22,10 +21,8 @@ __all__ = [
     "AppendFile",
     "JsonlSink",
     "from_json",
-    "opened",
     "parse_line",
     "read_jsonl",
-    "taken_back",
     "to_json",
 ]
 
@@ -33,7 +30,6 @@ __all__ = [
 NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 _LONGEST = 1 << 20  # bytes; lines have a few thousand
-_NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 @typed
@@ -85,7 +81,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
-    file = opened_to_read(Path(path))
+    file = opened(Path(path))
     if file is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     with file:
@@ -177,52 +173,6 @@ def _end(path: Path) -> tuple[int, bytes, int]:
     )
 
 
-@contextmanager
-def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
-    """Around what opens a log folder: where it fails, what was made goes; no bare ``OSError``."""
-    try:
-        yield
-    except (ConfigError, OSError) as error:
-        for path in reversed(made):
-            with suppress(OSError):  # it is not there, or others have written there meanwhile
-                (path.rmdir if path.is_dir() else path.unlink)()
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(
-            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
-            "another log_dir, make room on the disk, or change the permissions of this one."
-        ) from error
-
-
-def opened(path: Path, flags: int, made: list[Path]) -> int:
-    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
-
-    Adds to ``made`` what has not been there, folders first.
-    """
-    missing = [each for each in path.parents if not each.exists()][::-1]
-    with taken_back(missing, path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            descriptor = _without_links(path, flags | os.O_CREAT | os.O_EXCL)
-            missing.append(path)
-        except FileExistsError:
-            descriptor = _without_links(path, flags | os.O_CREAT)
-        made += missing
-        return descriptor
-
-
-def _without_links(path: str | Path, flags: int) -> int:
-    """Open a file, but no link, which in a folder from elsewhere may lead to any file.
-
-    Nor a pipe, which would wait for a reader.
-    """
-    descriptor = os.open(path, flags | _NO_LINK_NO_WAIT, 0o666)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a file")
-    return descriptor
-
-
 class AppendFile:
     """Records in memory that :meth:`flush` appends to a file, which is made if missing.
 
@@ -239,7 +189,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        os.close(opened(path, os.O_WRONLY, made))
+        os.close(created(path, os.O_WRONLY, made))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""
@@ -252,6 +202,6 @@ class AppendFile:
         self.rest += b"".join(map(self._encode, self._pending))
         self._pending = []
         # Unbuffered: a buffered file would not say how much of it arrived.
-        with open(self.path, "ab", buffering=0, opener=_without_links) as file:
+        with open(self.path, "ab", buffering=0, opener=without_links) as file:
             while self.rest:
                 self.rest = self.rest[file.write(self.rest) :]

@@ -1,19 +1,23 @@
-"""The one function that opens a file of a run folder to read it."""
+"""What opens a file of a run folder, to read it or to write: no link out of it, pipe or device."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import ConfigError
 
-__all__ = ["opened"]
+__all__ = ["created", "opened", "taken_back", "without_links"]
 
 # A pipe that nobody writes to is opened at once, and then refused.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NONBLOCK", "O_BINARY"))
+_NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) -> BinaryIO | None:
@@ -49,3 +53,49 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
     except (OSError, ValueError) as error:  # ValueError: a name that no file has
         reason = getattr(error, "strerror", None) or str(error)
     raise ConfigError(f"{path} cannot be read: {reason}. Remove it, or name another folder.")
+
+
+@contextmanager
+def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
+    """Around what opens a log folder: where it fails, what was made goes; no bare ``OSError``."""
+    try:
+        yield
+    except (ConfigError, OSError) as error:
+        for path in reversed(made):
+            with suppress(OSError):  # it is not there, or others have written there meanwhile
+                (path.rmdir if path.is_dir() else path.unlink)()
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
+            "another log_dir, make room on the disk, or change the permissions of this one."
+        ) from error
+
+
+def created(path: Path, flags: int, made: list[Path]) -> int:
+    """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
+
+    Adds to ``made`` what has not been there, folders first.
+    """
+    missing = [each for each in path.parents if not each.exists()][::-1]
+    with taken_back(missing, path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = without_links(path, flags | os.O_CREAT | os.O_EXCL)
+            missing.append(path)
+        except FileExistsError:
+            descriptor = without_links(path, flags | os.O_CREAT)
+        made += missing
+        return descriptor
+
+
+def without_links(path: str | Path, flags: int) -> int:
+    """Open a file, but no link, which in a folder from elsewhere may lead to any file.
+
+    Nor a pipe, which would wait for a reader.
+    """
+    descriptor = os.open(path, flags | _NO_LINK_NO_WAIT, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{os.path.basename(path)} is not a file")
+    return descriptor

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, folder_path, typed
-from .jsonl import taken_back
+from .opened import taken_back
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
 
 if TYPE_CHECKING:

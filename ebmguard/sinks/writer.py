@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import ConfigError, folder_path, typed
-from .jsonl import JsonlSink, opened, taken_back
+from .jsonl import JsonlSink
+from .opened import created, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 from .thinning import Thinning
@@ -264,7 +265,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.made: list[Path] = []  # the file and its folders, where there were none
-        descriptor = opened(folder / LOCK, os.O_RDWR, self.made)
+        descriptor = created(folder / LOCK, os.O_RDWR, self.made)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
