@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.finite_negatives import efficiency
 from ebmguard.objective import coefficients, contrastive_loss, weights
 from tests.objective.oracles import VARIANTS
 
@@ -96,6 +97,67 @@ def test_default_with_an_exact_sampler_rests_at_the_data(beta):
         assert slope.abs().max() < REST
         wrong = DATA.log() * 1.3
         assert _expected_gradient(wrong, _tempered(wrong, beta), beta, m).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("beta", "m"), [(0.5, 8), (0.9, 8), (-0.5, 8), (0.5, 64), (2.0, 64)])
+def test_so_it_does_with_many_negatives(beta, m):
+    """Draws that differ in their order alone are summed at once, with the multinomial's chance."""
+    p = DATA[:3] / DATA[:3].sum()
+    counts = torch.tensor([(i, j, m - i - j) for i in range(m + 1) for j in range(m + 1 - i)])
+    of_negatives = (
+        counts * _tempered(p.log(), beta).log() - torch.lgamma(counts.double() + 1)
+    ).sum(1)
+    chance = (of_negatives + math.lgamma(m + 1)).exp()[:, None] * p
+    negatives = torch.stack([torch.arange(3).repeat_interleave(count) for count in counts])
+    f = p.log().requires_grad_()
+    of_positives = torch.vmap(lambda i, j: contrastive_loss(f[i], f[j], beta), in_dims=(0, None))
+    losses = torch.vmap(of_positives, in_dims=(None, 0))(torch.arange(3)[:, None], negatives)
+    assert chance.sum() == pytest.approx(1)
+    (slope,) = torch.autograd.grad((chance * losses).sum(), f)
+    assert slope.abs().max() < REST
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.5, 0.9, 1.0, -0.5])
+def test_default_learns_at_the_rate_of_a_ranking_likelihood(beta):
+    """At rest the gradient's covariance is minus the slope of its mean: both are E Cov_p⁺(∇f)."""
+    at_rest = DATA.log()
+    for m in (1, 3):
+        draws = torch.tensor(list(itertools.product(range(4), repeat=1 + m)))
+
+        def chance(f, draws=draws):
+            return DATA[draws[:, 0]] * _tempered(f, beta)[draws[:, 1:]].prod(1)
+
+        def losses(f, draws=draws):
+            return torch.vmap(lambda x: contrastive_loss(f[x[:1]], f[x[1:]], beta))(draws)
+
+        def mean(f):  # the sampler moves with f, and nothing is differentiated through it
+            return torch.func.grad(lambda g: (chance(f) * losses(g)).sum())(f)
+
+        shares = torch.softmax(beta * at_rest[draws], 1)
+        at = torch.nn.functional.one_hot(draws, 4).double()
+        p = torch.einsum("si,six->sx", shares, at)
+        within = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+        information = torch.einsum("s,sxy->xy", chance(at_rest), within)
+        own = torch.func.jacrev(losses)(at_rest)
+        covariance = torch.einsum("s,sx,sy->xy", chance(at_rest), own, own)
+        torch.testing.assert_close(covariance, information, rtol=1e-11, atol=1e-14)
+        slope = torch.func.jacrev(mean)(at_rest)
+        torch.testing.assert_close(slope, information, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5])
+def test_what_few_negatives_keep_of_the_information(beta):
+    """With one negative, by a sum over a grid of both: the table of results/finite_negatives.md."""
+    x = torch.linspace(-9, 9, 1501, dtype=torch.float64)
+    f, slope = -x.square() / 2, -x.square() / 2
+    p, q = torch.softmax(f, 0), torch.softmax((1 - beta) * f, 0)
+    share = torch.sigmoid(beta * (f[:, None] - f))
+    variance = share * (1 - share) * (slope[:, None] - slope).square()
+    found = (p[:, None] * q * variance).sum() / (p @ slope.square() - (p @ slope).square())
+    ess, kept = efficiency(beta, [1, 64], 1)
+    assert kept[0] == pytest.approx(float(found), rel=1e-6)
+    assert ess == pytest.approx((1 - beta**2) ** 0.5, rel=1e-6)
+    assert beta or kept[1] == pytest.approx(64 / 65, rel=1e-6)
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:])
