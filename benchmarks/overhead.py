@@ -48,7 +48,7 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
 
     from .jem_step import CASES, Trainer
     from .reading import peak_resident_kib
-    from .watching import prove_no_wait
+    from .timing import prove_no_wait
 
     if threads:
         torch.set_num_threads(threads)
@@ -81,8 +81,7 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
             found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
             print(json.dumps(found | {"peak": peak()}), flush=True)
         if guard is not None:
-            if device.type == "cuda":
-                prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK)
+            prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK, device)
             if guard.alerts:
                 print(f"alerts: {[alert.message for alert in guard.alerts]}", file=sys.stderr)
             guard.close()
