@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from functools import partial
 
 import pandas as pd
@@ -180,14 +181,14 @@ def test_turns_alternate_there_and_back():
 
 
 def test_the_table_of_steps_has_what_there_is_time_for_and_what_failed(capsys, monkeypatch):
-    made = gpu_steps.Iterations.__init__
+    made = Iterations.__init__
 
     def broken(self, build, config, **more):
         if config.precision == "bfloat16":
             raise torch.OutOfMemoryError("no memory\nat all")
         made(self, build, config, **more)
 
-    monkeypatch.setattr(gpu_steps.Iterations, "__init__", broken)
+    monkeypatch.setattr(Iterations, "__init__", broken)
     gpu_steps.main(["shortrun", "--device", "cpu", "--small", "--minutes", "0"])
     text = capsys.readouterr().out
     assert f"{OURS}: failed, no memory\n" in text
@@ -226,11 +227,11 @@ def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp
     out = tmp_path / "gpu.md"
     bodies = (f"echo first; sleep 0.5; grep -c first {out}; exit 1", "echo '## next'; sleep 60")
 
-    class Popen(gpu.subprocess.Popen):  # type: ignore[type-arg, misc, name-defined]
+    class Popen(subprocess.Popen[str]):
         def __init__(self, words, **more):
             super().__init__(["/bin/sh", "-c", words[2]], **more)
 
-    monkeypatch.setattr(gpu.subprocess, "Popen", Popen)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(gpu, "commands", lambda *_, **__: [(body,) for body in bodies])
     words = ["--part", "toys", "--device", "cpu", "--minutes", "0.03", "--out", str(out)]
     assert gpu.main(words) == 1
