@@ -143,7 +143,7 @@ def of_probes(
 ) -> dict[str, float]:
     """How far f rises over that of the data along chains 10 times as long, and of 4 × the step."""
     run, f = trainer.run, trainer.network
-    f_pos, found = f(data), {}
+    f_pos, found = f(data), dict[str, float]()
     clamp = (-run.clamp, run.clamp) if run.clamp else None
     for name, longer, larger in (("long", 10, 1), ("coarse", 1, 4)):
         size = {"step_size": larger * run.step_size, "noise_std": run.noise_std * larger**0.5}

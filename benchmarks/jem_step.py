@@ -36,7 +36,8 @@ class Perceptron(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         """Negative energies, (B,)."""
-        return self.classify(x).logsumexp(1)
+        f: Tensor = self.classify(x).logsumexp(1)
+        return f
 
 
 class Case(NamedTuple):
@@ -60,16 +61,19 @@ SMALL = partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True)
 LARGE = partial(WideResNet, in_channels=3, depth=16, width=2)
 CASES = {
     "mlp": Case(
-        *("MLP, 64 + 64 samples, 5 SGLD steps", Perceptron),
-        *((64,), 64, 5, FLUSH_EVERY, "0.7 ms"),
+        "MLP, 64 + 64 samples, 5 SGLD steps", Perceptron, (64,), 64, 5, FLUSH_EVERY, "0.7 ms"
     ),
     "digits": Case(
-        *("WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps", SMALL),
-        *((1, 8, 8), 64, 5, FLUSH_EVERY, "1.03"),
+        "WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps",
+        SMALL,
+        (1, 8, 8),
+        64,
+        5,
+        FLUSH_EVERY,
+        "1.03",
     ),
     "cifar": Case(
-        *("WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps", LARGE),
-        *((3, 32, 32), 16, 20, 1, "1.005"),
+        "WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps", LARGE, (3, 32, 32), 16, 20, 1, "1.005"
     ),
 }
 

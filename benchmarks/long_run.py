@@ -52,8 +52,8 @@ class Training:
         told: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, **STEPS}
         told |= {"buffer": self.buffer, "generators": [self.rng], "sgld_steps": 2}
         told["recovery"] = Recovery(folder=self.folder / "snapshots", every=100, budget=10_000)
-        own = {"beta_star": 0.5, "log_dir": self.folder / "run", "action": "rollback"}
-        self.guard = guard(None, self._sample, **own, **told)
+        told |= {"beta_star": 0.5, "log_dir": self.folder / "run", "action": "rollback"}
+        self.guard = guard(None, self._sample, **told)
         self.guard.resume()
 
     def end(self) -> None:
