@@ -20,7 +20,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-slow test-adapters test-matrix lint format docs demo \
-  bench-digits bench-overhead bench-long bench-toy bench-jem bench-shortrun \
+  bench-digits bench-overhead bench-long bench-toy \
   bench-population bench-remedies bench-rollback bench-steering gpu \
   screenshots figures sweep-toy fuzz clean
 
@@ -42,8 +42,6 @@ help:
 	@echo "make bench-long      memory and file sizes of 200,000 steps; what reading a million rows takes"
 	@echo "make fuzz            10,000 damaged run folders through every command that reads them"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
-	@echo "make bench-jem       the JEM trainer on a GPU: speed, who diverges, bfloat16, memory"
-	@echo "make bench-shortrun  the short-run trainer on a GPU: speed, memory, a training of minutes"
 	@echo "make gpu             the first hour on a GPU, part by part; PART=toys runs one, MINUTES=8 each has"
 	@echo "make screenshots     pictures of TensorBoard and of a report for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
@@ -131,7 +129,6 @@ bench-steering: $(VENV)/.train
 
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead
-	$(BIN)/python -m benchmarks.launches
 
 bench-long: $(VENV)/.train
 	$(BIN)/python -m benchmarks.long_run
@@ -143,15 +140,9 @@ fuzz: $(VENV)/.dev
 bench-toy: $(VENV)/.train
 	$(BIN)/python -m benchmarks.toy
 
-bench-jem: $(VENV)/.train
-	$(BIN)/python -m benchmarks.jem_gpu
-
-bench-shortrun: $(VENV)/.train
-	$(BIN)/python -m benchmarks.shortrun_gpu
-
-# PART=tests, overhead, waits, jem, shortrun, toys or train; each writes its lines of docs/results/gpu.md.
+# PART=tests, overhead, jem, shortrun, toys or train; each writes its lines of docs/results/gpu.md.
 gpu: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.gpu_hour --part $(or $(PART),all) --minutes $(or $(MINUTES),8)
+	$(BIN)/python -m benchmarks.gpu --part $(or $(PART),all) --minutes $(or $(MINUTES),8)
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.screenshots

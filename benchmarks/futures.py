@@ -27,6 +27,11 @@ ROW_TAGS = (
     "sampler/grad_norm_max", "buffer/age",
 )  # fmt: skip
 LAST, RECORD = 10, 64
+ITERATIONS = 50
+"""Of power iterations."""
+PARTS = ("network", "optimizer", "scheduler", "buffer")
+"""What a step changes; the buffer holds the trainer's one generator."""
+Product = Callable[[Tensor], Tensor]
 
 
 def is_lost(gap: float) -> bool:
@@ -35,25 +40,14 @@ def is_lost(gap: float) -> bool:
 
 
 def saved(trainer: Trainer) -> dict[str, Any]:
-    """A copy of all that a step changes: network, optimizer, schedule, buffer, generator."""
-    parts = parts_of(trainer)
-    return copy.deepcopy({name: part.state_dict() for name, part in parts.items()})
+    """A copy of all that a step changes."""
+    return {name: copy.deepcopy(getattr(trainer, name).state_dict()) for name in PARTS}
 
 
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Go back to a state that :func:`saved` returned, which stays as it is."""
-    for name, part in parts_of(trainer).items():
-        part.load_state_dict(copy.deepcopy(state[name]))
-
-
-def parts_of(trainer: Trainer) -> dict[str, Any]:
-    """What a step changes; the buffer holds the trainer's one generator."""
-    return {
-        "network": trainer.network,
-        "optimizer": trainer.optimizer,
-        "scheduler": trainer.scheduler,
-        "buffer": trainer.buffer,
-    }
+    for name in PARTS:
+        getattr(trainer, name).load_state_dict(copy.deepcopy(state[name]))
 
 
 def futures(trainer: Trainer, state: Mapping[str, Any], own: int | None) -> list[int | None]:
@@ -80,22 +74,30 @@ def future(trainer: Trainer, state: Mapping[str, Any], seed: int) -> int | None:
     return None
 
 
+def loss_of(
+    trainer: Trainer, x: Tensor, negatives: Tensor, clean: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The run's loss, and the energy gap in it."""
+    f_pos, f_neg = trainer.network(x), trainer.network(negatives)
+    loss = contrastive_loss(f_pos, f_neg, trainer.run.beta_star)
+    if trainer.run.task == "jem":
+        loss = loss + functional.cross_entropy(trainer.network.classify(clean), y)
+    return loss, f_pos.detach().mean() - f_neg.detach().mean()
+
+
 def plain_step(trainer: Trainer) -> float:
     """The trainer's step without what the guard measures, at a third less; its energy gap."""
-    run, data, f = trainer.run, trainer.data, trainer.network
+    run, data = trainer.run, trainer.data
     chosen = torch.randint(len(data.x), (run.batch,), generator=trainer.rng)
     clean, y = data.x[chosen], data.y[chosen]
     x = clean + data.noise * torch.randn(clean.shape, generator=trainer.rng)
-    negatives = trainer.draw(f, x, None, run.sgld_steps)
-    f_pos, f_neg = f(x), f(negatives)
-    loss = contrastive_loss(f_pos, f_neg, run.beta_star)
-    if run.task == "jem":
-        loss = loss + functional.cross_entropy(f.classify(clean), y)
+    negatives = trainer.draw(trainer.network, x, None, run.sgld_steps)
+    loss, gap = loss_of(trainer, x, negatives, clean, y)
     trainer.optimizer.zero_grad()
     loss.backward()
     trainer.optimizer.step()
     trainer.scheduler.step()
-    return float(f_pos.detach().mean() - f_neg.detach().mean())
+    return float(gap)
 
 
 def features_of(
@@ -135,28 +137,22 @@ def of_rows(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found
 
 
+@torch.no_grad()
 def of_probes(
     trainer: Trainer, data: Tensor, chains: Tensor, generator: torch.Generator
 ) -> dict[str, float]:
     """How far f rises over that of the data along chains 10 times as long, and of 4 × the step."""
     run, f = trainer.run, trainer.network
-    with torch.no_grad():
-        f_pos = f(data)
-    found = {}
+    f_pos, found = f(data), dict[str, float]()
+    clamp = (-run.clamp, run.clamp) if run.clamp else None
     for name, longer, larger in (("long", 10, 1), ("coarse", 1, 4)):
-        x = sgld(
-            f,
-            chains,
-            steps=longer * run.sgld_steps,
-            step_size=larger * run.step_size,
-            noise_std=run.noise_std * math.sqrt(larger),
-            generator=generator,
-            clamp=(-run.clamp, run.clamp) if run.clamp else None,
-        )
-        with torch.no_grad():
-            above = f(x) - f_pos.mean()
-        found[f"probe/{name}/mean"] = float(above.mean())
-        found[f"probe/{name}/max"] = float(above.max())
+        size = {"step_size": larger * run.step_size, "noise_std": run.noise_std * larger**0.5}
+        own: dict[str, Any] = {"steps": longer * run.sgld_steps, "clamp": clamp, **size}
+        above = f(sgld(f, chains, generator=generator, **own)) - f_pos.mean()
+        found |= {
+            f"probe/{name}/mean": float(above.mean()),
+            f"probe/{name}/max": float(above.max()),
+        }
     return found
 
 
@@ -171,20 +167,13 @@ def of_parameters(
     trainer: Trainer, data: Tensor, labels: Tensor, chains: Tensor, generator: torch.Generator
 ) -> dict[str, float]:
     """Learning rate × extreme eigenvalues of the loss's Hessian, preconditioned as by Adam."""
-    f, run = trainer.network, trainer.run
-    loss = contrastive_loss(f(data), f(chains), run.beta_star)
-    if run.task == "jem":
-        loss = loss + functional.cross_entropy(f.classify(data), labels)
+    loss, _ = loss_of(trainer, data, chains, data, labels)
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     product = hessian_of_loss(loss, parameters, preconditioner(trainer.optimizer))
     start = torch.randn(1, sum(p.numel() for p in parameters), generator=generator)
     size = largest_sizes(product, start)
-    top = top_eigenvalues(product, start, size)
-    return {"adam/size": run.lr * float(size), "adam/top": run.lr * float(top)}
-
-
-Product = Callable[[Tensor], Tensor]
-ITERATIONS = 50
+    top, lr = top_eigenvalues(product, start, size), trainer.run.lr
+    return {"adam/size": lr * float(size), "adam/top": lr * float(top)}
 
 
 def largest_sizes(product: Product, start: Tensor, iterations: int = ITERATIONS) -> Tensor:
@@ -197,7 +186,10 @@ def largest_sizes(product: Product, start: Tensor, iterations: int = ITERATIONS)
         product: each matrix times its vector, ``(B, n)`` to ``(B, n)``.
         start: vectors that are no eigenvectors, ``(B, n)``, such as random ones.
     """
-    sizes: Tensor = torch.linalg.vector_norm(_iterated(product, start, iterations), dim=1)
+    image = start
+    for _ in range(iterations):
+        image = product(functional.normalize(image, dim=1))
+    sizes: Tensor = torch.linalg.vector_norm(image, dim=1)
     return sizes
 
 
@@ -206,20 +198,9 @@ def top_eigenvalues(
 ) -> Tensor:
     """The largest eigenvalue with regard to the sign, ``(B,)``: of the matrices plus their sizes.
 
-    Args:
-        product, start, iterations: as for :func:`largest_sizes`.
-        sizes: what that returned.
+    ``sizes`` is what :func:`largest_sizes` returned.
     """
-    image = _iterated(lambda v: product(v) + sizes[:, None] * v, start, iterations)
-    top: Tensor = torch.linalg.vector_norm(image, dim=1) - sizes
-    return top
-
-
-def _iterated(product: Product, start: Tensor, iterations: int) -> Tensor:
-    image = start
-    for _ in range(iterations):
-        image = product(torch.nn.functional.normalize(image, dim=1))
-    return image
+    return largest_sizes(lambda v: product(v) + sizes[:, None] * v, start, iterations) - sizes
 
 
 def hessian_of_f(f: Callable[[Tensor], Tensor], x: Tensor) -> Product:
@@ -239,9 +220,7 @@ def hessian_of_loss(
 ) -> Product:
     """Products with P^-1/2 H P^-1/2, where H is the Hessian of the loss: ``(1, n)`` to ``(1, n)``.
 
-    Args:
-        loss: with a graph to the parameters.
-        scales: P's diagonal, as :func:`preconditioner` returns it.
+    P's diagonal is in ``scales``, as :func:`preconditioner` returns it.
     """
     gradients = torch.autograd.grad(loss, parameters, create_graph=True)
     gradient = torch.cat([g.flatten() for g in gradients])

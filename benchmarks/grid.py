@@ -16,6 +16,8 @@ import logging
 import os
 import platform
 import re
+import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
@@ -27,6 +29,7 @@ import torch
 
 from ebmguard.cli import main as ebmguard
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.device import describe
 from ebmguard.reference_training.plots.markdown import NONE, markdown_table
 from ebmguard.reference_training.sweep.command import work_on
 
@@ -269,9 +272,19 @@ def commit() -> str:
         where = Path(__file__).parent
         return subprocess.run(["git", *words], capture_output=True, text=True, cwd=where).stdout
 
+    if not shutil.which("git"):
+        return "unknown"
     head = git("rev-parse", "--short", "HEAD").strip()
     changed = git("status", "--porcelain", "--", ":/*.py")
     return f"{head}{'-dirty' if changed else ''}" if head else "unknown"
+
+
+def provenance(device: torch.device, command: Sequence[str]) -> str:
+    """What ran, where and when."""
+    return (
+        f"Commit {commit()}, {describe(device)}, torch {torch.__version__}, "
+        f"{datetime.date.today():%d %B %Y}: `{shlex.join(command)}`"
+    )
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,31 +23,24 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Sampler = Callable[[nn.Module], Tensor]
 
 
-class Perceptron(nn.Module):
+class Perceptron(nn.Sequential):
     """A network of which a step takes hardly longer than the guard does."""
 
-    def __init__(self, entries: int = 64, hidden: int = 128) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(entries, hidden),
-            nn.SiLU(),
-            nn.Linear(hidden, hidden),
-            nn.SiLU(),
-            nn.Linear(hidden, 10),
-        )
+    classify = nn.Sequential.forward
 
-    def classify(self, x: Tensor) -> Tensor:
-        """Logits, (B, 10)."""
-        logits: Tensor = self.net(x)
-        return logits
+    def __init__(self) -> None:
+        sizes = (64, 128, 128, 10)
+        layers = [[nn.Linear(*each), nn.SiLU()] for each in itertools.pairwise(sizes)]
+        super().__init__(*itertools.chain(*layers))
+        self.pop(-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Negative energies, (B,)."""
-        return torch.logsumexp(self.classify(x), 1)
+        f: Tensor = self.classify(x).logsumexp(1)
+        return f
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One network, batch and sampler.
 
     Attributes:
@@ -64,13 +57,15 @@ class Case:
     goal: str
 
 
+SMALL = partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True)
+LARGE = partial(WideResNet, in_channels=3, depth=16, width=2)
 CASES = {
     "mlp": Case(
         "MLP, 64 + 64 samples, 5 SGLD steps", Perceptron, (64,), 64, 5, FLUSH_EVERY, "0.7 ms"
     ),
     "digits": Case(
         "WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps",
-        partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True),
+        SMALL,
         (1, 8, 8),
         64,
         5,
@@ -78,13 +73,7 @@ CASES = {
         "1.03",
     ),
     "cifar": Case(
-        "WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps",
-        partial(WideResNet, in_channels=3, depth=16, width=2),
-        (3, 32, 32),
-        16,
-        20,
-        1,
-        "1.005",
+        "WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps", LARGE, (3, 32, 32), 16, 20, 1, "1.005"
     ),
 }
 
@@ -142,23 +131,11 @@ class Trainer:
 
         That is one of its own: the unguarded steps in between must not reach its hooks.
         """
-        guard = ebmguard.guard(
-            None,
-            self.sample,
-            beta_star=BETA_STAR,
-            log_dir=log_dir,
-            flush_every=FLUSH_EVERY,
-            reference_beta_star=REFERENCE,
-            **STEPS,
-        )
+        told: dict[str, Any] = {"beta_star": BETA_STAR, "reference_beta_star": REFERENCE, **STEPS}
+        told |= {"log_dir": log_dir, "flush_every": FLUSH_EVERY, "clamp": (-3.0, 3.0)}
+        told |= {"model": self.network, "buffer": self.buffer, "generators": [self.rng]}
         own = self.adam(lr=1e-12)
-        guard.attach(
-            model=self.network,
-            optimizer=own,
-            buffer=self.buffer,
-            generators=[self.rng],
-            clamp=(-3.0, 3.0),
-            sgld_steps=self.case.sgld_steps,
-            **STEPS,
+        guard = ebmguard.guard(
+            None, self.sample, optimizer=own, sgld_steps=self.case.sgld_steps, **told
         )
         return guard, own

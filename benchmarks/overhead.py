@@ -19,8 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +48,7 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
 
     from .jem_step import CASES, Trainer
     from .reading import peak_resident_kib
-    from .watching import prove_no_wait
+    from .timing import prove_no_wait
 
     if threads:
         torch.set_num_threads(threads)
@@ -81,38 +81,34 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
             found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
             print(json.dumps(found | {"peak": peak()}), flush=True)
         if guard is not None:
-            if device.type == "cuda":
-                prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK)
+            prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK, device)
             if guard.alerts:
                 print(f"alerts: {[alert.message for alert in guard.alerts]}", file=sys.stderr)
             guard.close()
 
 
-class Worker:
-    """A process that runs blocks of steps of a case with the package of one checkout."""
+@contextmanager
+def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callable[..., Any]]:
+    """A process with the package of one checkout; called, it runs a block of steps of a kind.
 
-    def __init__(self, root: Path, name: str, arguments: argparse.Namespace) -> None:
-        words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
-        words += ["--device", arguments.device, "--threads", str(arguments.threads)]
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(
-            [sys.executable, *words], stdin=pipe, stdout=pipe, text=True, cwd=HERE
-        )
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-
-    def run(self, kind: str, steps: int, seed: int = 0) -> dict[str, float]:
-        """Seconds of wall and CPU time that so many steps took, and the peak of memory in MiB."""
-        asked, told = self._process.stdin, self._process.stdout
+    Which returns seconds of wall and CPU time, and the peak of memory in MiB.
+    """
+    words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
+    words += ["--device", given.device, "--threads", str(given.threads)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, *words], stdin=pipe, stdout=pipe, text=True, cwd=HERE
+    ) as process:
+        asked, told = process.stdin, process.stdout
         assert asked is not None
         assert told is not None
-        print(json.dumps([kind, steps, seed]), file=asked, flush=True)
-        found: dict[str, float] = json.loads(told.readline())
-        return found
+
+        def run(kind: str, steps: int, seed: int = 0) -> Any:
+            print(json.dumps([kind, steps, seed]), file=asked, flush=True)
+            return json.loads(told.readline())
+
+        yield run
+        asked.close()
 
 
 class Blocks(NamedTuple):
@@ -135,12 +131,12 @@ def compare(
     found = {(x, kind): Blocks([], []) for x in roots for kind in ("plain", "guarded")}
     for generation in range(min(PROCESSES, arguments.rounds)):
         with ExitStack() as stack:
-            of = {x: stack.enter_context(Worker(at, name, arguments)) for x, at in roots.items()}
+            of = {x: stack.enter_context(worker(at, name, arguments)) for x, at in roots.items()}
             for (x, kind), own in found.items():
-                own.peak.append(of[x].run(kind, max(WARM_UP, steps))["peak"])
+                own.peak.append(of[x](kind, max(WARM_UP, steps))["peak"])
             for seed in range(generation, arguments.rounds, PROCESSES):
                 for (x, kind), own in list(found.items())[:: (-1) ** (seed // PROCESSES)]:
-                    seconds = of[x].run(kind, steps, seed)
+                    seconds = of[x](kind, steps, seed)
                     own.ms.append(1e3 * seconds[counts] / steps)
                     own.peak.append(seconds["peak"])
     return found

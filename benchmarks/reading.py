@@ -2,14 +2,15 @@
 
     python -m benchmarks.reading
 
-The folder holds rows of a guarded run, written again and again with steps that go on, an alert
-every 1,000 rows, one rollback, evaluations, settings and results. Each command runs in a process of
-its own: seconds of CPU, seconds on the clock, and the most memory that it held.
+The folder holds rows of a guarded run, written again and again with steps that go on, and one
+rollback. Each command runs in a process of its own: seconds of CPU, seconds on the clock, and the
+most memory that it held.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -19,11 +20,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from ebmguard.alerts import Alert, Level
-from ebmguard.sinks import JsonlSink
-
-STEPS = 300
-ALERT_EVERY = 1000
 COMMANDS = {
     "report": ["report", "{run}", "--out", "{out}/report.html"],
     "watch": ["watch", "{run}", "--once"],
@@ -35,43 +31,23 @@ def seed_rows(folder: Path) -> list[str]:
     """The rows of a short guarded run, each without its step."""
     from .long_run import Training
 
-    folder.mkdir()
     training = Training(folder)
-    for _ in range(STEPS):
+    for _ in range(300):
         training.step()
-    training.guard.close()
+    training.end()
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
     return [line.partition(", ")[2] for line in lines]
 
 
 def write_run(path: Path, rows: int, lines: list[str]) -> Path:
     """A folder with that many rows; the last twentieth but one of its steps comes twice."""
-    import numpy as np
-
-    from ebmguard.recovery.policy import Rollback
-
     back = rows // 20
     again = [line.replace('"recovery/attempt": 0.0', '"recovery/attempt": 1.0') for line in lines]
-    parts = ((range(rows - back), lines), (range(rows - 2 * back, rows - back), again))
-    (path / "figures").mkdir(parents=True)
+    path.mkdir()
     with (path / "metrics.jsonl").open("w") as file:
-        for steps, own in parts:
+        for begin, own in ((0, lines), (rows - 2 * back, again)):
+            steps = range(begin, rows - back)
             file.writelines(f'{{"step": {s}, {own[s % len(own)]}\n' for s in steps)
-    sink = JsonlSink(path)
-    alert = Alert("energy_blowup", Level.WARN, 0, "energy_gap", 1.0, 0.5, 64, ("a lower lr",))
-    for step in range(0, rows - back, ALERT_EVERY):
-        sink.write_alert(alert.record() | {"step": step})
-    changes = {"lr": (1e-3, 5e-4)}
-    ends = rows - back, rows - 2 * back
-    sink.write_recovery(Rollback(alert, *ends, 1, True, False, (), 4, changes).record())
-    sink.flush()
-    accuracy = [{"step": s, "test_accuracy": 0.9} for s in range(0, rows - back, ALERT_EVERY)]
-    (path / "accuracy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in accuracy))
-    (path / "config.json").write_text(json.dumps({"beta_star": 0.5, "iterations": rows}))
-    results = {"steps": rows - back, "diverged_at": None, "accuracy": 0.9, "wall_seconds": 1.0}
-    (path / "results.json").write_text(json.dumps(results))
-    samples = np.zeros((16, 1, 8, 8), dtype=np.float32)
-    np.savez(path / "figures" / "samples.npz", start=samples, healthy=samples, end=samples)
     return path
 
 
@@ -90,23 +66,16 @@ def measure(words: list[str]) -> None:
     from ebmguard.cli import main
 
     start = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
-        shown, sys.stdout = sys.stdout, nowhere
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         status = main(words)
-        sys.stdout = shown
-    taken = {
-        "status": status,
-        "wall": time.perf_counter() - start,
-        "cpu": time.process_time(),
-        "mib": peak_resident_kib() / 2**10,
-    }
-    print(json.dumps(taken))
+    taken = {"status": status, "wall": time.perf_counter() - start, "cpu": time.process_time()}
+    print(json.dumps(taken | {"mib": peak_resident_kib() / 2**10}))
 
 
 def main() -> None:
+    """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[50_000, 1_000_000])
-    parser.add_argument("--only", choices=list(COMMANDS), nargs="+", default=list(COMMANDS))
     parser.add_argument("--measure", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure:
@@ -120,16 +89,13 @@ def main() -> None:
         for rows in given.rows:
             run = write_run(folder / f"rows-{rows}", rows, lines)
             size = (run / "metrics.jsonl").stat().st_size / 1e6
-            for name in given.only:
-                words = [word.format(run=run, out=folder) for word in COMMANDS[name]]
-                command = [sys.executable, "-m", "benchmarks.reading", "--measure", *words]
+            for name, words in COMMANDS.items():
+                own = [word.format(run=run, out=folder) for word in words]
+                command = [sys.executable, "-m", "benchmarks.reading", "--measure", *own]
                 done = subprocess.run(command, check=True, capture_output=True, text=True)
                 taken = json.loads(done.stdout)
-                print(
-                    f"| {name} | {rows:,} | {size:.0f} | {taken['cpu']:.1f} | {taken['wall']:.1f} "
-                    f"| {taken['mib']:.0f} |",
-                    flush=True,
-                )
+                cells = (f"{taken[x]:.1f}" for x in ("cpu", "wall", "mib"))
+                print(f"| {name} | {rows:,} | {size:.0f} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

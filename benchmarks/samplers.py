@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import hmc, mala, sgld
 
-from .document import provenance
+from .grid import provenance
 from .timing import Turn, alternate, spread
 
 LEAPFROGS = 10
@@ -66,7 +66,7 @@ class Walk(NamedTuple):
             "ours": Turn(lambda: self.ours(f, x), 1),
             "theirs": Turn(lambda: self.theirs.sample(lambda x: -f(x), x), 1),
         }
-        found = alternate(turns, rounds, CPU, warm_up=3)
+        found = alternate(turns, CPU, rounds=rounds, warm_up=3)
         ours, theirs = ([each.cpu for each in side] for side in found.values())
         ratio = spread([a / b for a, b in zip(ours, theirs, strict=True)], ".2f")
         times = " | ".join(f"{1e3 * statistics.median(side):.1f}" for side in (ours, theirs))

@@ -1,53 +1,26 @@
-"""Ways to train against each other: time in alternating blocks, and peak memory."""
+"""Ways to train against each other: time in alternating blocks, memory, and waits for a GPU."""
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
-from torch._dynamo.utils import counters
 
-from ebmguard.reference_training.precision import PrecisionName
+from ebmguard.reference_training.device import find_device
+from ebmguard.reference_training.engine import graphs
+from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
+from ebmguard.reference_training.engine.loop import Run
+from ebmguard.reference_training.engine.progress import Reporter
+from ebmguard.reference_training.engine.record import Record
+from ebmguard.reference_training.engine.run_config import RunConfig
+from ebmguard.reference_training.engine.task import Task
 
-from .reading import peak_resident_kib
-
-WARM_UP = 3
 MIN_ROUNDS, MAX_ROUNDS = 3, 40
-
-
-class Steps(Protocol):
-    """Something that trains a network step by step."""
-
-    precision: PrecisionName
-
-    def step(self) -> None:
-        """The next step."""
-
-    def close(self) -> None:
-        """Let go of what is open."""
-
-
-class Clock:
-    """The time that a part may take."""
-
-    def __init__(self, minutes: float) -> None:
-        self._start = time.monotonic()
-        self._seconds = 60 * minutes
-
-    @property
-    def left(self) -> float:
-        """Seconds; below 0 when it is over."""
-        return self._start + self._seconds - time.monotonic()
-
-    @property
-    def used(self) -> float:
-        """Share of the time, 1 when it is over."""
-        return 1 - self.left / self._seconds if self._seconds else 1.0
 
 
 class Turn(NamedTuple):
@@ -65,23 +38,28 @@ class Seconds(NamedTuple):
     cpu: float
 
 
-Rounds = dict[str, list[Seconds]]
-
-
 def alternate(
-    turns: Mapping[str, Turn], rounds: Clock | int, device: torch.device, warm_up: int = 0
-) -> Rounds:
+    turns: Mapping[str, Turn],
+    device: torch.device,
+    *,
+    rounds: int = MAX_ROUNDS,
+    seconds: float = float("inf"),
+    warm_up: int = 0,
+) -> dict[str, list[Seconds]]:
     """Let the turns alternate there and back; seconds of a call by name, a list over rounds.
 
     Args:
         turns: by name, in their order.
-        rounds: how many; or as many as there is time for.
         device: on a GPU a turn lies between two synchronisations.
+        rounds: how many; fewer, but for :data:`MIN_ROUNDS`, where the seconds are over.
+        seconds: that they may take.
         warm_up: rounds before these, which are not counted.
     """
-    found: Rounds = {name: [] for name in turns}
-    longest, done = 0.0, -warm_up
-    while done < 0 or _goes_on(rounds, done, longest):
+    found: dict[str, list[Seconds]] = {name: [] for name in turns}
+    end, longest, done = time.monotonic() + seconds, 0.0, -warm_up
+    while done < min(rounds, MIN_ROUNDS) or (
+        done < rounds and end - time.monotonic() > 1.5 * longest
+    ):
         began = time.monotonic()
         for name in list(turns)[:: -1 if done % 2 else 1]:
             call, calls, before = turns[name]
@@ -99,16 +77,27 @@ def alternate(
     return found
 
 
-def _goes_on(rounds: Clock | int, done: int, longest: float) -> bool:
-    if isinstance(rounds, int):
-        return done < rounds
-    return done < MIN_ROUNDS or (done < MAX_ROUNDS and rounds.left > 1.5 * longest)
-
-
 def synchronize(device: torch.device) -> None:
     """Wait for what a GPU has under way."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def prove_no_wait(step: Callable[[], object], steps: int, device: torch.device) -> str:
+    """Run good steps in which PyTorch raises at any synchronising call; what that says.
+
+    The event wait for the guard's row of two steps ago is explicit and so is not one of them;
+    neither is anything that the steps before have set up once.
+    """
+    if device.type != "cuda":
+        return "Not on a GPU: PyTorch looks for synchronising calls there alone."
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(steps):
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return f"No synchronising call in {steps} guarded steps."
 
 
 def ratios(over: Sequence[Seconds], under: Sequence[Seconds], digits: str = ".2f") -> str:
@@ -122,53 +111,43 @@ def spread(values: Sequence[float], digits: str = ".1f") -> str:
     return f"{middle:{digits}} ({low:{digits}} to {high:{digits}})"
 
 
-def warmed_up(make: Callable[[], Steps], device: torch.device) -> tuple[Steps, float]:
-    """A variant after its first steps, and the seconds that these took."""
-    start = time.perf_counter()
-    made = make()
-    with ExitStack() as on_failure:
-        on_failure.callback(made.close)
-        for _ in range(WARM_UP):
-            made.step()
-        synchronize(device)
-        on_failure.pop_all()
-    return made, time.perf_counter() - start
+class Iterations:
+    """Iterations of `ebmguard train`, one at a time: step, guard, log folder and record.
+
+    Checkpoints are left out, and so are evaluations but for the one that a run may begin with.
+
+    Args:
+        build: makes the task of a trainer.
+        config: settings of a new run.
+        logs: the guard writes into the run folder.
+        graphed: on a GPU, what the trainer runs as CUDA graphs is one.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Any, Record], Task],
+        config: RunConfig,
+        *,
+        logs: bool = True,
+        graphed: bool = True,
+    ) -> None:
+        config, folder = config.open()
+        self.precision = getattr(config, "precision", "float32")
+        record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
+        with ExitStack() as stack:
+            if not graphed:
+                stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))
+            self.task = build(config, record)
+        self.task.begin()
+        self.step = Run(self.task, Reporter(), DeferredInterrupt()).advance
+
+    def close(self) -> None:
+        """Write what is pending; a second call does nothing."""
+        for guard in self.task.guards.values():
+            guard.close()
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, short enough for a table."""
-    return str(error).strip().partition("\n")[0].replace("|", "\\|")
-
-
-def compilations() -> int:
-    """Frames that torch.compile has compiled in this process so far."""
-    return int(counters["frames"]["ok"])
-
-
-def memory_of(make: Callable[[], Steps], device: torch.device) -> dict[str, float]:
-    """GiB at the peak of the first steps, and of later ones, of a process of its own."""
-    cuda = device.type == "cuda"
-
-    def peaks(when: str) -> dict[str, float]:
-        if not cuda:
-            # Of the whole process, since it began.
-            return {f"{when}, resident": peak_resident_kib() / 2**20}
-        found = {
-            f"{when}, allocated": torch.cuda.max_memory_allocated(device) / 2**30,
-            f"{when}, reserved": torch.cuda.max_memory_reserved(device) / 2**30,
-        }
-        torch.cuda.reset_peak_memory_stats(device)
-        return found
-
-    made, _ = warmed_up(make, device)
-    found = peaks("first steps")
-    if cuda:
-        gc.collect()
-        torch.cuda.empty_cache()
-        peaks("")
-    for _ in range(WARM_UP):
-        made.step()
-    synchronize(device)
-    found |= peaks("later steps")
-    made.close()
-    return found
+class _Unlogged(Record):  # type: ignore[misc]
+    @property
+    def for_guard(self) -> dict[str, Any]:
+        return {**super().for_guard, "log_dir": None}

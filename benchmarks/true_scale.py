@@ -49,6 +49,7 @@ WIDTHS = tuple(0.025 * i for i in range(6, 19))
 COMPONENTS = 10
 
 Judgement = Mapping[str, Any]
+Run = Mapping[str, Any]
 
 
 def yardsticks(data: Data) -> dict[str, float]:
@@ -113,13 +114,9 @@ def ess(judged: Judgement) -> str:
     return f"{judged['forward']['ess']:.0f}, {judged['reverse']['ess']:.0f}"
 
 
-Run = Mapping[str, Any]
-
-
 def ended(run: Run) -> Judgement | None:
     """What is known of a run that was trained to its end."""
-    last = run["judged"][-1] if run["judged"] else None
-    return last if last and last["updates"] == UPDATES else None
+    return next((own for own in run["judged"] if own["updates"] == UPDATES), None)
 
 
 def in_the_end(said: Callable[[Judgement], str], lost: str = "–") -> Callable[[Run], str]:
@@ -217,19 +214,14 @@ def against_zero(runs: Sequence[Run], at_zero: Sequence[Run]) -> str:
     return f"{gain:+.2f} ({better} better, {worse} worse of {len(pairs)})"
 
 
-def draw(
-    runs: Mapping[str, Sequence[Run]],
-    known: Mapping[str, Mapping[str, float]],
-    file: Path,
-) -> None:
+def draw(runs: Mapping[str, Sequence[Run]], known: Mapping[str, Run], file: Path) -> None:
     """Log-likelihoods against β, a panel for each data set: a point is a run."""
     height = 1.0 + 3.6 * len(runs)
     figure = new_figure(7.2, height)
     panels = figure.subplots(len(runs), 1, squeeze=False)[:, 0]
     for axes, name in zip(panels, runs, strict=True):
-        panel(axes, runs[name], known[name])
-        axes.set_title(NAMES[name])
-        axes.set_ylabel("held-out log-likelihood, nats")
+        panel(axes, runs[name], known[name]["yardsticks"])
+        axes.set(title=NAMES[name], ylabel="held-out log-likelihood, nats")
     panels[-1].set_xlabel("β")
     used = {run["sampler"] for own in runs.values() for run in own}
     marks = [
@@ -247,19 +239,20 @@ def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     """The points of one data set, at the foot where they do not count, and its yardsticks."""
     order = [*BETAS, KNOWN]
     last = [own for run in runs if (own := ended(run)) and counts(own)]
-    anchors = [*known.values(), *map(middle, last)]
-    foot = min(anchors) - 2
+    foot = min([*known.values(), *map(middle, last)]) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
     for each in runs:
-        i = names.index(each["sampler"])
-        colour, shift = COLOURS[each["sampler"]], 0.1 * (i - (len(names) - 1) / 2)
-        at = order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2)
+        shift = 0.1 * (names.index(each["sampler"]) - (len(names) - 1) / 2)
+        at, c = (
+            order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2),
+            COLOURS[each["sampler"]],
+        )
         if (own := ended(each)) is None:
-            axes.plot(at, foot, "x", ms=6, mew=1.5, c=colour)
+            axes.plot(at, foot, "x", ms=6, mew=1.5, c=c)
         elif counts(own):
-            axes.plot(at, middle(own), "o", ms=5, c=colour)
+            axes.plot(at, middle(own), "o", ms=5, c=c)
         else:
-            axes.plot(at, foot, "o", ms=5, mec=colour, mfc="none")
+            axes.plot(at, foot, "o", ms=5, mec=c, mfc="none")
     for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
         label = re.sub(r" of width [\d.]+", "", title)  # each panel has its own
         axes.axhline(value, color=DARK, lw=1, ls=style, label=label)
@@ -274,15 +267,13 @@ def slots(rows: Rows) -> dict[str, str]:
     runs = [{**x, **member} for x in rows if "members" in x for member in x["members"]]
     of = {name: own for name in SIDES if (own := [x for x in runs if x["data"] == name])}
     if of:
-        draw(of, {name: known[name]["yardsticks"] for name in of}, PICTURE)
+        draw(of, known, PICTURE)
     said = {}
     for name in SIDES:
         own = of.get(name, [])
         said[f"{name}-yardsticks"] = told(known[name]) if name in known else "Not known yet."
-        said[f"{name}-medians"], said[f"{name}-gains"] = (
-            by_beta(own, median_of),
-            by_beta(own, against_zero),
-        )
+        said[f"{name}-medians"] = by_beta(own, median_of)
+        said[f"{name}-gains"] = by_beta(own, against_zero)
     lost = [
         f"{run['cell']} at β = {run['beta']:g} in update {run['lost_at']:,}, {error(run)}"
         for run in runs
@@ -290,19 +281,13 @@ def slots(rows: Rows) -> dict[str, str]:
     ]
     kept = [run["first_error"] for run in runs if "first_error" in run and not run["lost_at"]]
     counted = f"Of {len(kept)} others whose alerts were kept {sum(map(bool, kept))} had an ERROR."
-    samplers, sets = list(TITLES), list(SIDES)
+    places = {name: i for i, name in enumerate((*SIDES, *TITLES))}
     judged = sorted(
         (run for run in runs if run["judged"]),
-        key=lambda run: (
-            *(sets.index(run["data"]), samplers.index(run["sampler"])),
-            *(run["beta"], run["seed"]),
-        ),
+        key=lambda run: (places[run["data"]], places[run["sampler"]], run["beta"], run["seed"]),
     )
-    return {
-        **said,
-        "lost": f"{'; '.join(lost) or 'none'}. {counted}",
-        "every": table(judged, EVERY),
-    }
+    said["lost"] = f"{'; '.join(lost) or 'none'}. {counted}"
+    return said | {"every": table(judged, EVERY)}
 
 
 def told(known: Mapping[str, Any]) -> str:

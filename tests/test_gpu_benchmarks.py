@@ -1,30 +1,173 @@
-"""What the benchmarks of a GPU share: how they measure, watch and write, tried on the CPU."""
+"""The benchmarks of a GPU, tried on the CPU: what they measure and write."""
 
 from __future__ import annotations
 
 import re
-import time
-import warnings
-from argparse import Namespace
-from collections.abc import Callable
+import subprocess
 from functools import partial
 
+import pandas as pd
 import pytest
 import torch
 
-from benchmarks import document
-from benchmarks.document import FAILED, UNFINISHED, Part, put, run_parts
-from benchmarks.timing import Clock, Turn, alternate, compilations, warmed_up
-from benchmarks.watching import Window, synchronising_calls
-from ebmguard.reference_training.precision import PrecisionName
+from benchmarks import gpu, gpu_steps
+from benchmarks.gpu_steps import CASES, LOOP, OURS, config_of
+from benchmarks.loops import JemLoop, ShortRunLoop, step_flop
+from benchmarks.timing import Iterations, Turn, alternate
+from ebmguard.reference_training.engine.loop import train
+from ebmguard.reference_training.jem.scenarios import SCENARIOS
+from ebmguard.reference_training.shortrun.network import EnergyNet
+from ebmguard.reference_training.shortrun.presets import CIFAR10
+from ebmguard.samplers import sgld
+from ebmguard.sinks import read_jsonl
 
 CPU = torch.device("cpu")
-HEADER = "# What a GPU does"
-TITLES = {"step": "Time of a step", "memory": "Peak memory"}
-SHARES = {"step": 3, "floor": 1, "sync": 1, "memory": 2}
+JEM, SHORTRUN = CASES.values()
+K = 2
+"""Langevin steps of the small cases."""
 
 
-# -- how it is measured ------------------------------------------------------------------------
+def small(case, out, **options):
+    return config_of(case, "loop, float32", out, "cpu", small=True, **options)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def jem_layers():
+    layers = [(3, 16, 3, 32)]  # channels in and out, kernel, output resolution
+    channels = 16
+    for wide, before, after in ((160, 32, 32), (320, 32, 16), (640, 16, 8)):
+        layers += [(channels, wide, 3, before), (wide, wide, 3, after)]
+        layers += [(channels, wide, 1, after)] + 6 * [(wide, wide, 3, after)]
+        channels = wide
+    return [*layers, (640, 10, 1, 1)]
+
+
+# At nf = 64.
+SHORT = [(3, 64, 3, 32), (64, 128, 4, 16), (128, 256, 4, 8), (256, 512, 4, 4), (512, 1, 4, 1)]
+
+
+@pytest.mark.parametrize(
+    ("loop", "settings", "layers", "langevin", "images"),
+    [
+        (JemLoop, SCENARIOS["1"], jem_layers(), 20 * 64, 192),
+        (JemLoop, SCENARIOS["3"], jem_layers(), 20 * 8, 136),
+        (ShortRunLoop, CIFAR10, SHORT, 100 * 64, 128),
+    ],
+)
+def test_operations_of_a_step(loop, settings, layers, langevin, images):
+    flop = [2 * i * o * k * k * r * r for i, o, k, r in layers]
+    # No gradient of the images is needed for the parameters'.
+    expected = langevin * 2 * sum(flop) + images * (3 * sum(flop) - flop[0])
+    assert step_flop(loop, settings, (3, 32, 32)) == expected
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8)])
+def test_the_loop_of_short_runs_has_the_same_network(shape, tmp_path):
+    channels, size, _ = shape
+    ours = EnergyNet(in_channels=channels, image_size=size, nf=4).double()
+    twin = ShortRunLoop.network(small(SHORTRUN, tmp_path).settings, shape, 10).double()
+    values = zip(twin.state_dict(), ours.state_dict().values(), strict=True)
+    twin.load_state_dict(dict(values))
+    x = torch.rand(5, *shape, dtype=torch.float64) * 2 - 1
+    expected = ours(x)
+    assert expected.std() > 0
+    torch.testing.assert_close(twin(x), expected)
+
+
+def test_a_loop_climbs_as_the_samplers_do(case, tmp_path):
+    loop = case.loop(small(case, tmp_path / "run", noise_std=1e-30), CPU)
+    x = torch.rand(4, *loop.shape) * 2 - 1
+    expected = sgld(loop.f, x, steps=K, step_size=loop.settings.step_size, noise_std=0.0)
+    moved = loop.climb(x)
+    assert not torch.equal(moved, x)
+    torch.testing.assert_close(moved, expected, rtol=0, atol=0)
+
+
+def test_jems_loop_writes_its_chains_back(tmp_path):
+    loop = JemLoop(small(JEM, tmp_path / "run"), CPU)
+    before = loop.buffer.clone()
+    x = loop.sample()
+    changed = (loop.buffer != before).flatten(1).any(1)
+    assert 1 <= int(changed.sum()) <= len(x)
+    assert all((row == x).flatten(1).all(1).any() for row in loop.buffer[changed])
+
+
+def test_jems_loop_trains_on_the_same_objective_as_the_unguarded_trainer(tmp_path, monkeypatch):
+    """The same images, chains and weights: the same update as our trainer's at beta_star = 0."""
+    options = {"lr": 1e-3, "warmup": 0, "beta_star": 0.0}
+    loop = JemLoop(small(JEM, tmp_path / "loop", **options), CPU)
+    ours = Iterations(JEM.task, small(JEM, tmp_path / "ours", **options))
+    trainer = ours.task.trainer
+    loop.f.load_state_dict(trainer.network.state_dict())
+    batch, x_neg = loop.batches[0], torch.rand(8, 1, 8, 8) * 2 - 1
+    monkeypatch.setattr(loop, "sample", lambda: x_neg)
+    monkeypatch.setattr(trainer, "sample_q", lambda *_: x_neg)
+    monkeypatch.setattr(trainer.draws, "batch", lambda _: batch)
+    # Adam's first step is the gradient's sign almost everywhere: compare the gradients.
+    start = [p.detach().clone() for p in loop.f.parameters()]
+    with trainer.loss_fn.guard.paused():
+        trainer.step(0)
+    loop.step()
+    ours.close()
+    for before, own, theirs in zip(
+        start, trainer.network.parameters(), loop.f.parameters(), strict=True
+    ):
+        assert own.grad is not None
+        assert theirs.grad is not None
+        assert not torch.equal(theirs, before)
+        torch.testing.assert_close(own.grad, theirs.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_the_loop_of_short_runs_learns_the_difference_of_mean_energies(tmp_path, monkeypatch):
+    loop = ShortRunLoop(small(SHORTRUN, tmp_path / "run"), CPU)
+    x_pos, x_neg = torch.rand(8, 1, 8, 8), -torch.rand(8, 1, 8, 8)
+    parameters = list(loop.f.parameters())
+    f = loop.f(torch.cat((x_pos, x_neg)))
+    expected = torch.autograd.grad(f[8:].mean() - f[:8].mean(), parameters)
+    start = [p.detach().clone() for p in parameters]
+    monkeypatch.setattr(loop, "draw", lambda: x_pos)
+    monkeypatch.setattr(loop, "sample", lambda: x_neg)
+    loop.step()
+    found = [p.grad for p in parameters]
+    torch.testing.assert_close(found, list(expected), rtol=1e-4, atol=1e-6)
+    moved = [not torch.equal(p, before) for p, before in zip(parameters, start, strict=True)]
+    assert moved == [True] * (len(moved) - 1) + [False]  # a shift of f is no difference
+
+
+def test_the_loop_of_short_runs_draws_noisy_images_and_chains(tmp_path):
+    loop = ShortRunLoop(small(SHORTRUN, tmp_path / "run", batch=2000, noise_std=0.5), CPU)
+    x = loop.draw()
+    # Of nearest images, the rest is the noise.
+    apart = (x[:50, None] - loop.images).flatten(2).square().mean(2).min(1).values.sqrt()
+    assert apart.mean() == pytest.approx(loop.settings.data_noise, rel=0.05)
+    for p in loop.f.parameters():
+        p.data.zero_()
+    chains = loop.sample()  # on a flat energy: U(-1, 1) and the noise of each step
+    assert chains.var() == pytest.approx(1 / 3 + K * 0.5**2, rel=0.02)
+
+
+def test_one_iteration_at_a_time_is_the_whole_training(case, tmp_path):
+    whole, stepped = (small(case, tmp_path / name, iterations=3) for name in "ab")
+    assert train(case.task, *whole.open()) is not None
+    run = Iterations(case.task, stepped)
+    for _ in range(3):
+        run.step()
+    run.close()
+    found = [list(read_jsonl(each.out / "metrics.jsonl")) for each in (whole, stepped)]
+    assert len(found[0]) == 3
+    pd.testing.assert_frame_equal(*map(pd.DataFrame, found), check_exact=True)
+
+
+def test_without_data_random_images_stand_in_for_cifar10(case, monkeypatch, tmp_path):
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    config = config_of(case, OURS, tmp_path / "run", "cuda")
+    data = config.load_data()
+    assert (len(data.train_x), data.sample_shape) == (45_000, (3, 32, 32))
+    assert data.train_x.unique().numel() == 256
 
 
 def test_turns_alternate_there_and_back():
@@ -32,149 +175,88 @@ def test_turns_alternate_there_and_back():
     turns = {
         name: Turn(partial(calls.append, name), 2, partial(calls.append, "|")) for name in "ab"
     }
-    found = alternate(turns, Clock(0), CPU)
+    found = alternate(turns, CPU, seconds=0)
     assert "".join(calls) == "|aa|bb|bb|aa|aa|bb"
     assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
 
 
-def test_compilations_are_counted():
-    before = compilations()
-    torch.compile(lambda x: x + 1, backend="eager")(torch.zeros(2))
-    assert compilations() == before + 1
+def test_the_table_of_steps_has_what_there_is_time_for_and_what_failed(capsys, monkeypatch):
+    made = Iterations.__init__
+
+    def broken(self, build, config, **more):
+        if config.precision == "bfloat16":
+            raise torch.OutOfMemoryError("no memory\nat all")
+        made(self, build, config, **more)
+
+    monkeypatch.setattr(Iterations, "__init__", broken)
+    gpu_steps.main(["shortrun", "--device", "cpu", "--small", "--minutes", "0"])
+    text = capsys.readouterr().out
+    assert f"{OURS}: failed, no memory\n" in text
+    assert "ours, float32: left out, no time.\n" in text
+    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    head, _, loop, *_ = [[cell.strip("| ") for cell in line] for line in lines]
+    assert dict(zip(head, loop, strict=True))[f"{LOOP} / it"] == "1.00 (1.00 to 1.00)"
+    assert "do not use it" not in text
 
 
-class Stumbling:
-    """Fails in its second step."""
+# -- the plan of an hour -----------------------------------------------------------------------
 
-    precision: PrecisionName = "float32"
-
-    def __init__(self):
-        self.calls: list[str] = []
-
-    def step(self):
-        self.calls.append("step")
-        if len(self.calls) == 2:
-            raise RuntimeError("stumbled")
-
-    def close(self):
-        self.calls.append("close")
+MARKS = {
+    "tests": r"\d+ passed",
+    "overhead": r"\| MLP",
+    "jem": rf"\| {OURS}[\s\S]*Not on a GPU",
+    "shortrun": rf"\| {OURS}[\s\S]*Not on a GPU",
+    "toys": r"### A model update",
+    "train": r"train jem[\s\S]*watch[\s\S]*train shortrun[\s\S]*watch",
+}
 
 
-def test_what_fails_in_its_first_steps_is_closed():
-    steps = Stumbling()
-    with pytest.raises(RuntimeError, match="stumbled"):
-        warmed_up(lambda: steps, CPU)
-    assert steps.calls == ["step", "step", "close"]
+@pytest.mark.slow
+@pytest.mark.parametrize("part", gpu.TITLES)
+def test_a_part_runs_alone_and_writes_its_lines(part, tmp_path):
+    out = tmp_path / "results" / "gpu.md"
+    words = ["--part", part, "--device", "cpu", "--small", "--minutes", "3", "--out", str(out)]
+    assert gpu.main([*words, "--runs", str(tmp_path / "runs")]) == 0
+    text = out.read_text(encoding="utf-8")
+    assert re.search(rf"## {gpu.TITLES[part]}\n\n<!-- {part} -->\n\nCommit \S+, cpu, torch ", text)
+    assert re.search(MARKS[part], text)
+    assert f"<!-- /{part} -->" in text
 
 
-# -- what is watched ---------------------------------------------------------------------------
+def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp_path, monkeypatch):
+    out = tmp_path / "gpu.md"
+    bodies = (f"echo first; sleep 0.5; grep -c first {out}; exit 1", "echo '## next'; sleep 60")
+
+    class Popen(subprocess.Popen[str]):
+        def __init__(self, words, **more):
+            super().__init__(["/bin/sh", "-c", words[2]], **more)
+
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    monkeypatch.setattr(gpu, "commands", lambda *_, **__: [(body,) for body in bodies])
+    words = ["--part", "toys", "--device", "cpu", "--minutes", "0.03", "--out", str(out)]
+    assert gpu.main(words) == 1
+    text = out.read_text(encoding="utf-8")
+    # It was there before the command had ended.
+    assert re.search(r"first\n[1-9]\n\n\*\*Failed\*\* with status 1\.\n", text)
+    assert re.search(r"### next\n\nStopped after 0.03 minutes\.\n", text)
+    out.write_text(text.replace("# A first hour", "By hand.\n\n# A first hour"))
+    gpu.put(out, "jem", "a step")
+    kept = out.read_text(encoding="utf-8")
+    assert kept.startswith("By hand.")
+    assert "\n\na step\n\n<!-- /jem -->" in kept
+    assert "### next" in kept
 
 
-def waits():
-    warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+def test_a_device_that_is_not_there_is_said(tmp_path, capsys):
+    assert gpu.main(["--device", "nowhere", "--out", str(tmp_path / "gpu.md")]) == 2
+    assert "--device cpu --small" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
 
 
-def test_synchronising_calls_are_found_with_their_place():
-    with synchronising_calls() as places:
-        for _ in range(3):
-            waits()
-    ((place, times),) = places.items()
-    assert times == 3
-    assert "warnings.warn(" in place
-    assert "test_gpu_benchmarks.py" in place
-
-
-def test_the_place_is_the_projects_own_line():
-    within: dict[str, Callable[..., None]] = {}
-    exec(compile("def call(f):\n    f()\n", "/at/reference_training/some.py", "exec"), within)
-    with synchronising_calls() as places:
-        within["call"](waits)
-    assert [place.endswith("at/reference_training/some.py:2)") for place in places] == [True]
-
-
-def test_other_warnings_are_shown():
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.simplefilter("always")
-        with synchronising_calls() as places:
-            warnings.warn("something else", stacklevel=1)
-    assert not places
-    assert [str(warning.message) for warning in shown] == ["something else"]
-
-
-def test_a_window_opens_and_closes_between_iterations():
-    calls: list[tuple[int, str]] = []
-    now = 0
-    window = Window(2, 3, lambda: calls.append((now, "begin")), lambda: calls.append((now, "end")))
-    for now in range(1, 9):
-        window.step(now, {})
-    assert calls == [(2, "begin"), (5, "end")]
-
-
-# -- what is written ---------------------------------------------------------------------------
-
-
-def test_a_section_is_filled_and_all_else_is_kept(tmp_path):
-    file = tmp_path / "results" / "jem.md"
-    parts = {name: Part(title, lambda _: []) for name, title in TITLES.items()}
-    put(file, "memory", "old", parts, HEADER)
-    text = file.read_text().replace(HEADER, HEADER + "\n\nA word before.")
-    file.write_text(text + "\n## What it means\n\nBy hand.\n")
-    put(file, "step", "first", parts, HEADER)
-    put(file, "memory", "new", parts, HEADER)
-    assert re.sub("<!-- .* -->\n\n", "", file.read_text()) == (
-        "# What a GPU does\n\nA word before.\n\n## Time of a step\n\nfirst\n\n"
-        "## Peak memory\n\nnew\n\n## What it means\n\nBy hand.\n"
-    )
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    """Run parts whose commands are fakes; the exit status, their minutes, and the file."""
-
-    def run(shares, minutes, lines=()):
-        asked: dict[str, float] = {}
-
-        def commands(name, _):
-            return [[name]]
-
-        def printed(commands, minutes, **_):
-            ((name,),) = commands
-            asked[name] = minutes
-            yield from (FAILED,) if name == "floor" else lines
-
-        monkeypatch.setattr(document, "printed", printed)
-        file = tmp_path / "gpu.md"
-        given = Namespace(part="all", device="cpu", out=file)
-        parts = {n: Part(n, partial(commands, n), share) for n, share in shares.items()}
-        status = run_parts(parts, given, minutes, HEADER, "benchmarks.fake")
-        return status, asked, file.read_text() if file.is_file() else ""
-
-    return run
-
-
-def test_all_parts_share_the_time(run, monkeypatch, capsys):
-    # Time stands still, so that every part gets its first share of all of it.
-    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
-    status, asked, text = run(SHARES, 7, ["one\n", "two\n"])
-    assert status == 1
-    assert capsys.readouterr().out.endswith("\nfloor: failed\n")
-    assert asked["step"] == pytest.approx(7 * 3 / 7)
-    assert list(asked) == list(SHARES)
-    assert (
-        "`python -m benchmarks.fake --part sync`\n\none\ntwo\n\n<!-- /sync -->\n\n## memory" in text
-    )
-
-
-def test_a_part_that_is_cut_short_leaves_what_it_had(run):
-    def lines():
-        yield "known\n"
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        run({"step": 1}, 7, lines())
-    assert f"known\n\n{UNFINISHED}\n" in run({}, 7)[2]
-
-
-def test_what_finds_no_time_is_said(run, capsys):
-    assert run(SHARES, 0) == (1, {}, "")
-    assert capsys.readouterr().out == "".join(f"{part}: no time\n" for part in SHARES)
+def test_a_training_goes_on_where_it_was(tmp_path):
+    begin = gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
+    (tmp_path / "jem-0").mkdir()
+    (tmp_path / "jem-0" / "config.json").write_text("{}")
+    again = gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
+    assert "--resume" not in begin
+    assert again == ("ebmguard", "train", "jem", "--out", str(tmp_path / "jem-0"), "--resume")

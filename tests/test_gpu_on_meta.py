@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.gpu_on_meta import META, gpu_on_meta, own_place
-from benchmarks.meta_steps import CASES, FIRST, LAST, of_guard, steps_of
 from ebmguard.alerts import Level
 from ebmguard.reference_training.engine.graphs import graphed
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.samplers import ReplayBuffer
+from tests.gpu_on_meta import META, gpu_on_meta, own_place
+from tests.meta_steps import CASES, FIRST, LAST, of_guard, steps_of
 from tests.parts import TORCH
 
 # Launches of a usual step, of them the guard's, and of a step with the slow tier, by torch 2.13:
@@ -21,13 +21,9 @@ from tests.parts import TORCH
 CEILINGS: dict[str, tuple[int, int, int]] = {
     "jem": (141, 20, 287),
     "jem beta* 0": (145, 22, 280),
-    "jem no_pos": (141, 20, 276),
-    "jem batch": (141, 20, 287),
-    "jem true": (141, 20, 287),
     "jem class-conditional": (145, 20, 291),
     "jem p(x, y)": (149, 24, 281),
     "jem p(x) and p(x, y)": (213, 34, 454),
-    "jem own labelled batch": (149, 20, 295),
     "jem clip": (149, 20, 295),
     "jem L2": (163, 20, 309),
     "jem most_steps": (141, 20, 287),
@@ -35,22 +31,13 @@ CEILINGS: dict[str, tuple[int, int, int]] = {
     "jem rollback": (141, 20, 287),
     "jem raise": (141, 20, 287),
     "jem bfloat16": (180, 20, 326),
-    "jem silu": (141, 20, 287),
     "jem classifier": (77, 10, 114),
     "shortrun": (67, 20, 199),
-    "shortrun beta* 0": (71, 22, 192),
     "shortrun random K": (79, 20, 208),
-    "shortrun most_steps": (67, 20, 199),
     "shortrun persistent": (92, 21, 224),
-    "shortrun SGD": (65, 20, 197),
     "shortrun bfloat16": (78, 20, 210),
-    "shortrun raise": (67, 20, 199),
     "toy": (70, 19, 165),
-    "toy no_pos": (70, 19, 165),
-    "toy batch": (70, 19, 165),
-    "toy true": (70, 19, 165),
     "toy all variants": (70, 19, 165),
-    "toy schedule": (72, 19, 167),
     # The trainer maps its own losses at each β*, outside the graphs that a guard replays.
     "toy average": (264, 147, 359),
     "toy proposal": (54, 12, 149),

@@ -1,4 +1,4 @@
-"""Training steps of the trainers on :mod:`benchmarks.gpu_on_meta`: what waits, what is launched."""
+"""Training steps of the trainers on :mod:`tests.gpu_on_meta`: what waits, what is launched."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from ebmguard.reference_training.shortrun.train import train as train_shortrun
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.train import train as train_toy
 from ebmguard.retrofit import rows
-
-from .gpu_on_meta import META, MetaGpu, gpu_on_meta
+from tests.gpu_on_meta import META, MetaGpu, gpu_on_meta
 
 SLOW_EVERY = 3
 """Steps from one slow tier to the next; it is 50 in earnest."""
@@ -57,13 +56,9 @@ XY: dict[str, Any] = {"p_x_weight": 0.0, "p_x_y_weight": 1.0}
 CASES: dict[str, dict[str, Any]] = {
     "jem": {},
     "jem beta* 0": {"beta_star": 0.0},
-    "jem no_pos": {"variant": "no_pos"},
-    "jem batch": {"variant": "batch"},
-    "jem true": {"variant": "true"},
     "jem class-conditional": {"class_conditional": True},
     "jem p(x, y)": XY,
     "jem p(x) and p(x, y)": {"p_x_y_weight": 1.0},
-    "jem own labelled batch": {"n_labelled": 4},
     "jem clip": {"clip_norm": 1.0},
     "jem L2": {"energy_l2": 0.1},
     "jem most_steps": {"most_steps": 4},
@@ -71,22 +66,13 @@ CASES: dict[str, dict[str, Any]] = {
     "jem rollback": {"action": "rollback"},
     "jem raise": {"action": "raise"},
     "jem bfloat16": {"precision": "bfloat16"},
-    "jem silu": {"activation": "silu"},
     "jem classifier": {"p_x_weight": 0.0},
     "shortrun": {},
-    "shortrun beta* 0": {"beta_star": 0.0},
     "shortrun random K": {"most_sgld_steps": 6},
-    "shortrun most_steps": {"most_steps": 4},
     "shortrun persistent": {"init": "persistent", "buffer_size": 30},
-    "shortrun SGD": {"optimizer": "sgd"},
     "shortrun bfloat16": {"precision": "bfloat16"},
-    "shortrun raise": {"action": "raise"},
     "toy": {},
-    "toy no_pos": {"variants": ("no_pos",)},
-    "toy batch": {"variants": ("batch",)},
-    "toy true": {"variants": ("true",)},
     "toy all variants": {"variants": ("default", "no_pos", "batch", "true")},
-    "toy schedule": {"betas": ("0:0.5",)},
     "toy average": {"betas": ("0.1+0.5",)},
     "toy proposal": {"scenario": "gmm-proposal"},
     "toy two samplers": {"scenario": "gmm-good+lost"},
@@ -99,7 +85,7 @@ class Steps:
     """What was found in the steps of a run.
 
     Attributes:
-        wrong: as in :class:`~.gpu_on_meta.MetaGpu`.
+        wrong: as in :class:`~tests.gpu_on_meta.MetaGpu`.
         waits, launches: of each step, from the first one on, by place and by file.
         captured: kernels in graphs, by operation.
     """

@@ -1,17 +1,13 @@
-"""What is measured against each other: iterations of our trainers, and loops as they are published.
+"""JEM and short runs as they are published, without a guard, to measure our trainers against.
 
-The loops are plain ones, without a guard: every Langevin step is a call of the network and one of
-`autograd.grad`, while all parameters require gradients; data and negatives pass through the network
-one after another; eager, no channels_last, Adam as PyTorch has it by default, not the fused one.
+Every Langevin step is a call of the network and one of `autograd.grad`, while all parameters
+require gradients; data and negatives pass through the network one after another; eager, no
+channels_last, Adam as PyTorch has it by default, not the fused one.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,98 +15,22 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.data import ImageData
-from ebmguard.reference_training.device import find_device
-from ebmguard.reference_training.engine import graphs
-from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
-from ebmguard.reference_training.engine.loop import Run
-from ebmguard.reference_training.engine.progress import Reporter
-from ebmguard.reference_training.engine.record import Record
-from ebmguard.reference_training.engine.run_config import RunConfig
-from ebmguard.reference_training.engine.task import Task
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.shortrun.network import NEGATIVE_SLOPE, SMALLEST
-from ebmguard.reference_training.toy import network as toy
-from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.scenario import Scenario
 
 Shape = tuple[int, int, int]
-
 LOADED = 16
 """Batches that JEM's loop finds in the CPU's memory, in turn."""
-BETA = 0.5
-"""Of the toys' loop. Ours has members of several β, which cost the same."""
-
-
-class Iterations:
-    """Iterations of `ebmguard train`, one at a time: step, guard, log folder and record.
-
-    Checkpoints are left out, and so are evaluations but for the one that a run may begin with.
-
-    Args:
-        build: makes the task of a trainer.
-        config: settings of a new run.
-        logs: the guard writes into the run folder.
-        graphed: on a GPU, what the trainer runs as CUDA graphs is one.
-
-    Attributes:
-        task: what is trained.
-    """
-
-    def __init__(
-        self,
-        build: Callable[[Any, Record], Task],
-        config: RunConfig,
-        *,
-        logs: bool = True,
-        graphed: bool = True,
-    ) -> None:
-        config, folder = config.open()
-        self.precision = getattr(config, "precision", "float32")
-        record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
-        with ExitStack() as stack:
-            if not graphed:
-                stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))
-            self.task = build(config, record)
-        self.task.begin()
-        self.run = Run(self.task, Reporter(), DeferredInterrupt())
-
-    def step(self) -> None:
-        """The next iteration."""
-        self.run.advance()
-
-    def close(self) -> None:
-        """Write what is pending; a second call does nothing."""
-        for guard in self.task.guards.values():
-            guard.close()
-
-
-class _Unlogged(Record):  # type: ignore[misc]
-    @property
-    def for_guard(self) -> dict[str, Any]:
-        return {**super().for_guard, "log_dir": None}
-
-
-# -- loops -------------------------------------------------------------------------------------
 
 
 class PublishedLoop:
-    """What the loops on images share.
-
-    Args:
-        config: sizes and precision.
-        device: where the network is.
-
-    Attributes:
-        f: the network.
-    """
+    """What the loops share: settings and precision of a run, a network `f`, Adam."""
 
     def __init__(self, config: Any, device: torch.device) -> None:
         set_precision(config.precision)
         data = config.load_data()
-        self.precision = config.precision
-        self.settings = config.settings
-        self.device = device
+        self.precision, self.settings, self.device = config.precision, config.settings, device
         self.shape = data.sample_shape
         self.f: Any = self.network(self.settings, self.shape, data.classes).to(device)
         self.optimizer = torch.optim.Adam(self.f.parameters(), lr=self.settings.lr)
@@ -154,21 +74,17 @@ class PublishedLoop:
 
 
 class JemLoop(PublishedLoop):
-    """JEM's, with its buffer, its loss on the host and its loader.
+    """JEM's: chains rest in a buffer in the CPU's memory, from and to which they are copied.
 
-    - chains rest in a buffer in the CPU's memory, from which and to which they are copied;
-    - batches come from the CPU's memory, augmented and noisy, as if its loader always were ahead;
-    - the loss is read by the host, which refuses to go on where it has exploded.
-
-    Attributes:
-        buffer: the chains, (size, C, H, W), on the CPU.
+    Batches come from there too, augmented and noisy, as if its loader always were ahead; the loss
+    is read by the host, which refuses to go on where it has exploded.
     """
 
     @staticmethod
     def network(settings: Any, shape: Shape, classes: int) -> nn.Module:
         """The wide residual network."""
-        depth, width = settings.depth, settings.width
-        f: nn.Module = WideResNet(in_channels=shape[0], classes=classes, depth=depth, width=width)
+        own = {"depth": settings.depth, "width": settings.width, "classes": classes}
+        f: nn.Module = WideResNet(in_channels=shape[0], **own)
         return f
 
     @staticmethod
@@ -181,7 +97,7 @@ class JemLoop(PublishedLoop):
         """Load batches, and start the chains."""
         self.steps = 0
         self.buffer = torch.rand(self.settings.buffer_size, *self.shape) * 2 - 1
-        self._batches = [self._load(data) for _ in range(LOADED)]
+        self.batches = [self._load(data) for _ in range(LOADED)]
 
     def _load(self, data: ImageData) -> tuple[Tensor, Tensor, Tensor]:
         n = self.settings.n_pos
@@ -191,12 +107,8 @@ class JemLoop(PublishedLoop):
         return x[:n].clone(), x[n:].clone(), data.train_y[rows[n:]]
 
     def step(self) -> None:
-        """The next step.
-
-        Raises:
-            FloatingPointError: the loss has exploded.
-        """
-        batch = self._batches[self.steps % LOADED]
+        """The next step; a FloatingPointError where the loss has exploded."""
+        batch = self.batches[self.steps % LOADED]
         x_pos, x_lab, labels = (tensor.to(self.device) for tensor in batch)
         self.optimizer.param_groups[0]["lr"] = self.settings.lr_at(self.steps)
         x_neg = self.sample()
@@ -227,8 +139,7 @@ class ShortRunLoop(PublishedLoop):
 
     All images are on the GPU as floats; rows are drawn, and chains started, on the CPU and copied.
     Left out: `retain_graph=True`, which frees memory later and computes nothing; and what it prints
-    and plots every 100 updates. As the trainer's, its convolutions are those that cuDNN found to
-    be fastest.
+    and plots every 100 updates.
     """
 
     @staticmethod
@@ -260,8 +171,7 @@ class ShortRunLoop(PublishedLoop):
 
     def draw(self) -> Tensor:
         """Noisy images, with replacement."""
-        rows = torch.randint(len(self.images), (self.settings.batch,))
-        x: Tensor = self.images[rows]
+        x: Tensor = self.images[torch.randint(len(self.images), (self.settings.batch,))]
         noisy: Tensor = x + self.settings.data_noise * torch.randn_like(x)
         return noisy
 
@@ -269,61 +179,6 @@ class ShortRunLoop(PublishedLoop):
         """Chains from U(-1, 1)."""
         x = torch.empty(self.settings.batch, *self.shape).uniform_(-1, 1)
         return self.climb(x.to(self.device))
-
-
-class ToyLoop:
-    """One model in a loop of the published structure, whose learning rate is 0.
-
-    That of Nijkamp et al. (2020), with the loss of Algorithm 1 of *Energy-Based Model Training
-    Objective Robust to Inaccurate SGLD Samples*. Nothing is measured or written; data come from our
-    samplers, which take less time than the published ones.
-
-    Args:
-        settings: what an update does.
-        device: where.
-        convolutions: 1x1 convolutions on (B, dim, 1, 1), as published; else linear layers.
-    """
-
-    def __init__(self, settings: Scenario, device: torch.device, *, convolutions: bool) -> None:
-        self.settings = settings
-        self.distribution = DISTRIBUTIONS[settings.data]
-        self.f = toy_network(self.distribution.dim, convolutions=convolutions).to(device)
-        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=0.0)
-        self.rng = torch.Generator(device).manual_seed(0)
-        self.trailing = (1, 1) if convolutions else ()
-
-    def step(self) -> None:
-        """One update of the model."""
-        settings, rng = self.settings, self.rng
-        x_pos = self.distribution.sample(settings.n_pos, rng)
-        x_pos = x_pos.reshape(*x_pos.shape, *self.trailing)
-        size = (settings.n_neg, *x_pos.shape[1:])
-        x = settings.init_std * torch.randn(size, generator=rng, device=rng.device)
-        for _ in range(settings.sgld_steps):
-            x.requires_grad_()
-            (gradient,) = torch.autograd.grad(self.f(x).sum(), x)
-            noise = torch.randn(size, generator=rng, device=rng.device)
-            step = settings.step_size * (1 - BETA) * gradient + settings.noise_std * noise
-            x = x.detach() + step
-        f_pos = settings.output_scale * self.f(x_pos).flatten()
-        f_neg = settings.output_scale * self.f(x).flatten()
-        log_sum = (BETA * f_neg).logsumexp(0)
-        loss = torch.logaddexp(BETA * f_pos, log_sum).mean() / BETA - f_pos.mean()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-
-
-def toy_network(dim: int, *, convolutions: bool) -> nn.Sequential:
-    """dim-32-64-64-64-1 with LeakyReLU 0.05."""
-    layers: list[nn.Module] = []
-    for fan_in, fan_out in itertools.pairwise((dim, *toy.WIDTHS)):
-        layers.append(nn.Conv2d(fan_in, fan_out, 1) if convolutions else nn.Linear(fan_in, fan_out))
-        layers.append(nn.LeakyReLU(toy.NEGATIVE_SLOPE))
-    return nn.Sequential(*layers[:-1])
-
-
-# -- operations --------------------------------------------------------------------------------
 
 
 def step_flop(loop: type[PublishedLoop], settings: Any, shape: Shape, classes: int = 10) -> int:
