@@ -24,7 +24,7 @@ from .features import load_features
 from .likelihood import image_likelihood
 from .ood import OodName, detection, other_images
 from .quality import SampleQuality, judged_by, score_words
-from .stored import CheckpointName, load_network, read_config, read_last
+from .stored import BEST, CheckpointName, load_network, read_config, read_last
 
 ChainName = Literal["buffer", "fresh"]
 
@@ -36,8 +36,9 @@ class EvaluateJem(ImageEvaluateConfig):
     The results are printed, and written to evaluation.json in the run folder.
     """
 
-    checkpoint: CheckpointName = "best"
-    """The network that is evaluated: the best by validation accuracy, or the newest."""
+    checkpoint: CheckpointName | None = None
+    """The network that is evaluated: the best by validation accuracy, or the newest. None is the
+    best, and the newest of a run without validation images, such as one on the digits."""
     chains: tuple[ChainName, ...] = ("buffer", "fresh")
     """Samples that are judged: the replay buffer of the newest checkpoint, and fresh chains of the
     evaluated network, from uniform noise on f(x)."""
@@ -76,7 +77,9 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     """
     stored = read_config(config.run)
     settings: dict[str, Any] = stored["settings"]
-    network, step = load_network(config.run, config.checkpoint, device)
+    has_best = (config.run / "checkpoints" / BEST).is_file()
+    checkpoint = config.checkpoint or ("best" if has_best else "last")
+    network, step = load_network(config.run, checkpoint, device)
     set_precision(stored["precision"])
     steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
     scale = _output_scale(settings) if config.likelihood else 0.0
@@ -115,7 +118,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     return {
         "data": stored["data"],
         **{name: stored.get(name) for name in ("scenario", "beta_star", "seed")},
-        "checkpoint": config.checkpoint,
+        "checkpoint": checkpoint,
         "step": step,
         "device": describe(device),
         "eval_noise": noise_std,
