@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..engine import loop
+from ..engine.launch import launch
 from ..engine.record import Record
 from .annealed import bracket
 from .config import BismConfig
@@ -18,7 +19,7 @@ from .images import FlatImages
 from .matching import sliced
 from .methods import Update
 from .rbm import MOST_ENUMERATED, GaussianBernoulliRBM
-from .watched import TEST_SEED, Chains, WatchedModel
+from .watched import TEST_SEED, Chains, WatchedModel, told
 
 
 class Clock:
@@ -132,3 +133,4 @@ class LatentModel(WatchedModel):
 
 
 train = partial(loop.train, LatentModel)
+run = partial(launch, train, told)

@@ -13,11 +13,11 @@ import numpy as np
 from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
-from ..toy.command import train_run
 from ..toy.config import ToyConfig
 from ..toy.course import GRIDS, MEMBERS
 from ..toy.distributions import DISTRIBUTIONS, Distribution
 from ..toy.members import VARIANTS
+from ..toy.train import train_run
 from .config import ToyFigure
 
 OFF = "0"

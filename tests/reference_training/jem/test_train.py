@@ -17,10 +17,9 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.engine import interrupt, loop
 from ebmguard.reference_training.jem import samples as kept_samples
-from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.train import Jem
+from ebmguard.reference_training.jem.train import Jem, run
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows

@@ -14,7 +14,6 @@ from ebmguard.objective import contrastive_loss
 from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.toy import train as toy_train
-from ebmguard.reference_training.toy.command import run, table
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.course import Course
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
@@ -22,6 +21,7 @@ from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.reference_training.toy.train import run, table
 from ebmguard.sinks import read_jsonl
 from tests import forks
 from tests.reference_training.jem.parts import Silent, assert_same_run, kill_at_a_checkpoint, saved
