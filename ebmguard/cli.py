@@ -65,13 +65,13 @@ sweep shortrun = reference_training.sweep grids:ShortRunGrid
     train a grid of short-run models, or go on with one
 sweep toy = reference_training.sweep grids:ToyGrid
     train a grid of toy ensembles, or go on with one
-evaluate jem = reference_training.judge jem:EvaluateJem jem:run
+evaluate jem = reference_training.judge config:EvaluateJem jem:run
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
-evaluate shortrun = reference_training.judge shortrun:EvaluateShortRun shortrun:run
+evaluate shortrun = reference_training.judge config:EvaluateShortRun shortrun:run
     FID and Inception score of a short-run model's samples, and its likelihood
-evaluate bism = reference_training.judge bism:EvaluateBism bism:run
+evaluate bism = reference_training.judge config:EvaluateBism bism:run
     samples, latents, FID and Inception score of a deep latent-variable model
-evaluate toy = reference_training.judge toy:EvaluateToy toy:run
+evaluate toy = reference_training.judge config:EvaluateToy toy:run
     KL of each member of a toy run, by quadrature and by annealing
 table jem = reference_training.studies config:TableConfig jem_tables:run
     Tables 1 and 2 of the paper beside the numbers of JEM runs

@@ -15,7 +15,8 @@ from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part
-from .deep_config import DeepConfig, pixels
+from .deep import make_model, pixels
+from .deep_config import DeepConfig
 from .methods import Update
 from .short_run import ShortRunModel
 from .watched import TEST_SEED, Chains, WatchedModel, told
@@ -40,7 +41,7 @@ class DeepLatentModel(WatchedModel):
         entries = pixels(self.data, self.data.train_x[:1]).numel()
         super().__init__(record, s, entries=entries, evaluations=config.evaluations)
         self.title = f"{s.method} on {config.data}, {config.model} model"
-        self.model = config.make_model(self.data)
+        self.model = make_model(config, self.data)
         self.chains = Chains(self._seen(self._images(self.draws.chains)))
         network, posterior = self.model.network, self.model.posterior
         self.update = Update(network, s, self.draws.update, posterior, self._walk, record.ranks)

@@ -15,7 +15,7 @@ from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Task
-from .methods import UpdateSettings
+from .presets import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
 TEST_SEED = 0xB15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,47 +19,11 @@ from ..precision import set_precision
 from ..shortrun.trained import TrainedRun, load_run
 from . import evaluate as command
 from .chains import SEED, fresh_chains
-from .evaluate import ImageEvaluateConfig
+from .config import EvaluateShortRun
 from .features import Features, load_features
 from .likelihood import image_likelihood
 from .quality import SampleQuality, judged_by, score_words
 from .stored import read_config
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateShortRun(ImageEvaluateConfig):
-    """Judge the samples of a short-run model: Fréchet inception distance and Inception score.
-
-    Fresh samples, held-out images and uniform noise are compared with the training images: the
-    second is what no model can do better than, the third is where its chains start. The scores are
-    printed, and written to evaluation.json in the run folder.
-    """
-
-    run: Path
-    """Run folder of `ebmguard train shortrun`."""
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
-    --likelihood it may be left out, and FID and Inception score with it."""
-    count: int | None = None
-    """Samples; the default is as many as there are held-out images."""
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        if self.count is not None and self.count < 2:
-            raise ConfigError(f"count is {self.count}, expected at least 2: one has no covariance")
-        super().check()
-        if self.features == "own" or (self.features is None and not self.likelihood):
-            raise ConfigError(
-                f'features is "{self.features}", and a short-run model has no classifier of its '
-                "own: name the folder of a JEM run on the same data at the same image size, such "
-                "as one of `ebmguard train jem --p-x-weight 0 --valid-images 100`, or "
-                "inception:FILE with the published weights"
-            )
 
 
 def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:

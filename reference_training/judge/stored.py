@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ from ..engine import run_folder
 from ..engine.checkpoints import load_all_ranks
 from ..networks import WideResNet
 from ..precision import autocast_type
+from .config import CheckpointName
 
-CheckpointName = Literal["best", "last"]
 BEST = "best.pt"
 
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import refuse
 from ..image_config import ImageConfig
-from ..networks import seeded
-from ..precision import autocast_type
-from .network import ActivationName, EnergyNet
-from .presets import PRESETS, InitName, OptimizerName, Preset
-from .start import start_from
+from .presets import PRESETS, ActivationName, InitName, OptimizerName, Preset
+
+if TYPE_CHECKING:  # the help needs no torch
+    from ..data import ImageData
 
 DataName = Literal["digits", "mnist", "cifar10", "celeba64"]
 ActionName = Literal["warn", "raise"]
@@ -73,6 +71,8 @@ class ShortRunConfig(ImageConfig):
         Raises:
             ConfigError: they are not there, or are not what was published.
         """
+        from ..data import kept_data
+
         settings = self.settings
         # The published script trains on every image: none is put aside for a validation.
         return kept_data(
@@ -83,20 +83,6 @@ class ShortRunConfig(ImageConfig):
             test_images=settings.test_images,
             image_size=settings.image_size,
         )
-
-    def make_network(self, data: ImageData) -> EnergyNet:
-        """The network as its seed initialises it; PyTorch's global generators are left alone."""
-        settings = self.settings
-        channels, size, _ = data.sample_shape
-        make = partial(
-            EnergyNet,
-            in_channels=channels,
-            image_size=size,
-            nf=settings.nf,
-            activation=settings.activation,
-            autocast=autocast_type(self.precision),
-        )
-        return seeded(make, self.seed, data.train_x.device)
 
     @property
     def total_steps(self) -> int:
@@ -139,8 +125,7 @@ class ShortRunConfig(ImageConfig):
                 "more"
             )
         problems += ranks.undivided(batch=settings.batch)
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
         data = self.load_data()
         _, height, width = data.sample_shape
         if height != width:
@@ -149,7 +134,10 @@ class ShortRunConfig(ImageConfig):
                 "halves both sides together"
             )
         if self.start_from is not None and not self.resume:  # before there is a folder
-            start_from(self.make_network(data), Path(self.start_from), settings.activation)
+            from .network import make_network
+            from .start import start_from
+
+            start_from(make_network(self, data), Path(self.start_from), settings.activation)
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run that is resumed, or opened to be studied.

@@ -35,6 +35,7 @@ from ebmguard.runs import load
 
 from ..bism.bilevel import Parameters
 from ..bism.config import BismConfig
+from ..bism.images import open_data
 from ..bism.methods import Levels, Update
 from ..bism.rbm import GaussianBernoulliRBM
 from ..engine.checkpoints import load_all_ranks
@@ -84,7 +85,7 @@ def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
         raise ConfigError(f"{path} is not finished, or has too many latents; log p is not known")
     _, (state, *_) = load_all_ranks(path / "checkpoints")
     generator = torch.Generator().manual_seed(seed)
-    data = config.open_data(generator.device)
+    data = open_data(config.data, config.data_root)
     model = GaussianBernoulliRBM(data.dim, config.hidden, generator)
     model.load_state_dict(state["model"])
     update = Update(model, config, generator)

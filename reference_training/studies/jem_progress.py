@@ -76,13 +76,7 @@ def bundle_size(longest: int) -> int:
 
 
 def opened(config: JemFigure) -> list[JemRun]:
-    """The runs that the command names.
-
-    Raises:
-        ConfigError: none is named, or a folder holds none.
-    """
-    if not config.runs:
-        raise ConfigError("--runs takes run folders of `ebmguard train jem`, or a folder of some")
+    """The runs that the command names; ConfigError where a folder holds none."""
     return find_runs(config.runs)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
-from .members import Members
+from ..engine.run_config import RunConfig, below, refuse
 from .scenario import Scenario, find_scenario
+
+if TYPE_CHECKING:  # the help needs no torch
+    from .members import Members
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,10 @@ class ToyConfig(RunConfig):
         Raises:
             ConfigError: names what is wrong, and what was expected.
         """
-        problems = [
-            f"{name} is {getattr(self, name)}, expected 1 or more"
-            for name in ("seeds", "evaluations")
-            if getattr(self, name) < 1
-        ]
-        problems += self.problems()
+        problems = below(self, seeds=1, evaluations=1) + self.problems()
         if ranks.world > 1:
             problems.append(f"an ensemble is trained by one process, not by {ranks.world}")
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
         self.settings.check()
         if self.evaluations > self.settings.iterations:
             raise ConfigError(
@@ -100,6 +96,8 @@ class ToyConfig(RunConfig):
         Raises:
             ConfigError: betas, variants or seeds that cannot be meant.
         """
+        from .members import Members
+
         seeds = range(self.seed, self.seed + self.seeds)
         return Members.of(self.betas, self.variants, tuple(seeds))
 

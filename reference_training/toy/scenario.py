@@ -14,6 +14,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
+from ..engine.run_config import below, counts, not_positive, refuse
 from .broken import GOOD, SAMPLERS
 
 DATA = ("gmm", "circles", "mixture1d")
@@ -75,15 +76,8 @@ class Scenario:
         Raises:
             ConfigError: names every wrong setting, its value and what was expected.
         """
-        problems = []
-        for name, value in asdict(self).items():
-            if name in ("data", "samplers"):
-                continue
-            least = 0 if name == "sgld_steps" else 1
-            if isinstance(value, int) and value < least:
-                problems.append(f"{name} is {value}, expected {least} or more")
-            if isinstance(value, float) and name != "init_mean" and not 0 < value < math.inf:
-                problems.append(f"{name} is {value}, expected a positive number")
+        problems = below(self, **counts(self, sgld_steps=0))
+        problems += not_positive(self, "step_size", "noise_std", "init_std", "lr", "lr_end")
         if not math.isfinite(self.init_mean):
             problems.append(f"init_mean is {self.init_mean}, expected a finite number")
         names = self.sampler_names
@@ -97,8 +91,7 @@ class Scenario:
                 f"samplers is {self.samplers!r} and sgld_steps is 0: without a step nobody but "
                 f"{GOOD!r} can draw"
             )
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values."""

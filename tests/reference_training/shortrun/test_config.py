@@ -12,9 +12,9 @@ import torch
 import tyro
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training import data as data_sets
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.shortrun import config as config_module
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.presets import PRESETS
 from tests.reference_training.shortrun.parts import trained_folder
@@ -90,7 +90,7 @@ def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, m
 def test_images_that_are_not_square_are_refused(monkeypatch):
     data = at().load_data()
     wide = replace(data, train_x=data.train_x[:, :, :6])
-    monkeypatch.setattr(config_module, "kept_data", lambda *_, **__: wide)
+    monkeypatch.setattr(data_sets, "kept_data", lambda *_, **__: wide)
     with pytest.raises(ConfigError, match="digits has images of 6x8, expected square ones"):
         at().check()
 

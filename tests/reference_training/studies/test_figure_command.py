@@ -81,7 +81,7 @@ def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
     assert main(["figure", "19", "--runs", "runs", "--out", "there.png"]) == 0
     assert "epoch 2, iteration 0" in capsys.readouterr().out
     assert (tmp_path / "there.png").stat().st_size > 10_000
-    with pytest.raises(ConfigError, match="--runs takes run folders"):
+    with pytest.raises(ConfigError, match="runs is empty"):
         command.run(JemFigure(name="16", runs=()))
 
 
@@ -128,7 +128,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"runs": ()}, "runs is empty, expected run folders"),
+        ({"runs": ()}, "runs is empty, expected folders"),
         ({"count": 0}, "count is 0, expected 1 or more"),
         ({"seed": -1}, "seed is -1, expected 0 or more"),
         ({"threads": -2}, "threads is -2, expected 0 or more"),
