@@ -17,6 +17,7 @@ from .presets import PRESETS, ActivationName, InitName, OptimizerName, Preset
 
 if TYPE_CHECKING:  # the help needs no torch
     from ..data import ImageData
+    from .network import EnergyNet
 
 DataName = Literal["digits", "mnist", "cifar10", "celeba64"]
 ActionName = Literal["warn", "raise"]
@@ -84,6 +85,12 @@ class ShortRunConfig(ImageConfig):
             image_size=settings.image_size,
         )
 
+    def make_network(self, data: ImageData) -> EnergyNet:
+        """The network as its seed initialises it; PyTorch's global generators are left alone."""
+        from .network import make_network
+
+        return make_network(self.settings, data, seed=self.seed, precision=self.precision)
+
     @property
     def total_steps(self) -> int:
         """Updates that the run is to have."""
@@ -134,10 +141,9 @@ class ShortRunConfig(ImageConfig):
                 "halves both sides together"
             )
         if self.start_from is not None and not self.resume:  # before there is a folder
-            from .network import make_network
             from .start import start_from
 
-            start_from(make_network(self, data), Path(self.start_from), settings.activation)
+            start_from(self.make_network(data), Path(self.start_from), settings.activation)
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run that is resumed, or opened to be studied.

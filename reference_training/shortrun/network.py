@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from ..data import ImageData
 from ..networks import NEGATIVE_SLOPE, casting, seeded
-from ..precision import autocast_type
-from .config import ShortRunConfig
-from .presets import ActivationName
+from ..precision import PrecisionName, autocast_type
+from .presets import ActivationName, Preset
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
@@ -83,9 +82,10 @@ class EnergyNet(nn.Module):
         return f.flatten()
 
 
-def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
-    """The network as its seed initialises it; PyTorch's global generators are left alone."""
-    settings = config.settings
+def make_network(
+    settings: Preset, data: ImageData, *, seed: int, precision: PrecisionName
+) -> EnergyNet:
+    """The network as a seed initialises it; PyTorch's global generators are left alone."""
     channels, size, _ = data.sample_shape
     make = partial(
         EnergyNet,
@@ -93,6 +93,6 @@ def make_network(config: ShortRunConfig, data: ImageData) -> EnergyNet:
         image_size=size,
         nf=settings.nf,
         activation=settings.activation,
-        autocast=autocast_type(config.precision),
+        autocast=autocast_type(precision),
     )
-    return seeded(make, config.seed, data.train_x.device)
+    return seeded(make, seed, data.train_x.device)

@@ -25,7 +25,6 @@ from ..plots.numbers import median
 from ..precision import set_precision
 from .config import ShortRunConfig
 from .draws import Draws
-from .network import make_network
 from .sampler import make_sampler
 from .start import start_from
 
@@ -61,7 +60,7 @@ class ShortRun(Task):
         self.settings = settings
         self.record = record
         data = config.load_data().to(device)
-        self.network = make_network(config, data)
+        self.network = config.make_network(data)
         compile_modules(config.compile, config.precision, device, self.network)
         self.energies = ranks.parallel(self.network)
         make_optimizer = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[settings.optimizer]

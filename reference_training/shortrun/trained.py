@@ -14,7 +14,7 @@ from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
 from .config import ShortRunConfig
 from .draws import uniform
-from .network import EnergyNet, make_network
+from .network import EnergyNet
 from .presets import Preset
 from .sampler import chain, refined
 
@@ -122,6 +122,6 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)
     step, (first, *_) = load_all_ranks(path / "checkpoints")
     data = config.load_data().to(device)
-    network = make_network(config, data)
+    network = config.make_network(data)
     network.load_state_dict(first["network"])
     return TrainedRun(path, config, network.eval().requires_grad_(False), data, step)

@@ -19,7 +19,6 @@ from torch import Tensor
 from ..plots.canvas import COLOURS, DARK
 from ..plots.page import BETWEEN, SIDE, page, plain, show_rows
 from ..shortrun.flow.invert import ITERATIONS, first_guess, invert
-from ..shortrun.network import make_network
 from ..shortrun.trained import TrainedRun
 from .config import ShortRunFigure
 from .measures import components_needed, nearest, principal_errors
@@ -67,7 +66,7 @@ def _rows(run: TrainedRun, count: int, seed: int) -> Iterator[dict[str, Any]]:
     kinds = {HELD_OUT: (x, variance := _variance(x, mean))}
     kinds |= {PERMUTED: (permuted, of_some), NOISE: (noise, of_noise)}
     principal = principal_errors(x, data.train_x, data.levels).cpu()
-    fresh = make_network(run.config, data).eval().requires_grad_(False)
+    fresh = run.config.make_network(data).eval().requires_grad_(False)
     for network, f, targets in (
         (TRAINED, run.network, kinds),
         (UNTRAINED, fresh, {HELD_OUT: (some, of_some)}),

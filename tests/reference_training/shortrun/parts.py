@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
-from ebmguard.reference_training.shortrun.network import make_network
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import JsonlSink
@@ -78,7 +77,7 @@ def tiny_run(
     if network is None:
         with torch.random.fork_rng():
             torch.manual_seed(config.seed)
-            network = make_network(config, data)
+            network = config.make_network(data)
     network = network.eval().requires_grad_(False)
     return TrainedRun(Path(path), config, network, data, step)
 
