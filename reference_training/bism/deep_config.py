@@ -33,6 +33,8 @@ class DeepConfig(RunConfig):
     data_root: str | None = None
     """Folder of the data sets; None is the environment variable EBMGUARD_DATA. The digits need
     none."""
+    download: bool = False
+    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
     small: bool = False
     """Sizes that two cores train in ten minutes; the digits have no others."""
     model: ModelName = "latent"
@@ -107,6 +109,7 @@ class DeepConfig(RunConfig):
         if self.is_short_run and ranks.world > 1:
             problems.append(f"{method} is trained by one process, not by {ranks.world}")
         refuse(problems)
+        self.load_data()  # before there is a folder
 
     @property
     def settings(self) -> DeepSettings:
@@ -138,4 +141,4 @@ class DeepConfig(RunConfig):
 
         s = self.settings
         counts = {n: getattr(s, n) for n in ("train_images", "test_images", "image_size")}
-        return kept_data(self.data, self.data_root, **counts)
+        return kept_data(self.data, self.data_root, self.download, **counts)

@@ -78,9 +78,10 @@ class RunConfig(abc.ABC):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """The settings of the run as plain JSON values; where it lies is not a setting of it."""
+        """The settings of the run as plain JSON values, but for where it and its data come from."""
         values = dataclasses.asdict(self)
-        del values["out"], values["resume"]
+        for name in ("out", "resume", "download"):
+            values.pop(name, None)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def over(self, base: S) -> S:

@@ -115,6 +115,7 @@ class JemConfig(ImageConfig):
         return kept_data(
             self.data_name,
             self.data_root,
+            self.download,
             train_images=settings.train_images,
             valid_images=settings.valid_images,
             test_images=settings.test_images,

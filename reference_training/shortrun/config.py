@@ -79,6 +79,7 @@ class ShortRunConfig(ImageConfig):
         return kept_data(
             self.data,
             self.data_root,
+            self.download,
             train_images=settings.train_images,
             valid_images=0,
             test_images=settings.test_images,
