@@ -52,11 +52,7 @@ class BismConfig(UpdateSettings, RunConfig):
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         problems = [*self.problems(data=(self.data, DataName)), *self.update_problems()]
         counts = ("hidden", "iterations", "batch", "gibbs_steps", "evaluations", "test_samples")
         problems += below(self, **dict.fromkeys(counts, 1), temperatures=1, ais_chains=2)

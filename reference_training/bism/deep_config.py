@@ -85,11 +85,7 @@ class DeepConfig(RunConfig):
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         choices = {"data": DataName, "model": ModelName, "posterior": PosteriorName}
         refuse(self.problems(**{name: (getattr(self, name), of) for name, of in choices.items()}))
         settings = self.settings

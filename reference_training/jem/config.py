@@ -104,11 +104,7 @@ class JemConfig(ImageConfig):
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
     def load_data(self) -> ImageData:
-        """The data, on the CPU; read once and kept while the settings ask for the same.
-
-        Raises:
-            ConfigError: they are not there, or are not what was published.
-        """
+        """The data, on the CPU; read once and kept while the settings ask for the same."""
         from ..data import kept_data
 
         settings = self.settings
@@ -148,12 +144,7 @@ class JemConfig(ImageConfig):
         return self.over(SCENARIOS[self.scenario_name])
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
-        """These settings over those of the run; features that run code are never the folder's.
-
-        Raises:
-            ConfigError: the settings contradict the run's, or its features are a TorchScript file
-                or a Python module, and are not given on the command line as well.
-        """
+        """These settings over those of the run; features that run code are never the folder's."""
         from ..judge.features import runs_code
 
         resumed = super().resumed(stored)
@@ -166,12 +157,7 @@ class JemConfig(ImageConfig):
         return resumed
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected; or what the
-                data lack; or that the features cannot be had.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         problems = self.problems(
             data=(self.data_name, DataName),
             scenario=(self.scenario_name, ScenarioName),

@@ -95,12 +95,7 @@ class Sampler:
 def load_run(
     path: Path, device: torch.device, root: str | None
 ) -> tuple[DeepConfig, DeepModel, ImageData, int]:
-    """Settings, model and data of a run folder, and the updates that it was trained for.
-
-    Raises:
-        ConfigError: there is no run of a deep model, or no checkpoint that can be read; or the data
-            are not there.
-    """
+    """Settings, model and data of a run folder, and the updates that it was trained for."""
     stored = read_config(path)
     if "langevin_steps" not in stored:
         raise ConfigError(f"{path} holds no run of `ebmguard train bism deep`")
@@ -122,12 +117,7 @@ def as_images(data: ImageData, v: Tensor) -> Tensor:
 
 
 def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: as :func:`load_run`, or the features cannot be had or are of other images.
-        ImportError: torchmetrics, scikit-learn or matplotlib is not installed.
-    """
+    """What evaluation.json holds."""
     trained, model, data, step = load_run(config.run, device, config.data_root)
     assert config.features is not None
     features = load_features(config.features, device, sha256=config.features_sha256)
@@ -193,9 +183,6 @@ def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> floa
     Args:
         data: labelled.
         inputs: bytes ``(B, C, H, W)`` to ``(B, D)``.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
     """
     try:
         from sklearn.linear_model import LogisticRegression

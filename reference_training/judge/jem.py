@@ -27,13 +27,7 @@ from .stored import BEST, load_network, read_config, read_last
 
 
 def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the run has no such checkpoint, or lacks what the settings ask for; before
-            anything is computed.
-        ImportError: torchmetrics is not installed.
-    """
+    """What evaluation.json holds."""
     stored = read_config(config.run)
     settings: dict[str, Any] = stored["settings"]
     has_best = (config.run / "checkpoints" / BEST).is_file()

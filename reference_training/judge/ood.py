@@ -41,9 +41,6 @@ def other_images(name: OodName, data: ImageData, root: str | None) -> Tensor:
 
     Returns:
         (N, C, H, W), float32, on the device of the run's data.
-
-    Raises:
-        ConfigError: the images have another shape, are the run's own, or are not there.
     """
     shape, device = data.test_x.shape, data.test_x.device
     generator = torch.Generator(device).manual_seed(SEED)

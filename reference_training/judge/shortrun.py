@@ -27,13 +27,7 @@ from .stored import read_config
 
 
 def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the run has no checkpoint, or the features cannot be had or are of other
-            images.
-        ImportError: torchmetrics is not installed.
-    """
+    """What evaluation.json holds."""
     trained = load_run(config.run, device, config.data_root)
     set_precision(trained.config.precision)
     features = None
@@ -49,11 +43,7 @@ def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
 
 
 def check_features(spec: str, trained: TrainedRun) -> None:
-    """Refuse the features of a JEM run on other images: its network would read these all the same.
-
-    Raises:
-        ConfigError: the folder's run is none of JEM, or is on other data or another image size.
-    """
+    """Refuse features of a JEM run on other images: its network would read these all the same."""
     if not (Path(spec) / CONFIG).is_file():
         return
     stored = read_config(Path(spec))
@@ -78,10 +68,6 @@ def judged(trained: TrainedRun, features: Features | None, count: int | None) ->
         the model, the features and, under `scores`, for `samples`, `held_out` and `noise`: `is`,
         `is_std`, `fid` and `samples`, their number; a score that is undefined is NaN. There are as
         many held-out images as samples, or all where those are fewer.
-
-    Raises:
-        ConfigError: the features are not those of images of this shape.
-        ImportError: torchmetrics is not installed.
     """
     data, settings = trained.data, trained.settings
     results = {

@@ -30,11 +30,7 @@ POOL = 200_000
 
 
 def evaluate(config: EvaluateToy, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the folder is no toy run's, or has no checkpoint.
-    """
+    """What evaluation.json holds."""
     stored = read_config(config.run)
     if "scenario" not in stored or "members" not in stored:
         raise ConfigError(f"{config.run} is not a run folder of `ebmguard train toy`")

@@ -67,11 +67,7 @@ class ShortRunConfig(ImageConfig):
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "shortrun")
 
     def load_data(self) -> ImageData:
-        """The data, on the CPU; read once and kept while the settings ask for the same.
-
-        Raises:
-            ConfigError: they are not there, or are not what was published.
-        """
+        """The data, on the CPU; read once and kept while the settings ask for the same."""
         from ..data import kept_data
 
         settings = self.settings
@@ -99,11 +95,7 @@ class ShortRunConfig(ImageConfig):
 
     @property
     def settings(self) -> Preset:
-        """The preset of the data set with what is overridden; K is fixed unless both ends are set.
-
-        Raises:
-            ConfigError: there is no such data set.
-        """
+        """The preset with what is overridden; K is fixed unless both ends are set."""
         if self.data not in PRESETS:
             raise ConfigError(f"data is {self.data!r}, expected one of {', '.join(PRESETS)}")
         preset = self.over(PRESETS[self.data])
@@ -112,12 +104,7 @@ class ShortRunConfig(ImageConfig):
         return preset
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected; or what the
-                data lack.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         settings = self.settings
         wrong = settings.problems()
         problems = self.problems(action=(self.action, ActionName))
@@ -150,10 +137,6 @@ class ShortRunConfig(ImageConfig):
         """These settings over those of the run that is resumed, or opened to be studied.
 
         Where a preset has changed since the run began, the run's own value counts.
-
-        Raises:
-            ConfigError: names the settings that contradict the run's; or it is no run of this
-                trainer.
         """
         was = stored.get("settings", {})
         if "most_sgld_steps" not in was:

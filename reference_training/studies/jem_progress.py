@@ -81,12 +81,7 @@ def opened(config: JemFigure) -> list[JemRun]:
 
 
 def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
-    """The runs of the figure's scenario, their gaps bundled alike.
-
-    Raises:
-        ConfigError: there are none, they are of several setups, none of them has a recorded gap, or
-            there are more β* than colours.
-    """
+    """The runs of the figure's scenario, their gaps bundled alike."""
     scenario = PROGRESS_FIGURES.get(config.name, "1")
     own = [run for run in runs if run.scenario == scenario]
     _check_runs(own, len(runs), config.name, scenario)

@@ -56,9 +56,6 @@ class ToyConfig(RunConfig):
 
         Args:
             ranks: a single one; an ensemble is not divided.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
         """
         problems = below(self, seeds=1, evaluations=1) + self.problems()
         if ranks.world > 1:
@@ -79,11 +76,7 @@ class ToyConfig(RunConfig):
 
     @property
     def settings(self) -> Scenario:
-        """The scenario with what is overridden.
-
-        Raises:
-            ConfigError: there is no scenario of that name.
-        """
+        """The scenario with what is overridden."""
         scenario = find_scenario(self.scenario)
         if self.lr is not None:
             scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
@@ -91,11 +84,7 @@ class ToyConfig(RunConfig):
 
     @property
     def members(self) -> Members:
-        """Who is trained.
-
-        Raises:
-            ConfigError: betas, variants or seeds that cannot be meant.
-        """
+        """Who is trained."""
         from .members import Members
 
         seeds = range(self.seed, self.seed + self.seeds)

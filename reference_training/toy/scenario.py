@@ -71,11 +71,7 @@ class Scenario:
         return self.lr * decay
 
     def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
+        """Refuse settings that cannot be meant, all of them in one error."""
         problems = below(self, **counts(self, sgld_steps=0))
         problems += not_positive(self, "step_size", "noise_std", "init_std", "lr", "lr_end")
         if not math.isfinite(self.init_mean):
@@ -166,11 +162,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def find_scenario(name: str) -> Scenario:
-    """The scenario of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists them.
-    """
+    """The scenario of that name."""
     if name not in SCENARIOS:
         raise ConfigError(
             f"scenario is {name!r}, expected one of {', '.join(SCENARIOS)}; the part before the "
