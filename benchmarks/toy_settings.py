@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ebmguard.reference_training.plots.numbers import median
-from ebmguard.reference_training.toy.command import train_run
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS, GaussianMixture
 from ebmguard.reference_training.toy.scenario import SCENARIOS, Scenario
+from ebmguard.reference_training.toy.train import train_run
 
 from .grid import RESULTS, Grid, Rows, table
 

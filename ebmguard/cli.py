@@ -47,15 +47,15 @@ compare = report page:CompareConfig page:compare
     any runs side by side: a table, and one page with their charts over each other
 demo = reference_training demo:DemoConfig demo:run
     the same JEM run without and with the guard
-train jem = reference_training.jem options:from_words
+train jem = reference_training.jem options:from_words train:run
     train a joint energy-based model, watched by the guard
-train shortrun = reference_training.shortrun config:ShortRunConfig
+train shortrun = reference_training.shortrun config:ShortRunConfig train:run
     train a short-run MCMC energy-based model
-train toy = reference_training.toy config:ToyConfig
+train toy = reference_training.toy config:ToyConfig train:run
     train ensembles of small EBMs on known densities
-train bism = reference_training.bism config:BismConfig
+train bism = reference_training.bism config:BismConfig train:run
     train a latent-variable model by bi-level score matching, or by what it is compared with
-train bism deep = reference_training.bism deep_config:DeepConfig command:run_deep
+train bism deep = reference_training.bism deep_config:DeepConfig deep_train:run
     train a deep latent-variable model of images
 sweep bism = reference_training.sweep grids:BismGrid
     train latent-variable models by several methods, or go on with it
@@ -65,13 +65,13 @@ sweep shortrun = reference_training.sweep grids:ShortRunGrid
     train a grid of short-run models, or go on with one
 sweep toy = reference_training.sweep grids:ToyGrid
     train a grid of toy ensembles, or go on with one
-evaluate jem = reference_training.judge jem:EvaluateJem jem:run
+evaluate jem = reference_training.judge config:EvaluateJem jem:run
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run
-evaluate shortrun = reference_training.judge shortrun:EvaluateShortRun shortrun:run
+evaluate shortrun = reference_training.judge config:EvaluateShortRun shortrun:run
     FID and Inception score of a short-run model's samples, and its likelihood
-evaluate bism = reference_training.judge bism:EvaluateBism bism:run
+evaluate bism = reference_training.judge config:EvaluateBism bism:run
     samples, latents, FID and Inception score of a deep latent-variable model
-evaluate toy = reference_training.judge toy:EvaluateToy toy:run
+evaluate toy = reference_training.judge config:EvaluateToy toy:run
     KL of each member of a toy run, by quadrature and by annealing
 table jem = reference_training.studies config:TableConfig jem_tables:run
     Tables 1 and 2 of the paper beside the numbers of JEM runs

@@ -19,6 +19,8 @@ class ImageConfig(RunConfig):
     """Data set."""
     data_root: str | None = None
     """Folder of the other data sets, else that of the environment variable EBMGUARD_DATA."""
+    download: bool = False
+    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
     beta_star: float = 0.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
     most_steps: int = 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from ebmguard.ranks import leave_time_at_exit
+from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
 from tests import forks
 
 
@@ -34,6 +36,16 @@ def run_ranks(module: str, world: int, folder: Path) -> list[Any]:
     ]
     assert not any(forks.statuses(*ranks)), "\n".join(log.read_text() for log in logs)
     return [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+
+
+def be_rank(found: Callable[[Ranks, Path], Any]) -> None:
+    """In a process of :func:`run_ranks`: join the others, and save what is found."""
+    rank, folder, world = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world}
+    torch.set_num_threads(1)
+    with joined_ranks("cpu") as ranks:
+        torch.save(found(ranks, folder), folder / f"{rank}.pt")
+        ranks.wait()
 
 
 def ranks_of(module: str, world: int, factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:

@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-import torch
-
-from ebmguard.errors import ConfigError
-
-from ..data import kept_data
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
-from ..toy.distributions import DISTRIBUTIONS, Distribution
-from .checkerboard import Checkerboard
-from .images import IMAGES, FlatImages
-from .methods import UpdateSettings
+from ..engine.run_config import RunConfig, below, refuse
+from .presets import UpdateSettings
 
-DATA: dict[str, Checkerboard | Distribution] = {
-    "checkerboard": Checkerboard(),
-    **{name: known for name, known in DISTRIBUTIONS.items() if known.dim == 2},
-}
+DataName = Literal["checkerboard", "gmm", "circles", "digits", "frey"]
 
 
 @dataclass(frozen=True)
@@ -32,8 +21,8 @@ class BismConfig(UpdateSettings, RunConfig):
     update's loss and drift), evaluations.jsonl, TensorBoard events, results.json and checkpoints/.
     """
 
-    data: str = "checkerboard"
-    """checkerboard, gmm or circles; digits, or frey, which reads frey_rawface.mat."""
+    data: DataName = "checkerboard"
+    """Points in the plane; or images: frey reads frey_rawface.mat."""
     data_root: str | None = None
     """Folder of the data sets; None is the environment variable EBMGUARD_DATA."""
     hidden: int = 4
@@ -63,46 +52,17 @@ class BismConfig(UpdateSettings, RunConfig):
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
-        least = {
-            "hidden": 1,
-            "iterations": 1,
-            "batch": 1,
-            "gibbs_steps": 1,
-            "evaluations": 1,
-            "test_samples": 1,
-            "temperatures": 1,
-            "ais_chains": 2,
-        }
-        problems = [*self.problems(), *self.update_problems()]
-        problems += [
-            f"{name} is {getattr(self, name)}, expected {number} or more"
-            for name, number in least.items()
-            if getattr(self, name) < number
-        ]
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
+        problems = [*self.problems(data=(self.data, DataName)), *self.update_problems()]
+        counts = ("hidden", "iterations", "batch", "gibbs_steps", "evaluations", "test_samples")
+        problems += below(self, **dict.fromkeys(counts, 1), temperatures=1, ais_chains=2)
         if self.lower != "elbo":
             problems.append(f"lower is {self.lower!r}, expected 'elbo': an RBM's latents are bits")
-        if self.data not in (*DATA, *IMAGES):
-            problems.append(f"data is {self.data!r}, expected {', '.join((*DATA, *IMAGES))}")
         problems += ranks.undivided(batch=self.batch)
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
-        self.open_data(torch.device("cpu"))  # before there is a folder
+        refuse(problems)
+        from .images import open_data
 
-    def open_data(self, device: torch.device) -> Checkerboard | Distribution | FlatImages:
-        """What the model is trained on.
-
-        Raises:
-            ConfigError: the images are not there, or are not what was published.
-        """
-        if self.data in DATA:
-            return DATA[self.data]
-        images = kept_data(self.data, self.data_root, valid_images=0).to(device)
-        return FlatImages(images, IMAGES[self.data])
+        open_data(self.data, self.data_root)  # before there is a folder
 
     @property
     def total_steps(self) -> int:

@@ -6,6 +6,7 @@ those of :mod:`..networks`, a linear layer g2, and g3, a sum of squares: energie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,11 +17,13 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ..networks import ResidualBlock
+from ..data import ImageData
+from ..networks import ResidualBlock, seeded
+from .deep_config import DeepConfig
 from .latent import Latent
-from .posterior import Posterior
+from .posterior import BernoulliPosterior, GaussianPosterior, Posterior
 
-__all__ = ["DeepEnergy", "DeepModel"]
+__all__ = ["DeepEnergy", "DeepModel", "framed", "make_model", "pixels"]
 
 Shape = tuple[int, int, int]
 
@@ -127,3 +130,34 @@ class DeepModel:
         """Posterior means, ``(B, hidden)``."""
         assert self.posterior is not None
         return cast(Posterior, self.posterior).mean(self.posterior(v))
+
+
+def make_model(config: DeepConfig, data: ImageData) -> DeepModel:
+    """The networks as the seed initialises them."""
+    s, device = config.settings, data.train_x.device
+    _, colours, height, width = pixels(data, data.train_x[:1]).shape
+    shape = colours, height, width
+
+    def network() -> DeepEnergy:
+        return DeepEnergy(shape, s.hidden, s.channels, s.blocks, config.model)
+
+    def posterior() -> GaussianPosterior | BernoulliPosterior:
+        if config.posterior == "gaussian":
+            return GaussianPosterior(shape, s.hidden, s.widths)
+        return BernoulliPosterior(math.prod(shape), s.hidden)
+
+    has_posterior = config.model == "latent" and not config.is_short_run
+    q = seeded(posterior, config.seed + 1, device) if has_posterior else None
+    return DeepModel(seeded(network, config.seed, device), q)
+
+
+def pixels(data: ImageData, x: Tensor) -> Tensor:
+    """Bytes ``(B, C, H, W)`` as a model sees them: in [0, 1], framed by 0 to a multiple of 8."""
+    frame = [side for size in (x.shape[-1], x.shape[-2]) for side in framed(size)]
+    return F.pad((data.scale(x) + 1) / 2, frame)
+
+
+def framed(size: int) -> tuple[int, int]:
+    """Pixels of the frame before and after so many."""
+    lacking = -size % 8
+    return lacking // 2, lacking - lacking // 2

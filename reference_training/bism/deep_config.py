@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch.nn.functional as F
-from torch import Tensor
-
-from ebmguard.errors import ConfigError
-
-from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
-from ..networks import seeded
-from .deep import DeepEnergy, DeepModel
-from .posterior import BernoulliPosterior, GaussianPosterior
+from ..engine.run_config import RunConfig, below, refuse
 from .presets import PUBLISHED, SMALL, DeepSettings
 
-__all__ = ["DeepConfig", "framed", "pixels"]
+if TYPE_CHECKING:  # the help needs no torch
+    from ..data import ImageData
 
 DataName = Literal["digits", "mnist", "cifar10"]
 ModelName = Literal["latent", "visible", "wide"]
@@ -42,6 +33,8 @@ class DeepConfig(RunConfig):
     data_root: str | None = None
     """Folder of the data sets; None is the environment variable EBMGUARD_DATA. The digits need
     none."""
+    download: bool = False
+    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
     small: bool = False
     """Sizes that two cores train in ten minutes; the digits have no others."""
     model: ModelName = "latent"
@@ -92,24 +85,13 @@ class DeepConfig(RunConfig):
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
-        problems = self.problems(
-            data=(self.data, DataName),
-            model=(self.model, ModelName),
-            posterior=(self.posterior, PosteriorName),
-        )
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
+        choices = {"data": DataName, "model": ModelName, "posterior": PosteriorName}
+        refuse(self.problems(**{name: (getattr(self, name), of) for name, of in choices.items()}))
         settings = self.settings
         problems = [] if self.is_short_run else settings.update_problems()
-        counts = {"langevin_steps": self.langevin_steps, "evaluations": self.evaluations}
-        for name in ("hidden", "channels", "iterations", "batch"):
-            counts[name] = getattr(settings, name)
-        problems += [f"{n} is {x}, expected 1 or more" for n, x in counts.items() if x < 1]
+        problems += below(self, langevin_steps=1, evaluations=1)
+        problems += below(settings, hidden=1, channels=1, iterations=1, batch=1)
         method, is_latent = settings.method, self.model == "latent"
         with_latents = method.startswith("bi") or self.is_short_run
         if with_latents != is_latent or method in ("nce", "vnce"):
@@ -122,8 +104,8 @@ class DeepConfig(RunConfig):
         problems += ranks.undivided(batch=settings.batch)
         if self.is_short_run and ranks.world > 1:
             problems.append(f"{method} is trained by one process, not by {ranks.world}")
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
+        self.load_data()  # before there is a folder
 
     @property
     def settings(self) -> DeepSettings:
@@ -151,36 +133,8 @@ class DeepConfig(RunConfig):
 
     def load_data(self) -> ImageData:
         """The images; raises ConfigError where they are not there."""
+        from ..data import kept_data
+
         s = self.settings
         counts = {n: getattr(s, n) for n in ("train_images", "test_images", "image_size")}
-        return kept_data(self.data, self.data_root, **counts)
-
-    def make_model(self, data: ImageData) -> DeepModel:
-        """The networks as the seed initialises them."""
-        s, device = self.settings, data.train_x.device
-        _, colours, height, width = pixels(data, data.train_x[:1]).shape
-        shape = colours, height, width
-
-        def network() -> DeepEnergy:
-            return DeepEnergy(shape, s.hidden, s.channels, s.blocks, self.model)
-
-        def posterior() -> GaussianPosterior | BernoulliPosterior:
-            if self.posterior == "gaussian":
-                return GaussianPosterior(shape, s.hidden, s.widths)
-            return BernoulliPosterior(math.prod(shape), s.hidden)
-
-        has_posterior = self.model == "latent" and not self.is_short_run
-        q = seeded(posterior, self.seed + 1, device) if has_posterior else None
-        return DeepModel(seeded(network, self.seed, device), q)
-
-
-def pixels(data: ImageData, x: Tensor) -> Tensor:
-    """Bytes ``(B, C, H, W)`` as a model sees them: in [0, 1], framed by 0 to a multiple of 8."""
-    frame = [side for size in (x.shape[-1], x.shape[-2]) for side in framed(size)]
-    return F.pad((data.scale(x) + 1) / 2, frame)
-
-
-def framed(size: int) -> tuple[int, int]:
-    """Pixels of the frame before and after so many."""
-    lacking = -size % 8
-    return lacking // 2, lacking - lacking // 2
+        return kept_data(self.data, self.data_root, self.download, **counts)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,12 +12,14 @@ from torch import Generator, Tensor
 from ebmguard.samplers import sgld
 
 from ..engine import loop
+from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part
-from .deep_config import DeepConfig, pixels
+from .deep import make_model, pixels
+from .deep_config import DeepConfig
 from .methods import Update
 from .short_run import ShortRunModel
-from .watched import TEST_SEED, Chains, WatchedModel
+from .watched import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
@@ -37,7 +41,7 @@ class DeepLatentModel(WatchedModel):
         entries = pixels(self.data, self.data.train_x[:1]).numel()
         super().__init__(record, s, entries=entries, evaluations=config.evaluations)
         self.title = f"{s.method} on {config.data}, {config.model} model"
-        self.model = config.make_model(self.data)
+        self.model = make_model(config, self.data)
         self.chains = Chains(self._seen(self._images(self.draws.chains)))
         network, posterior = self.model.network, self.model.posterior
         self.update = Update(network, s, self.draws.update, posterior, self._walk, record.ranks)
@@ -77,8 +81,11 @@ class DeepLatentModel(WatchedModel):
         return pixels(self.data, self.data.train_x[chosen])
 
 
-def train(config: DeepConfig, *rest: Any, **options: Any) -> dict[str, Any] | None:
-    """As :func:`..engine.loop.train` says, of the task that the method asks for."""
-    if config.is_short_run:
-        return loop.train(ShortRunModel, config, *rest, **options)
-    return loop.train(DeepLatentModel, config, *rest, **options)
+def build(config: DeepConfig, record: Record) -> WatchedModel:
+    """The task that the method asks for."""
+    kinds: tuple[Callable[[DeepConfig, Record], WatchedModel], ...] = DeepLatentModel, ShortRunModel
+    return kinds[config.is_short_run](config, record)
+
+
+train = partial(loop.train, build)
+run = partial(launch, train, told)

@@ -1,13 +1,15 @@
-"""Images as rows of numbers, for a model that has no place for their shape."""
+"""What an RBM is trained on: points in the plane, or images as rows of numbers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Generator, Tensor
 
-from ..data import ImageData
+from ..data import ImageData, kept_data
+from ..toy.distributions import DISTRIBUTIONS, Distribution
+from .checkerboard import Checkerboard
 
-__all__ = ["IMAGES", "FlatImages"]
+__all__ = ["IMAGES", "FlatImages", "open_data"]
 
 IMAGES = {"digits": -1.0, "frey": 0.0}
 """Data sets by name, and the number that black is; white is 1. The digits' is that of the other
@@ -44,3 +46,17 @@ class FlatImages:
         level = torch.rand(x.shape, generator=generator, device=x.device) - 0.5
         white = (self._data.scale(x + level) + 1) / 2
         return (self._black + (1 - self._black) * white).flatten(1)
+
+
+def open_data(
+    name: str, root: str | None, device: torch.device | None = None
+) -> Checkerboard | Distribution | FlatImages:
+    """The data of a name; images are on a device.
+
+    Raises:
+        ConfigError: the images are not there, or are not what was published.
+    """
+    if name not in IMAGES:
+        return Checkerboard() if name == "checkerboard" else DISTRIBUTIONS[name]
+    images = kept_data(name, root, valid_images=0).to(device or torch.device("cpu"))
+    return FlatImages(images, IMAGES[name])

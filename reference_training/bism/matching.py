@@ -13,13 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = [
-    "HELD", "LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"
-]  # fmt: skip
+from .presets import HELD
+
+__all__ = ["LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"]
 
 LogDensity = Callable[[Tensor], Tensor]
-HELD = 0.1
-"""Noise at which a model of many levels is the density, as published."""
 
 
 def score(log_density: LogDensity, v: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ matched is a posterior's log weight or f itself, the negative free energy.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,91 +18,15 @@ from torch import Generator, Tensor, nn
 from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
 from .latent import Energy, Latent
-from .matching import HELD, LogDensity, contrastive, denoising, multiscale_denoising, sliced
+from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
 from .posterior import BernoulliPosterior, Posterior
+from .presets import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["BETAS", "METHODS", "Levels", "Update", "UpdateSettings", "Walk"]
+__all__ = ["BETAS", "Levels", "Update", "Walk"]
 
-_MATCHING = ("dsm", "ssm", "mdsm")
-_BILEVEL = tuple(f"bi{name}" for name in _MATCHING)
-_POSTERIORS = (*_BILEVEL, "vnce")
-METHODS = (
-    *(*_MATCHING, *_BILEVEL, "nce", "vnce"),
-    *(f"{name}{steps}" for name in ("cd", "pcd") for steps in (1, 5, 10)),
-)
-"""All, chains by three lengths."""
-_CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
 BETAS = (0.9, 0.95)
 Walk = Callable[[Tensor, int, Generator], Tensor]
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """What an update does; the defaults are the published ones for two-dimensional data."""
-
-    method: str = "bidsm"
-    """bidsm, bissm, bimdsm: score matching through a posterior, bi-level. dsm, ssm, mdsm: of f.
-    nce, vnce: noise contrast. cdK, pcdK: contrastive divergence by K Gibbs steps (cd1, pcd10)."""
-    lr: float = 1e-3
-    """Learning rate of Adam, for the model and for the posterior."""
-    noise_std: float = 0.05
-    """Noise of (bi)dsm."""
-    noise_range: tuple[float, float] = (0.1, 3.0)
-    """Noise of (bi)mdsm over a minibatch, from the least to the most."""
-    noise_spacing: str = "geometric"
-    """Steps of that noise: geometric or linear."""
-    lower: str = "elbo"
-    """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
-    inner_steps: int = 5
-    """K: Adam steps of the posterior on each minibatch."""
-    unrolled_steps: int = 5
-    """N: further steps that the model's gradient goes through."""
-    fresh_inner: bool = False
-    """A minibatch of its own for each of the K steps, instead of that of the update."""
-    particles: int = 5
-    """Latents that vnce draws for each sample of its noise."""
-
-    @property
-    def has_chains(self) -> bool:
-        """Whether chains are all that is random in an update; then ranks draw numbers apart."""
-        return _CHAINS.fullmatch(self.method) is not None
-
-    @property
-    def held(self) -> float:
-        """Noise of the data whose density the model learns; 0 of a method without noise."""
-        return {"dsm": self.noise_std, "mdsm": HELD}.get(self.method.removeprefix("bi"), 0.0)
-
-    def update_problems(self) -> list[str]:
-        """What cannot be meant, and what was expected."""
-        problems = [
-            f"{name} is {getattr(self, name)}, expected {least} or more"
-            for name, least in (("inner_steps", 0), ("unrolled_steps", 0), ("particles", 1))
-            if getattr(self, name) < least
-        ]
-        low, high = self.noise_range
-        problems += [
-            f"{name} is {value}, expected more than {least:g}"
-            for name, value, least in (
-                ("lr", self.lr, 0.0),
-                ("noise_std", self.noise_std, 0.0),
-                ("noise_range[0]", low, 0.0),
-                ("noise_range[1]", high, low),
-            )
-            if not value > least
-        ]
-        problems += [
-            f"{name} is {value!r}, expected {' or '.join(known)}"
-            for name, value, known in (
-                ("noise_spacing", self.noise_spacing, ("geometric", "linear")),
-                ("lower", self.lower, ("elbo", "fisher")),
-            )
-            if value not in known
-        ]
-        named = (*_MATCHING, *_POSTERIORS, "nce")
-        if self.method not in named and not _CHAINS.fullmatch(self.method):
-            problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
-        return problems
 
 
 class Levels(NamedTuple):
@@ -161,7 +84,7 @@ class Update:
         self._adam = Adam(settings.lr, BETAS)
         self._chains: Tensor | None = None
         self.posterior: nn.Module | None = None
-        if settings.method in _POSTERIORS:
+        if settings.method in POSTERIORS:
             self.posterior = posterior or _linear(cast(GaussianBernoulliRBM, model), generator)
             self._latent = Latent(cast(Energy, model.energy), self.posterior)
             self._moments = Moments.none(self._phi)
@@ -185,7 +108,7 @@ class Update:
         self._optimizer.param_groups[0]["lr"] = self._adam.lr
         if self.posterior is not None:
             phi = self._train_posterior(inner or (lambda: v))
-            if self.settings.method in _BILEVEL:
+            if self.settings.method in BILEVEL:
                 before = self._phi
                 phi = self._unrolled(v, (phi, self._moments))
                 apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
@@ -286,13 +209,13 @@ class Update:
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method
-        if chains := _CHAINS.fullmatch(method):
+        if chains := CHAINS.fullmatch(method):
             (own,) = self._part(v)
             return self._contrastive_divergence(own, bool(chains[1]), int(chains[2]))
         if method in ("nce", "vnce"):
             return self._noise_contrast(v, phi)
         density: LogDensity = self.model
-        if method in _BILEVEL:
+        if method in BILEVEL:
             (draws,) = self._part(self._draws(len(v)))
             density = partial(self._latent.log_weight, phi, noise=draws)
         v, noise, spread = self._part(v, self._normal(v), self._spread(len(v)))

@@ -1,13 +1,86 @@
-"""The settings of the deep models, by data set: the published ones, and those of two cores."""
+"""What an update does; and the settings of the deep models, published and for two cores."""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 
-from .methods import UpdateSettings
+from ..engine.run_config import below, not_positive
 
-__all__ = ["PUBLISHED", "SMALL", "DeepSettings"]
+__all__ = [
+    *("BILEVEL", "CHAINS", "HELD", "MATCHING", "METHODS", "POSTERIORS", "PUBLISHED", "SMALL"),
+    *("DeepSettings", "UpdateSettings"),
+]
+
+MATCHING = ("dsm", "ssm", "mdsm")
+BILEVEL = tuple(f"bi{name}" for name in MATCHING)
+POSTERIORS = (*BILEVEL, "vnce")
+METHODS = (
+    *(*MATCHING, *BILEVEL, "nce", "vnce"),
+    *(f"{name}{steps}" for name in ("cd", "pcd") for steps in (1, 5, 10)),
+)
+"""All, chains by three lengths."""
+CHAINS = re.compile(r"(p?)cd([1-9]\d*)")
+HELD = 0.1
+"""Noise at which a model of many levels is the density, as published."""
+
+
+@dataclass(frozen=True)
+class UpdateSettings:
+    """What an update does; the defaults are the published ones for two-dimensional data."""
+
+    method: str = "bidsm"
+    """bidsm, bissm, bimdsm: score matching through a posterior, bi-level. dsm, ssm, mdsm: of f.
+    nce, vnce: noise contrast. cdK, pcdK: contrastive divergence by K Gibbs steps (cd1, pcd10)."""
+    lr: float = 1e-3
+    """Learning rate of Adam, for the model and for the posterior."""
+    noise_std: float = 0.05
+    """Noise of (bi)dsm."""
+    noise_range: tuple[float, float] = (0.1, 3.0)
+    """Noise of (bi)mdsm over a minibatch, from the least to the most."""
+    noise_spacing: str = "geometric"
+    """Steps of that noise: geometric or linear."""
+    lower: str = "elbo"
+    """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
+    inner_steps: int = 5
+    """K: Adam steps of the posterior on each minibatch."""
+    unrolled_steps: int = 5
+    """N: further steps that the model's gradient goes through."""
+    fresh_inner: bool = False
+    """A minibatch of its own for each of the K steps, instead of that of the update."""
+    particles: int = 5
+    """Latents that vnce draws for each sample of its noise."""
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether chains are all that is random in an update; then ranks draw numbers apart."""
+        return CHAINS.fullmatch(self.method) is not None
+
+    @property
+    def held(self) -> float:
+        """Noise of the data whose density the model learns; 0 of a method without noise."""
+        return {"dsm": self.noise_std, "mdsm": HELD}.get(self.method.removeprefix("bi"), 0.0)
+
+    def update_problems(self) -> list[str]:
+        """What cannot be meant, and what was expected."""
+        problems = below(self, inner_steps=0, unrolled_steps=0, particles=1)
+        problems += not_positive(self, "lr", "noise_std")
+        low, high = self.noise_range
+        if not 0 < low < high:
+            problems.append(f"noise_range is {low} to {high}, expected 0 < least < most")
+        problems += [
+            f"{name} is {value!r}, expected {' or '.join(known)}"
+            for name, value, known in (
+                ("noise_spacing", self.noise_spacing, ("geometric", "linear")),
+                ("lower", self.lower, ("elbo", "fisher")),
+            )
+            if value not in known
+        ]
+        named = (*MATCHING, *POSTERIORS, "nce")
+        if self.method not in named and not CHAINS.fullmatch(self.method):
+            problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
+        return problems
 
 
 @dataclass(frozen=True)

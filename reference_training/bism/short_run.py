@@ -18,8 +18,8 @@ from ebmguard.samplers import sgld
 from ..data import ImageData
 from ..engine.record import Record
 from ..engine.task import Part
-from .deep import DeepEnergy
-from .deep_config import DeepConfig, pixels
+from .deep import DeepEnergy, make_model, pixels
+from .deep_config import DeepConfig
 from .methods import BETAS
 from .watched import TEST_SEED, Chains, WatchedModel
 
@@ -101,7 +101,7 @@ class ShortRunModel(WatchedModel):
         entries = pixels(self.data, self.data.train_x[:1]).numel()
         super().__init__(record, s, entries=entries, evaluations=config.evaluations)
         self.title = f"{s.method} on {config.data}, latent model"
-        self.network = config.make_model(self.data).network
+        self.network = make_model(config, self.data).network
         self.runs = short_runs(config, self.data, self.network, self.draws.chains)
         self.is_warm = s.method.startswith("p")
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=s.lr, betas=BETAS)

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from ..engine import loop
+from ..engine.launch import launch
 from ..engine.record import Record
 from .annealed import bracket
 from .config import BismConfig
-from .images import FlatImages
+from .images import FlatImages, open_data
 from .matching import sliced
 from .methods import Update
 from .rbm import MOST_ENUMERATED, GaussianBernoulliRBM
-from .watched import TEST_SEED, Chains, WatchedModel
+from .watched import TEST_SEED, Chains, WatchedModel, told
 
 
 class Clock:
@@ -56,7 +57,8 @@ class LatentModel(WatchedModel):
 
     def __init__(self, config: BismConfig, record: Record) -> None:
         device, ranks = record.device, record.ranks
-        self.config, self.distribution = config, config.open_data(device)
+        self.config = config
+        self.distribution = open_data(config.data, config.data_root, device)
         dim = self.distribution.dim
         super().__init__(record, config, entries=dim, evaluations=config.evaluations)
         self.title = f"{config.method} on {config.data}"
@@ -132,3 +134,4 @@ class LatentModel(WatchedModel):
 
 
 train = partial(loop.train, LatentModel)
+run = partial(launch, train, told)

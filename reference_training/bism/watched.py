@@ -15,7 +15,7 @@ from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Task
-from .methods import UpdateSettings
+from .presets import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
 TEST_SEED = 0xB15
@@ -128,3 +128,16 @@ class WatchedModel(Task):
         self.loss_fn(*energies)  # which leaves no trace where gradients are off
         self.loss_fn.guard.log(self.record.ranks.means(numbers))
         return samples
+
+
+def told(results: Mapping[str, Any]) -> str:
+    """How close the model came."""
+    if "test_loss" in results:
+        return f"loss on test images {results['test_loss']:.4f}"
+    if "reconstruction_error" in results:
+        return f"error of a reconstructed pixel {results['reconstruction_error']:.4f}"
+    if "verdict" in results:
+        low, high = results["log_likelihood_low"], results["log_likelihood_high"]
+        return f"log-likelihood {low:.3f} to {high:.3f} nats per sample: {results['verdict']}"
+    below = f", {results['kl']:.4f} below the data's own density" if "kl" in results else ""
+    return f"log-likelihood {results['log_likelihood']:.4f} nats per sample{below}"

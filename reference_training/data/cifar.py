@@ -23,6 +23,10 @@ CIFAR10 = PublishedFiles(
         "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
         "test_batch": "40351d587109b95175f43aff81a1287e",
     },
+    archive=(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+    ),
 )
 CIFAR100 = PublishedFiles(
     title="CIFAR-100 (python version)",
@@ -32,6 +36,10 @@ CIFAR100 = PublishedFiles(
         "train": "16019d7e3df5f24257cddd939b257f8d",
         "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
     },
+    archive=(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+    ),
 )
 
 

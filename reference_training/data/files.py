@@ -19,12 +19,15 @@ class PublishedFiles:
         page: address where it is published.
         folders: below the root, in the order in which they are tried.
         md5: checksum of every file, by its name in the folder.
+        archive: address of a .tar.gz whose members they are, and its checksum; None: they are
+            published one by one, beside the page.
     """
 
     title: str
     page: str
     folders: tuple[str, ...]
     md5: Mapping[str, str]
+    archive: tuple[str, str] | None = None
 
     def find(self, root: Path) -> Path:
         """The first of the folders that holds every file.
@@ -41,7 +44,8 @@ class PublishedFiles:
         raise ConfigError(
             f"{self.title} was not found under {root}:\n  " + "\n  ".join(lacks) + "\n"
             f"It is published at {self.page} : put its files there, or name the folder that holds "
-            "them by --data-root or the environment variable EBMGUARD_DATA."
+            "them by --data-root or the environment variable EBMGUARD_DATA; --download fetches "
+            "what is published without a form."
         )
 
     def read(self, path: Path) -> bytes:
@@ -51,11 +55,18 @@ class PublishedFiles:
             ConfigError: it is not.
         """
         content = path.read_bytes()
+        self.check(content, self.md5[path.name], path)
+        return content
+
+    def check(self, content: bytes, expected: str, path: Path) -> None:
+        """Refuse what has another checksum.
+
+        Raises:
+            ConfigError: it has.
+        """
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        expected = self.md5[path.name]
         if found != expected:
             raise ConfigError(
                 f"{path} is not the published file of {self.title}: its md5 is {found}, expected "
                 f"{expected}. Delete it and fetch it again from {self.page}"
             )
-        return content

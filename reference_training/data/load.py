@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 
 from .celeba import read_celeba
-from .cifar import read_cifar10, read_cifar100
+from .cifar import CIFAR10, CIFAR100, read_cifar10, read_cifar100
 from .digits import read_digits
+from .download import fetch
+from .files import PublishedFiles
 from .frey import read_frey
 from .image_data import ImageData
 from .images import Images
-from .mnist import read_mnist
+from .mnist import MNIST, read_mnist
 from .shrink import shrunk
-from .svhn import read_svhn
+from .svhn import SVHN, read_svhn
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
@@ -35,16 +37,17 @@ class _Published:
     """A data set that lies in files; padding and flips as in JEM (Grathwohl et al. 2020)."""
 
     read: Callable[[Path], Images]
+    files: PublishedFiles | None = None
     classes: int = 10
     pad: int = 0
     flip: bool = False
 
 
 _PUBLISHED: Mapping[str, _Published] = {
-    "mnist": _Published(read_mnist),
-    "cifar10": _Published(read_cifar10, pad=4, flip=True),
-    "cifar100": _Published(read_cifar100, classes=100, pad=4, flip=True),
-    "svhn": _Published(read_svhn, pad=4),
+    "mnist": _Published(read_mnist, MNIST),
+    "cifar10": _Published(read_cifar10, CIFAR10, pad=4, flip=True),
+    "cifar100": _Published(read_cifar100, CIFAR100, classes=100, pad=4, flip=True),
+    "svhn": _Published(read_svhn, SVHN, pad=4),
     "celeba64": _Published(read_celeba, classes=1),  # no labels; short runs are not augmented
     "frey": _Published(read_frey, classes=1),
 }
@@ -52,9 +55,22 @@ DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
 """Names that `--data` takes."""
 
 
-def kept_data(name: str, root: str | None, **counts: int | None) -> ImageData:
-    """As :func:`load_data`, kept while the same is asked for; no root is $EBMGUARD_DATA."""
+def kept_data(
+    name: str, root: str | None, download: bool = False, **counts: int | None
+) -> ImageData:
+    """As :func:`load_data`, kept while the same is asked for; no root is $EBMGUARD_DATA.
+
+    Args:
+        name: of the data set.
+        root: folder of the data sets.
+        download: fetch it first, where it is missing. CelebA and the Frey faces are published
+            behind a form, or no more: their errors say where.
+        **counts: as there.
+    """
     folder = root or os.environ.get(ROOT_VARIABLE)
+    files = _PUBLISHED[name].files if download and name in _PUBLISHED else None
+    if files is not None:
+        fetch(files, Path(folder) if folder else _root(name, None))
     return _kept(name, Path(folder) if folder else None, **counts)
 
 

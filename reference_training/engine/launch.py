@@ -1,9 +1,9 @@
-"""The command of a trainer that several ranks may share."""
+"""The command of a trainer, which several ranks may share: `ebmguard train`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,17 @@ from .run_config import RunConfig
 
 
 def launch(
-    config: RunConfig,
     train: Callable[..., dict[str, Any] | None],
-    summary: Callable[[dict[str, Any], Path], str],
+    told: Callable[[Mapping[str, Any]], str],
+    config: RunConfig,
 ) -> int:
     """Join the ranks, open the run folder, train, and say how it went.
 
     Args:
-        config: the settings as given.
         train: trains, by the settings that count, in a folder, with `ranks=`; returns what
             results.json holds, or None where Ctrl-C stopped the run.
-        summary: says in a few lines how a run in a folder went.
+        told: of that what is the trainer's own, in a few lines.
+        config: the settings as given.
 
     Returns:
         Exit status: 0, or 130 where Ctrl-C stopped the run. That the guard ended it is a result.
@@ -45,17 +45,25 @@ def launch(
             by = f", by torchrun with {ranks.world} processes" if ranks.world > 1 else ""
             print(printable(f"stopped; go on with: {config.command()} --resume{by}"))
         else:
-            print(printable(summary(results, folder.path)))
+            print(printable("\n".join([*course(results, folder.path), told(results)])))
     return INTERRUPTED if results is None else 0
 
 
-def first_alerts(results: Mapping[str, Any]) -> list[str]:
-    """A line for the first WARN and the first ERROR; one that is both, or the end, is said once."""
-    said = {results["ended"]}
-    lines = []
+def course(results: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """How a run went; an alert that is the first WARN and the first ERROR, or the end, once."""
+    yield f"results in {path}"
+    for rollback in results["rollbacks"]:
+        yield rollback["message"]
+    if results["ended"] is not None:
+        yield f"ENDED by the guard after {results['steps']} steps: {results['ended']}"
+    elif results["diverged_at"] is not None:
+        yield f"DIVERGED at step {results['diverged_at']}"
+    else:
+        yield f"finished {results['steps']} steps without divergence"
+    said, alerts = {results["ended"]}, []
     for level in ("first_error", "first_warn"):
         alert = results[level]
         if alert is not None and alert["message"] not in said:
             said.add(alert["message"])
-            lines.append(f"{level.replace('_', ' ')}: {alert['message']}")
-    return lines[::-1]
+            alerts.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    yield from reversed(alerts)

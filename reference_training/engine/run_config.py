@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +78,10 @@ class RunConfig(abc.ABC):
         """
 
     def to_json(self) -> dict[str, Any]:
-        """The settings of the run as plain JSON values; where it lies is not a setting of it."""
+        """The settings of the run as plain JSON values, but for where it and its data come from."""
         values = dataclasses.asdict(self)
-        del values["out"], values["resume"]
+        for name in ("out", "resume", "download"):
+            values.pop(name, None)
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     def over(self, base: S) -> S:
@@ -100,11 +102,7 @@ class RunConfig(abc.ABC):
             for name, (value, known) in choices.items()
             if value not in get_args(known)
         ]
-        if self.checkpoint_every < 1:
-            wrong.append(f"checkpoint_every is {self.checkpoint_every}, expected at least 1")
-        if self.threads < 0:
-            wrong.append(f"threads is {self.threads}, expected 0 or more")
-        return wrong
+        return wrong + below(self, checkpoint_every=1, threads=0)
 
     def command(self) -> str:
         """The command line that makes this run again, defaults left out."""
@@ -222,6 +220,40 @@ class RunConfig(abc.ABC):
             )
         folder.write_config({**folder.config, **settings})
         return config, folder
+
+
+def refuse(problems: Sequence[str], what: str = "a run") -> None:
+    """Raise a ConfigError of all problems, where there are some."""
+    if problems:
+        lines = "\n  ".join(problems)
+        raise ConfigError(f"the settings do not make {what}:\n  {lines}")
+
+
+def below(settings: object, **least: int) -> list[str]:
+    """What is wrong with counts that are less than so many; None is no count."""
+    values = {name: getattr(settings, name) for name in least}
+    return [
+        f"{name} is {value}, expected {least[name]} or more"
+        for name, value in values.items()
+        if value is not None and value < least[name]
+    ]
+
+
+def counts(settings: Any, **others: int) -> dict[str, int]:
+    """1 for each setting that is a whole number, or what is said: the least of them."""
+    fields = dataclasses.fields(settings)
+    return {f.name: 1 for f in fields if f.type in ("int", "int | None")} | others
+
+
+def not_positive(settings: object, *names: str, or_0: bool = False) -> list[str]:
+    """What is wrong with numbers that have to be finite and more than 0, or 0 too."""
+    values = {name: getattr(settings, name) for name in names}
+    expected = "a finite number, 0 or more" if or_0 else "a positive number"
+    return [
+        f"{name} is {x}, expected {expected}"
+        for name, x in values.items()
+        if x is not None and not (math.isfinite(x) and (x > 0 or (or_0 and x == 0)))
+    ]
 
 
 def _was_restarted() -> bool:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError, DiskError, printable
 from ebmguard.recovery import save_durably
+from ebmguard.report.files import batches
 from ebmguard.sinks import LOCK, lock_folder, read_jsonl, to_json
+from ebmguard.sinks.opened import opened
 
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
@@ -159,26 +161,34 @@ class RunFolder:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json of the run in a folder.
-
-    Raises:
-        ConfigError: there is none, or it is damaged.
-    """
-    file = path / CONFIG
-    if not file.is_file():
+    """config.json of the run in a folder; raises as :func:`read_json`, or where there is none."""
+    if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"), object_hook=_short)
-    except ValueError as error:  # of JSON, and of UTF-8
-        raise ConfigError(f"{file} is damaged: {error}; it is no run's") from error
-    if not isinstance(config, dict):
-        raise ConfigError(f"{file} is damaged: expected the settings of a run, {{...}}")
+    config = read_json(path / CONFIG)
+    for name, value in config.items():
+        if len(f"{name}{value}") > _LONGEST_SETTING:  # errors quote settings in full
+            what = f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters"
+            raise ConfigError(f"{path / CONFIG} is damaged: {what}; it is no run's")
     return config
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """What a file of JSON holds, of a folder that nobody damages."""
-    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    """The object that a file of a run folder holds.
+
+    Raises:
+        ConfigError: it is missing, damaged, no file, or a link that leads out of its folder.
+    """
+    stream = opened(file)
+    if stream is None:
+        raise ConfigError(f"{file} is missing; name another folder")
+    try:
+        with stream:
+            content = json.load(stream)
+        reason = f"it is a {type(content).__name__}, expected {{...}}"
+    except (OSError, ValueError, RecursionError) as error:
+        content, reason = None, printable(error)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} is damaged: {reason}; restore or remove it")
     return content
 
 
@@ -207,14 +217,11 @@ def course(path: Path, names: Sequence[str]) -> list[Mapping[str, Any]]:
     The file of a published JEM run has 140,600 lines with some fifty numbers each, so that only
     what is asked for is kept. Of a run in progress, a last line that is not complete is left out.
     """
-    if not (path / METRICS).is_file():
-        return []
-    with (path / METRICS).open(encoding="utf-8") as lines:
-        rows = (json.loads(line) for line in lines if line.endswith("\n"))
-        return last_course(
-            {"step": row["step"]} | {name: float(row[name]) for name in names if name in row}
-            for row in rows
-        )
+    return last_course(
+        {"step": row["step"]} | {name: float(row[name]) for name in names if name in row}
+        for rows in batches(path / METRICS)
+        for row in rows
+    )
 
 
 def series(
@@ -242,14 +249,6 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
         DiskError: it could not be written.
     """
     _replace_text(file, json.dumps(to_json(values), indent=2, allow_nan=False) + "\n")
-
-
-def _short(settings: dict[str, Any]) -> dict[str, Any]:
-    # Errors quote settings in full.
-    for name, value in settings.items():
-        if len(f"{name}{value}") > _LONGEST_SETTING:
-            raise ValueError(f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters")
-    return settings
 
 
 def _check_new(path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import not_positive, refuse
 from ..image_config import ImageConfig
 from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
@@ -104,17 +104,14 @@ class JemConfig(ImageConfig):
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
     def load_data(self) -> ImageData:
-        """The data, on the CPU; read once and kept while the settings ask for the same.
-
-        Raises:
-            ConfigError: they are not there, or are not what was published.
-        """
+        """The data, on the CPU; read once and kept while the settings ask for the same."""
         from ..data import kept_data
 
         settings = self.settings
         return kept_data(
             self.data_name,
             self.data_root,
+            self.download,
             train_images=settings.train_images,
             valid_images=settings.valid_images,
             test_images=settings.test_images,
@@ -147,12 +144,7 @@ class JemConfig(ImageConfig):
         return self.over(SCENARIOS[self.scenario_name])
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
-        """These settings over those of the run; features that run code are never the folder's.
-
-        Raises:
-            ConfigError: the settings contradict the run's, or its features are a TorchScript file
-                or a Python module, and are not given on the command line as well.
-        """
+        """These settings over those of the run; features that run code are never the folder's."""
         from ..judge.features import runs_code
 
         resumed = super().resumed(stored)
@@ -165,12 +157,7 @@ class JemConfig(ImageConfig):
         return resumed
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected; or what the
-                data lack; or that the features cannot be had.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         problems = self.problems(
             data=(self.data_name, DataName),
             scenario=(self.scenario_name, ScenarioName),
@@ -178,11 +165,8 @@ class JemConfig(ImageConfig):
             action=(self.action, ActionName),
             activation=(self.activation, ActivationName),
         )
-        problems += [
-            f"{name} is {value}, expected a finite weight, 0 or more"
-            for name in ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
-            if not (math.isfinite(value := getattr(self, name)) and value >= 0)
-        ]
+        weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
+        problems += not_positive(self, *weights, or_0=True)
         if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
             problems.append("all three weights are 0, expected at least one term to train")
         if self.action != "warn" and not self.has_samples:
@@ -199,8 +183,7 @@ class JemConfig(ImageConfig):
             problems.append(
                 "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"
             )
-        if self.clip_norm is not None and not 0 < self.clip_norm < math.inf:
-            problems.append(f"clip_norm is {self.clip_norm}, expected a positive number, or none")
+        problems += not_positive(self, "clip_norm")
         if self.steer_beta and not self.beta_star > 0:
             problems.append(
                 f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
@@ -217,8 +200,7 @@ class JemConfig(ImageConfig):
             problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
         if self.scenario_name in SCENARIOS:
             problems += self.settings.problems()
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
         settings = self.settings
         data = self.load_data()
         batch = max(settings.n_pos, settings.n_labelled)
@@ -240,12 +222,8 @@ class JemConfig(ImageConfig):
                 f"buffer_size is {settings.buffer_size}, expected a multiple of the "
                 f"{data.classes} classes, each of which has chains of its own"
             )
-        problems = self._problems_of(ranks.world) if ranks.world > 1 else []
-        if problems:
-            raise ConfigError(
-                f"the settings do not make a run of {ranks.world} processes:\n  "
-                + "\n  ".join(problems)
-            )
+        if ranks.world > 1:
+            refuse(self._problems_of(ranks.world), f"a run of {ranks.world} processes")
 
     def _problems_of(self, world: int) -> list[str]:
         """What so many processes cannot share."""

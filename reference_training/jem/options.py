@@ -18,9 +18,10 @@ from .scenarios import DEFAULT, DIGITS
 __all__ = ["GROUPS", "from_words"]
 
 GROUPS = {
-    "basics": """out resume seed data data_root scenario iterations lr warmup n_pos n_neg n_labelled
-        p_x_weight p_y_x_weight p_x_y_weight energy_l2 clip_norm class_conditional activation depth
-        width data_noise train_images valid_images test_images image_size checkpoint_every""",
+    "basics": """out resume seed data data_root download scenario iterations lr warmup n_pos n_neg
+        n_labelled p_x_weight p_y_x_weight p_x_y_weight energy_l2 clip_norm class_conditional
+        activation depth width data_noise train_images valid_images test_images image_size
+        checkpoint_every""",
     "sampler": "sgld_steps step_size noise_std buffer_size reinit_rate",
     "guard": "beta_star variant action steer_beta most_steps",
     "evaluation": """eval_every quality_samples alert_context alert_window stop_after features

@@ -7,9 +7,10 @@ names the step α = noise_std**2 and the output scale o = 2 step_size / noise_st
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from ..engine.run_config import below, counts, not_positive
 
 ITERATIONS_PER_EPOCH = 703
 """45,000 training images in batches of 64, the incomplete last one dropped."""
@@ -88,22 +89,10 @@ class Scenario:
 
     def problems(self) -> list[str]:
         """Settings that cannot be meant: the name of each, its value and what was expected."""
-        problems = []
-        may_be_0 = {"n_labelled", "warmup", "valid_images", "quality_samples"}
-        may_be_0 |= {"alert_context", "alert_window", "stop_after"}
-        for name, value in asdict(self).items():
-            if isinstance(value, int) and not isinstance(value, bool):
-                least = 0 if name in may_be_0 else 1
-                if value < least:
-                    problems.append(f"{name} is {value}, expected {least} or more")
-        for name in ("lr", "step_size"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                problems.append(f"{name} is {value}, expected a positive number")
-        for name in ("noise_std", "data_noise", "eval_noise"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value >= 0):
-                problems.append(f"{name} is {value}, expected a finite number, 0 or more")
+        may_be_0 = "n_labelled warmup valid_images quality_samples alert_context alert_window"
+        problems = below(self, **counts(self, stop_after=0, **dict.fromkeys(may_be_0.split(), 0)))
+        problems += not_positive(self, "lr", "step_size")
+        problems += not_positive(self, "noise_std", "data_noise", "eval_noise", or_0=True)
         if not 0 <= self.reinit_rate <= 1:
             problems.append(f"reinit_rate is {self.reinit_rate}, expected a share from 0 to 1")
         if self.depth < 10 or (self.depth - 4) % 6:

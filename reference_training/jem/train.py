@@ -12,6 +12,7 @@ from ebmguard.alerts import Alert
 
 from ..data import ImageData
 from ..engine import loop
+from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..judge.evaluator import Evaluator
@@ -189,4 +190,23 @@ def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> E
     return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
 
 
+def told(results: Mapping[str, Any]) -> str:
+    """How good a classifier it is, and the best samples of its buffer."""
+    best = results["best_evaluations"]
+    lines = [f"test accuracy {results['accuracy']:.1%}, best {results['best_accuracy']:.1%}"]
+    if row := best.get("valid_accuracy"):
+        lines.append(
+            f"test accuracy {row['test_accuracy']:.1%} where the validation accuracy was best "
+            f"({row['valid_accuracy']:.1%}, step {row['step']})"
+        )
+    for name, words in (("buffer_is", "Inception score"), ("buffer_fid", "FID")):
+        if row := best.get(name):
+            lines.append(
+                f"best {words} of {row['buffer_samples']} samples of the buffer {row[name]:.4g} "
+                f"(step {row['step']}; features: {row['features']})"
+            )
+    return "\n".join(lines)
+
+
 train = partial(loop.train, Jem)
+run = partial(launch, train, told)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ..bism.deep import DeepModel
-from ..bism.deep_config import DeepConfig, framed, pixels
+from ..bism.deep import DeepModel, framed, make_model, pixels
+from ..bism.deep_config import DeepConfig
 from ..bism.short_run import reconstruction_error, short_runs
 from ..data import ImageData
 from ..device import describe
@@ -25,7 +25,7 @@ from ..plots.markdown import markdown_table
 from . import evaluate as command
 from .annealed_langevin import HOTTEST, anneal
 from .chains import BATCH, SEED
-from .evaluate import ImageEvaluateConfig
+from .config import EvaluateBism
 from .features import load_features
 from .quality import SampleQuality, judged_by, score_words
 
@@ -42,49 +42,6 @@ _WORDS = {
     "held_out": "held-out images",
     "noise": "where chains start",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateBism(ImageEvaluateConfig):
-    """Draw samples of a deep model by annealed Langevin dynamics, and judge them and the latents.
-
-    Of a model of short runs they are short runs, and test images are reconstructed.
-
-    Fréchet inception distance and Inception score of samples: of chains in (v, h); of chains in v
-    whose h are the posterior's, and of such chains without annealing; and of chains in v at the
-    posterior means of training images. A linear classifier is trained on posterior means. Pictures
-    of these, of samples given the h of four test images and of a way between two are in figures/ of
-    the run.
-    """
-
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
-    samples: int = 1000
-    """Samples of each kind."""
-    chain_steps: int = 2700
-    """Langevin steps of a chain, as published."""
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        super().check()
-        for name, least in (("samples", 2), ("chain_steps", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected {least} or more")
-        if self.features in (None, "own"):
-            raise ConfigError(
-                f'features is "{self.features}", and a latent-variable model has no classifier of '
-                "its own: name the folder of a JEM run on the same data at the same image size, "
-                "such as one of `ebmguard train jem --p-x-weight 0`"
-            )
-        if self.likelihood:
-            raise ConfigError(
-                "likelihood is on, expected it off: a deep model's f(v) is known by a bound only"
-            )
 
 
 @dataclass(frozen=True)
@@ -138,19 +95,14 @@ class Sampler:
 def load_run(
     path: Path, device: torch.device, root: str | None
 ) -> tuple[DeepConfig, DeepModel, ImageData, int]:
-    """Settings, model and data of a run folder, and the updates that it was trained for.
-
-    Raises:
-        ConfigError: there is no run of a deep model, or no checkpoint that can be read; or the data
-            are not there.
-    """
+    """Settings, model and data of a run folder, and the updates that it was trained for."""
     stored = read_config(path)
     if "langevin_steps" not in stored:
         raise ConfigError(f"{path} holds no run of `ebmguard train bism deep`")
     config = DeepConfig(out=path, resume=True, data_root=root).resumed(stored)
     step, (first, *_) = load_all_ranks(path / "checkpoints")
     data = config.load_data().to(device)
-    model = config.make_model(data)
+    model = make_model(config, data)
     model.network.load_state_dict(first["network"])
     if model.posterior is not None:
         model.posterior.load_state_dict(first["update"]["posterior"])
@@ -165,12 +117,7 @@ def as_images(data: ImageData, v: Tensor) -> Tensor:
 
 
 def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: as :func:`load_run`, or the features cannot be had or are of other images.
-        ImportError: torchmetrics, scikit-learn or matplotlib is not installed.
-    """
+    """What evaluation.json holds."""
     trained, model, data, step = load_run(config.run, device, config.data_root)
     assert config.features is not None
     features = load_features(config.features, device, sha256=config.features_sha256)
@@ -236,9 +183,6 @@ def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> floa
     Args:
         data: labelled.
         inputs: bytes ``(B, C, H, W)`` to ``(B, D)``.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
     """
     try:
         from sklearn.linear_model import LogisticRegression

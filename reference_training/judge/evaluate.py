@@ -3,67 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import tyro
-
-from ebmguard.errors import ConfigError
 
 from ..device import find_device
 from ..engine.progress import log_to_terminal
 from ..engine.run_folder import write_json
+from .config import EvaluateConfig
 from .likelihood import described
 
 EVALUATION = "evaluation.json"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateConfig:
-    """What every `ebmguard evaluate` is told."""
-
-    run: tyro.conf.Positional[Path]
-    """Run folder, as `ebmguard train` left it."""
-    device: str = "auto"
-    """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
-    likelihood: bool = False
-    """Bracket log Z, and with it the log-likelihood of held-out samples, by annealed importance
-    sampling from both sides."""
-    temperatures: int = 500
-    """Of the annealing; more narrow the bracket."""
-    ais_chains: int = 100
-    """Chains of each side."""
-
-    @property
-    def effort(self) -> dict[str, int]:
-        """What the annealing is given."""
-        return {"temperatures": self.temperatures, "chains": self.ais_chains}
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        for name, least in (("temperatures", 1), ("ais_chains", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}, expected {least} or more")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageEvaluateConfig(EvaluateConfig):
-    """What the evaluation of a model of images is told beside that."""
-
-    features: str | None = None
-    """Network that judges samples."""
-    features_sha256: str | None = None
-    """SHA-256 of the file of the features, checked before it is read; the published Inception
-    weights need none."""
-    data_root: str | None = None
-    """Folder of the data sets; None is that of the run, else the environment variable
-    EBMGUARD_DATA."""
 
 
 C = TypeVar("C", bound=EvaluateConfig)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,64 +18,21 @@ from ..precision import set_precision
 from . import evaluate as command
 from .chains import fresh_chains
 from .classification import ECE_BINS, classification
-from .evaluate import ImageEvaluateConfig
+from .config import EvaluateJem
 from .features import load_features
 from .likelihood import image_likelihood
-from .ood import OodName, detection, other_images
+from .ood import detection, other_images
 from .quality import SampleQuality, judged_by, score_words
-from .stored import CheckpointName, load_network, read_config, read_last
-
-ChainName = Literal["buffer", "fresh"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluateJem(ImageEvaluateConfig):
-    """Evaluate a JEM run: classifier, samples, and what it takes for its data.
-
-    The results are printed, and written to evaluation.json in the run folder.
-    """
-
-    checkpoint: CheckpointName = "best"
-    """The network that is evaluated: the best by validation accuracy, or the newest."""
-    chains: tuple[ChainName, ...] = ("buffer", "fresh")
-    """Samples that are judged: the replay buffer of the newest checkpoint, and fresh chains of the
-    evaluated network, from uniform noise on f(x)."""
-    samples: int = 10_000
-    """Samples of each kind; all of the buffer where it has fewer."""
-    chain_steps: int | None = None
-    """Langevin steps of a fresh chain; None is sgld_steps / reinit_rate of the run, the mean number
-    of steps between two restarts of a chain in the buffer."""
-    features: str = "own"
-    """Network that judges samples: "own" is the evaluated classifier; the folder of another run;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
-    ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
-    """What the test images are told from: noise, single colours, means of two test images, or
-    another data set with images of the same shape."""
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        if self.samples < 1:
-            raise ConfigError(f"samples is {self.samples}, expected at least 1")
-        if self.chain_steps is not None and self.chain_steps < 0:
-            raise ConfigError(f"chain_steps is {self.chain_steps}, expected 0 or more")
-        super().check()
+from .stored import BEST, load_network, read_config, read_last
 
 
 def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the run has no such checkpoint, or lacks what the settings ask for; before
-            anything is computed.
-        ImportError: torchmetrics is not installed.
-    """
+    """What evaluation.json holds."""
     stored = read_config(config.run)
     settings: dict[str, Any] = stored["settings"]
-    network, step = load_network(config.run, config.checkpoint, device)
+    has_best = (config.run / "checkpoints" / BEST).is_file()
+    checkpoint = config.checkpoint or ("best" if has_best else "last")
+    network, step = load_network(config.run, checkpoint, device)
     set_precision(stored["precision"])
     steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
     scale = _output_scale(settings) if config.likelihood else 0.0
@@ -115,7 +71,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     return {
         "data": stored["data"],
         **{name: stored.get(name) for name in ("scenario", "beta_star", "seed")},
-        "checkpoint": config.checkpoint,
+        "checkpoint": checkpoint,
         "step": step,
         "device": describe(device),
         "eval_noise": noise_std,

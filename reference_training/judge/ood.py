@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from ebmguard.errors import ConfigError
 from ..data import ImageData, kept_data
 from ..networks import WideResNet
 from .classification import as_seen, evaluation_mode
+from .config import OodName
 
-OodName = Literal[
-    "uniform", "constant", "interpolated", "digits", "mnist", "cifar10", "cifar100", "svhn"
-]
 BATCH = 125
 """Images per forward and backward pass."""
 SEED = 0
@@ -43,9 +41,6 @@ def other_images(name: OodName, data: ImageData, root: str | None) -> Tensor:
 
     Returns:
         (N, C, H, W), float32, on the device of the run's data.
-
-    Raises:
-        ConfigError: the images have another shape, are the run's own, or are not there.
     """
     shape, device = data.test_x.shape, data.test_x.device
     generator = torch.Generator(device).manual_seed(SEED)

@@ -30,10 +30,6 @@ class SampleQuality:
     Args:
         features: the network that judges, on the device of the data.
         data: whose training images samples are to be like.
-
-    Raises:
-        ConfigError: the features are not those of images of this shape.
-        ImportError: torchmetrics is not installed.
     """
 
     def __init__(self, features: Features, data: ImageData) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,57 +19,15 @@ from ..precision import set_precision
 from ..shortrun.trained import TrainedRun, load_run
 from . import evaluate as command
 from .chains import SEED, fresh_chains
-from .evaluate import ImageEvaluateConfig
+from .config import EvaluateShortRun
 from .features import Features, load_features
 from .likelihood import image_likelihood
 from .quality import SampleQuality, judged_by, score_words
 from .stored import read_config
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateShortRun(ImageEvaluateConfig):
-    """Judge the samples of a short-run model: Fréchet inception distance and Inception score.
-
-    Fresh samples, held-out images and uniform noise are compared with the training images: the
-    second is what no model can do better than, the third is where its chains start. The scores are
-    printed, and written to evaluation.json in the run folder.
-    """
-
-    run: Path
-    """Run folder of `ebmguard train shortrun`."""
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
-    --likelihood it may be left out, and FID and Inception score with it."""
-    count: int | None = None
-    """Samples; the default is as many as there are held-out images."""
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names the setting, its value and what was expected.
-        """
-        if self.count is not None and self.count < 2:
-            raise ConfigError(f"count is {self.count}, expected at least 2: one has no covariance")
-        super().check()
-        if self.features == "own" or (self.features is None and not self.likelihood):
-            raise ConfigError(
-                f'features is "{self.features}", and a short-run model has no classifier of its '
-                "own: name the folder of a JEM run on the same data at the same image size, such "
-                "as one of `ebmguard train jem --p-x-weight 0 --valid-images 100`, or "
-                "inception:FILE with the published weights"
-            )
-
-
 def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the run has no checkpoint, or the features cannot be had or are of other
-            images.
-        ImportError: torchmetrics is not installed.
-    """
+    """What evaluation.json holds."""
     trained = load_run(config.run, device, config.data_root)
     set_precision(trained.config.precision)
     features = None
@@ -86,11 +43,7 @@ def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
 
 
 def check_features(spec: str, trained: TrainedRun) -> None:
-    """Refuse the features of a JEM run on other images: its network would read these all the same.
-
-    Raises:
-        ConfigError: the folder's run is none of JEM, or is on other data or another image size.
-    """
+    """Refuse features of a JEM run on other images: its network would read these all the same."""
     if not (Path(spec) / CONFIG).is_file():
         return
     stored = read_config(Path(spec))
@@ -115,10 +68,6 @@ def judged(trained: TrainedRun, features: Features | None, count: int | None) ->
         the model, the features and, under `scores`, for `samples`, `held_out` and `noise`: `is`,
         `is_std`, `fid` and `samples`, their number; a score that is undefined is NaN. There are as
         many held-out images as samples, or all where those are fewer.
-
-    Raises:
-        ConfigError: the features are not those of images of this shape.
-        ImportError: torchmetrics is not installed.
     """
     data, settings = trained.data, trained.settings
     results = {

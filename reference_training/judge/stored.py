@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +15,13 @@ from ..engine import run_folder
 from ..engine.checkpoints import load_all_ranks
 from ..networks import WideResNet
 from ..precision import autocast_type
+from .config import CheckpointName
 
-CheckpointName = Literal["best", "last"]
 BEST = "best.pt"
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """config.json of a JEM run.
-
-    Raises:
-        ConfigError: the folder holds none.
-    """
+    """config.json of a JEM run."""
     config = run_folder.read_config(run)
     if not {"data", "scenario", "precision", "settings"} <= set(config):
         raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
@@ -38,9 +34,6 @@ def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
     Returns:
         steps done by then, the network's parameters, and the chains of all ranks' replay buffers,
         (N, C, H, W).
-
-    Raises:
-        ConfigError: there is none with the parts of all its processes, or it cannot be read.
     """
     step, parts = load_all_ranks(run / "checkpoints")
     return step, parts[0]["network"], torch.cat([part["buffer"]["samples"] for part in parts])
@@ -58,9 +51,6 @@ def load_network(
 
     Returns:
         the network, and the steps that it was trained for.
-
-    Raises:
-        ConfigError: the folder holds no run, or no such checkpoint.
     """
     config = read_config(run)
     settings = config["settings"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..toy.distributions import DISTRIBUTIONS
 from ..toy.evaluate import Evaluator
 from ..toy.network import EnsembleMLP
 from . import evaluate as command
-from .evaluate import EvaluateConfig
+from .config import EvaluateToy
 from .likelihood import SEED, Cube, measure
 
 HELD_OUT = 10_000
@@ -30,22 +29,8 @@ POOL = 200_000
 """Uniform points, of which exact samples are drawn by their weights."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluateToy(EvaluateConfig):
-    """Evaluate each member of a toy run: how far p_θ is from the truth, by quadrature.
-
-    With --likelihood its log Z by annealed importance sampling stands beside that of the
-    quadrature, both over the square that pictures show. The results are printed, and written to
-    evaluation.json in the run folder.
-    """
-
-
 def evaluate(config: EvaluateToy, device: torch.device) -> dict[str, Any]:
-    """What evaluation.json holds.
-
-    Raises:
-        ConfigError: the folder is no toy run's, or has no checkpoint.
-    """
+    """What evaluation.json holds."""
     stored = read_config(config.run)
     if "scenario" not in stored or "members" not in stored:
         raise ConfigError(f"{config.run} is not a run folder of `ebmguard train toy`")

@@ -23,11 +23,7 @@ DPI = 150
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty picture of a size in inches.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """An empty picture of a size in inches."""
     try:
         # Without pyplot, so that no window system is asked for and nothing global changes.
         from matplotlib.figure import Figure
@@ -43,13 +39,7 @@ def unframed(axes: Axes) -> None:
 
 
 def check_picture(file: Path) -> None:
-    """Find out whether a picture could be written there, before anything slow is computed for it.
-
-    Raises:
-        ConfigError: its name has no ending that stands for a picture, there is no such folder, it
-            is a folder itself, or it may not be written.
-        ImportError: matplotlib is not installed.
-    """
+    """Find out whether a picture could be written there, before anything slow is computed."""
     formats = new_figure(1, 1).canvas.get_supported_filetypes()
     if file.suffix[1:] not in formats:
         raise ConfigError(
@@ -67,11 +57,7 @@ def check_picture(file: Path) -> None:
 
 
 def save_picture(figure: Figure, file: Path) -> None:
-    """Write a picture.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write a picture."""
     try:
         figure.savefig(file)
     except OSError as error:
@@ -79,11 +65,7 @@ def save_picture(figure: Figure, file: Path) -> None:
 
 
 class Canvas:
-    """A figure in which x runs right and y runs down from the top left corner, in inches.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """A figure in which x runs right and y runs down from the top left corner, in inches."""
 
     def __init__(self, width: float, height: float) -> None:
         self.width = width

@@ -26,9 +26,6 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
 
     Returns:
         float64 array (height, width, 3) in [0, 1].
-
-    Raises:
-        ValueError: the samples are not images of one or three channels.
     """
     if samples.ndim != 4 or samples.shape[1] not in (1, 3):
         raise ValueError(
@@ -49,11 +46,7 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
 
 
 def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
-    """Write one PNG for each named set of samples, and samples.npz with all of them.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """Write one PNG for each named set of samples, and samples.npz with all of them."""
     try:
         from matplotlib.image import imsave
     except ImportError as error:

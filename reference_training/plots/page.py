@@ -56,11 +56,7 @@ def page(
     *,
     width: float = WIDTH,
 ) -> Figure:
-    """A heading of two lines, blocks under each other, and panels of curves.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """A heading of two lines, blocks under each other, and panels of curves."""
     top = TOP + sum(height for height, _ in blocks)
     canvas = Canvas(width, top + (0 if panels is None else _height(panels)))
     heading(canvas, title, words)

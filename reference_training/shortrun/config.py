@@ -5,20 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData, kept_data
 from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.run_config import refuse
 from ..image_config import ImageConfig
-from ..networks import seeded
-from ..precision import autocast_type
-from .network import ActivationName, EnergyNet
-from .presets import PRESETS, InitName, OptimizerName, Preset
-from .start import start_from
+from .presets import PRESETS, ActivationName, InitName, OptimizerName, Preset
+
+if TYPE_CHECKING:  # the help needs no torch
+    from ..data import ImageData
+    from .network import EnergyNet
 
 DataName = Literal["digits", "mnist", "cifar10", "celeba64"]
 ActionName = Literal["warn", "raise"]
@@ -68,16 +67,15 @@ class ShortRunConfig(ImageConfig):
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "shortrun")
 
     def load_data(self) -> ImageData:
-        """The data, on the CPU; read once and kept while the settings ask for the same.
+        """The data, on the CPU; read once and kept while the settings ask for the same."""
+        from ..data import kept_data
 
-        Raises:
-            ConfigError: they are not there, or are not what was published.
-        """
         settings = self.settings
         # The published script trains on every image: none is put aside for a validation.
         return kept_data(
             self.data,
             self.data_root,
+            self.download,
             train_images=settings.train_images,
             valid_images=0,
             test_images=settings.test_images,
@@ -86,17 +84,9 @@ class ShortRunConfig(ImageConfig):
 
     def make_network(self, data: ImageData) -> EnergyNet:
         """The network as its seed initialises it; PyTorch's global generators are left alone."""
-        settings = self.settings
-        channels, size, _ = data.sample_shape
-        make = partial(
-            EnergyNet,
-            in_channels=channels,
-            image_size=size,
-            nf=settings.nf,
-            activation=settings.activation,
-            autocast=autocast_type(self.precision),
-        )
-        return seeded(make, self.seed, data.train_x.device)
+        from .network import make_network
+
+        return make_network(self.settings, data, seed=self.seed, precision=self.precision)
 
     @property
     def total_steps(self) -> int:
@@ -105,11 +95,7 @@ class ShortRunConfig(ImageConfig):
 
     @property
     def settings(self) -> Preset:
-        """The preset of the data set with what is overridden; K is fixed unless both ends are set.
-
-        Raises:
-            ConfigError: there is no such data set.
-        """
+        """The preset with what is overridden; K is fixed unless both ends are set."""
         if self.data not in PRESETS:
             raise ConfigError(f"data is {self.data!r}, expected one of {', '.join(PRESETS)}")
         preset = self.over(PRESETS[self.data])
@@ -118,12 +104,7 @@ class ShortRunConfig(ImageConfig):
         return preset
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, or not be divided among the processes.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected; or what the
-                data lack.
-        """
+        """Refuse settings that cannot be meant, or not be divided among the processes."""
         settings = self.settings
         wrong = settings.problems()
         problems = self.problems(action=(self.action, ActionName))
@@ -139,8 +120,7 @@ class ShortRunConfig(ImageConfig):
                 "more"
             )
         problems += ranks.undivided(batch=settings.batch)
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
         data = self.load_data()
         _, height, width = data.sample_shape
         if height != width:
@@ -149,16 +129,14 @@ class ShortRunConfig(ImageConfig):
                 "halves both sides together"
             )
         if self.start_from is not None and not self.resume:  # before there is a folder
+            from .start import start_from
+
             start_from(self.make_network(data), Path(self.start_from), settings.activation)
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run that is resumed, or opened to be studied.
 
         Where a preset has changed since the run began, the run's own value counts.
-
-        Raises:
-            ConfigError: names the settings that contradict the run's; or it is no run of this
-                trainer.
         """
         was = stored.get("settings", {})
         if "most_sgld_steps" not in was:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..networks import NEGATIVE_SLOPE, casting
+from ..data import ImageData
+from ..networks import NEGATIVE_SLOPE, casting, seeded
+from ..precision import PrecisionName, autocast_type
+from .presets import ActivationName, Preset
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
 WIDEST = 8
 """The most channels, as a multiple of nf."""
-ActivationName = Literal["leaky_relu", "gelu"]
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "leaky_relu": lambda: nn.LeakyReLU(NEGATIVE_SLOPE),
     "gelu": nn.GELU,
@@ -77,3 +80,19 @@ class EnergyNet(nn.Module):
             maps: Tensor = self.features(x)
         f: Tensor = self.head(maps.to(self.head.weight.dtype))
         return f.flatten()
+
+
+def make_network(
+    settings: Preset, data: ImageData, *, seed: int, precision: PrecisionName
+) -> EnergyNet:
+    """The network as a seed initialises it; PyTorch's global generators are left alone."""
+    channels, size, _ = data.sample_shape
+    make = partial(
+        EnergyNet,
+        in_channels=channels,
+        image_size=size,
+        nf=settings.nf,
+        activation=settings.activation,
+        autocast=autocast_type(precision),
+    )
+    return seeded(make, seed, data.train_x.device)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
-from .network import ActivationName
+from ..engine.run_config import below, counts, not_positive
 
+ActivationName = Literal["leaky_relu", "gelu"]
 InitName = Literal["noise", "persistent"]
 OptimizerName = Literal["adam", "sgd"]
 
@@ -60,18 +60,9 @@ class Preset:
 
     def problems(self) -> list[str]:
         """Settings that cannot be meant: the name of each, its value and what was expected."""
-        positive = ("lr", "step_size", "noise_std")
-        problems = [
-            f"{name} is {value}, expected 1 or more"
-            for name, value in asdict(self).items()
-            if isinstance(value, int) and name not in (*positive, "data_noise") and value < 1
-        ]
-        for name in positive:
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                problems.append(f"{name} is {value}, expected a positive number")
-        if not (math.isfinite(self.data_noise) and self.data_noise >= 0):
-            problems.append(f"data_noise is {self.data_noise}, expected a finite number, 0 or more")
+        problems = below(self, **counts(self))
+        problems += not_positive(self, "lr", "step_size", "noise_std")
+        problems += not_positive(self, "data_noise", or_0=True)
         if self.most_sgld_steps < self.sgld_steps:
             problems.append(
                 f"most_sgld_steps is {self.most_sgld_steps}, expected sgld_steps, "

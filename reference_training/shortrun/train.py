@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ebmguard.steering import AdaptiveSteps
 
 from ..compiling import compile_modules
 from ..engine import loop
+from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..plots.images import as_bytes, save_sample_figures
@@ -180,4 +182,17 @@ class Shown:
         self.samples = dict(state)
 
 
+def told(results: Mapping[str, Any]) -> str:
+    """What the guard saw at the end."""
+    numbers, beta_star = results["median_last_100"], results["beta_star"]
+    shown = {"energy gap": tags.ENERGY_GAP}
+    shown |= {
+        name: tags.weight_tag(tag, beta_star)
+        for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS))
+    }
+    known = [f"{name} {numbers[t]:.3g}" for name, t in shown.items() if numbers[t] is not None]
+    return f"medians of the last {LAST} updates: {', '.join(known)}"
+
+
 train = partial(loop.train, ShortRun)
+run = partial(launch, train, told)

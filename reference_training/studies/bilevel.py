@@ -35,6 +35,7 @@ from ebmguard.runs import load
 
 from ..bism.bilevel import Parameters
 from ..bism.config import BismConfig
+from ..bism.images import open_data
 from ..bism.methods import Levels, Update
 from ..bism.rbm import GaussianBernoulliRBM
 from ..engine.checkpoints import load_all_ranks
@@ -54,11 +55,7 @@ _PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def biases(runs: Sequence[Path], config: BilevelFigure) -> pd.DataFrame:
-    """A row for each N and K: means over the runs that have them.
-
-    Raises:
-        ConfigError: a folder holds no finished run of a bi-level method.
-    """
+    """A row for each N and K: means over the runs that have them."""
     frame = pd.DataFrame([of_run(path, config.minibatches, config.seed) for path in runs])
     by_steps = frame.groupby([N, K])
     means = by_steps.agg(lambda values: statistics.fmean(values)).reset_index()
@@ -67,11 +64,7 @@ def biases(runs: Sequence[Path], config: BilevelFigure) -> pd.DataFrame:
 
 
 def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
-    """Numbers of one run.
-
-    Raises:
-        ConfigError: the folder holds no finished run of a bi-level method.
-    """
+    """Numbers of one run."""
     stored = read_config(path)
     if not {N, K} <= stored.keys() or stored["method"] not in ("bidsm", "bissm", "bimdsm"):
         raise ConfigError(
@@ -84,7 +77,7 @@ def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
         raise ConfigError(f"{path} is not finished, or has too many latents; log p is not known")
     _, (state, *_) = load_all_ranks(path / "checkpoints")
     generator = torch.Generator().manual_seed(seed)
-    data = config.open_data(generator.device)
+    data = open_data(config.data, config.data_root)
     model = GaussianBernoulliRBM(data.dim, config.hidden, generator)
     model.load_state_dict(state["model"])
     update = Update(model, config, generator)

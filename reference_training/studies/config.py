@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import tyro
 
-from ebmguard.errors import ConfigError
+from ..engine.run_config import below, refuse
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,9 @@ class RunsFigure:
     """Run folders."""
     out: Path | None = None
     """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
+
+    least: ClassVar[dict[str, int]] = {}
+    """Of counts."""
 
     @property
     def file(self) -> Path:
@@ -39,11 +42,14 @@ class RunsFigure:
         return self.file
 
     def check(self) -> None:
-        """Refuse settings that cannot be meant.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
-        """
+        """Refuse settings that cannot be meant, all of them in one error."""
+        problems = below(self, **self.least)
+        if not self.runs:
+            problems.append("runs is empty, expected folders of the runs that the figure shows")
+        seed = getattr(self, "seed", 0)
+        if not 0 <= seed < 2**63:
+            problems.append(f"seed is {seed}, expected 0 or more, and less than 2**63")
+        refuse(problems, "a figure")
 
 
 @dataclass(frozen=True)
@@ -111,13 +117,6 @@ class JemFigure(RunsFigure):
     runs: tuple[Path, ...]
     """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
 
-    def check(self) -> None:
-        """Refuse a figure of no runs, as :meth:`RunsFigure.check` says."""
-        if not self.runs:
-            raise ConfigError(
-                "--runs takes run folders of `ebmguard train jem`, or a folder of some"
-            )
-
 
 @dataclass(frozen=True)
 class BilevelFigure(RunsFigure):
@@ -137,14 +136,7 @@ class BilevelFigure(RunsFigure):
     seed: int = 0
     """Seed of the minibatches, and of the update's random numbers."""
 
-    def check(self) -> None:
-        """Refuse settings that cannot be meant, as :meth:`RunsFigure.check` says."""
-        if not self.runs or self.minibatches < 2 or not 0 <= self.seed < 2**63:
-            raise ConfigError(
-                f"runs has {len(self.runs)} folders, minibatches is {self.minibatches}, seed is "
-                f"{self.seed}; expected at least one folder, 2 minibatches or more, and a seed "
-                "from 0, less than 2**63"
-            )
+    least: ClassVar[dict[str, int]] = {"minibatches": 2}
 
 
 @dataclass(frozen=True)
@@ -208,16 +200,4 @@ class ShortRunFigure(RunsFigure):
     threads: int = 0
     """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 
-    def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error."""
-        problems = []
-        if not self.runs:
-            problems.append("runs is empty, expected run folders of `ebmguard train shortrun`")
-        if self.count is not None and self.count < 1:
-            problems.append(f"count is {self.count}, expected 1 or more")
-        if not 0 <= self.seed < 2**63:
-            problems.append(f"seed is {self.seed}, expected 0 or more, and less than 2**63")
-        if self.threads < 0:
-            problems.append(f"threads is {self.threads}, expected 0 or more")
-        if problems:
-            raise ConfigError("the settings do not make a figure:\n  " + "\n  ".join(problems))
+    least: ClassVar[dict[str, int]] = {"count": 1, "threads": 0}

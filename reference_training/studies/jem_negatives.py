@@ -33,11 +33,7 @@ FIGURES = {
 
 
 def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
-    """Samples at some steps of a run of scenario 1: the first that has them, published first.
-
-    Raises:
-        ConfigError: no run has what the figure shows.
-    """
+    """Samples at some steps of a run of scenario 1: the first that has them, published first."""
     name, (beta_star, _) = config.name, FIGURES[config.name]
     fitting = [run for run in runs if (run.scenario, run.beta_star) == ("1", beta_star)]
     fitting.sort(key=lambda run: (bool(run.deviations()), run.seed))

@@ -76,23 +76,12 @@ def bundle_size(longest: int) -> int:
 
 
 def opened(config: JemFigure) -> list[JemRun]:
-    """The runs that the command names.
-
-    Raises:
-        ConfigError: none is named, or a folder holds none.
-    """
-    if not config.runs:
-        raise ConfigError("--runs takes run folders of `ebmguard train jem`, or a folder of some")
+    """The runs that the command names; ConfigError where a folder holds none."""
     return find_runs(config.runs)
 
 
 def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
-    """The runs of the figure's scenario, their gaps bundled alike.
-
-    Raises:
-        ConfigError: there are none, they are of several setups, none of them has a recorded gap, or
-            there are more β* than colours.
-    """
+    """The runs of the figure's scenario, their gaps bundled alike."""
     scenario = PROGRESS_FIGURES.get(config.name, "1")
     own = [run for run in runs if run.scenario == scenario]
     _check_runs(own, len(runs), config.name, scenario)

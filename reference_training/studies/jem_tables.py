@@ -161,9 +161,6 @@ def run(config: TableConfig) -> int:
 
     Returns:
         Exit status 0.
-
-    Raises:
-        ConfigError: no folders are given, one holds no JEM run, or the file cannot be written.
     """
     if not config.runs:
         raise ConfigError("name run folders of `ebmguard train jem`, or a folder that holds some")

@@ -84,9 +84,6 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     Returns:
         (N,) root mean square over the entries of the difference, in units of a pixel in [-1, 1],
         NaN for an image that is not finite; and (N,) int64, which one it is.
-
-    Raises:
-        ConfigError: the data are empty, or of another shape.
     """
     _check_data(x, data, "cannot be compared with")
     rows = x.detach().clamp(-1, 1).flatten(1)
@@ -118,9 +115,6 @@ def principal_errors(x: Tensor, data: Tensor, levels: int) -> Tensor:
     Returns:
         (min(M, D) + 1, N) float64: over the entries of an image, with k = 0 (the mean image), 1, 2
         ... components. Where M is less than D, the last is not 0.
-
-    Raises:
-        ConfigError: the data are empty, or of another shape.
     """
     _check_data(x, data, "have no components in")
     some = _scaled(data[:ROWS], levels, torch.float64)

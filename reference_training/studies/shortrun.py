@@ -38,11 +38,7 @@ BEYOND = ("most_steps", "start_from", "precision")
 
 
 def opened(config: ShortRunFigure) -> list[TrainedRun]:
-    """The runs that the command names.
-
-    Raises:
-        ConfigError: the settings cannot be meant, or a folder holds no such run.
-    """
+    """The runs that the command names."""
     if config.threads:
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
@@ -118,9 +114,6 @@ def ordered(runs: Sequence[TrainedRun]) -> list[tuple[str, TrainedRun]]:
     """Runs of one data set with a short name, the smallest β* first.
 
     The name is the β*; with the seed where that is not enough; with the folder at last.
-
-    Raises:
-        ConfigError: their images are not of one data set and size.
     """
     kinds = {run.path: (run.data.name, run.data.sample_shape) for run in runs}
     if len(set(kinds.values())) > 1:
@@ -175,9 +168,6 @@ def check_runs(
         held_out: test images that each must have.
         what: they are for.
         are_new: whether chains must start from noise, as they did in the training.
-
-    Raises:
-        ConfigError: names what is wrong with which run, and how to go on.
     """
     other = [str(run.path) for run in runs if are_new and run.settings.init != "noise"]
     if other:

@@ -56,11 +56,6 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
 
     z is searched for with the network as it was trained, in float32; M(z), its distance from the
     image and all determinants are computed in float64.
-
-    Raises:
-        ConfigError: a network is piecewise linear, a run's chains go on from update to update,
-            there are more runs than the picture has room for, or fewer test images than are asked
-            for.
     """
     count = config.count or 16
     check_runs(runs, "likelihood", most=4, held_out=count)

@@ -35,11 +35,7 @@ SPREAD = 20.0
 
 
 def courses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
-    """Trainings by their rows; the end of each is its last tenth.
-
-    Raises:
-        ConfigError: the runs are of several data sets, one has no rows, or a count is given.
-    """
+    """Trainings by their rows; the end of each is its last tenth."""
     if config.count is not None:
         raise ConfigError("Figure 12 draws no images and no chains; leave --count out")
     frame = frame_of([_course(label, run) for label, run in ordered(runs)])

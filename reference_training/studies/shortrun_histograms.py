@@ -51,9 +51,6 @@ def energies(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame
 
     Data have the noise of the training, which f was raised on. At every step size chains have the
     same starts and noise.
-
-    Raises:
-        ConfigError: the runs are of several data sets, or a run's chains were persistent.
     """
     found = ordered(runs)
     check_runs(runs, config.name)

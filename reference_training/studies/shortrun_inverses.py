@@ -43,10 +43,6 @@ def inverses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame
 
     M is the map of the fewest steps that a run trained with, without noise; z is searched for from
     x / 2, by the trained network and by that of the run's seed.
-
-    Raises:
-        ConfigError: a run's chains go on from update to update, there are more runs than the
-            picture has room for, or fewer test images than are asked for.
     """
     count = config.count or 64
     check_runs(runs, "reconstruction", most=4, held_out=count)

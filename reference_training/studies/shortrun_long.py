@@ -49,11 +49,7 @@ TALLEST = 100.0
 
 
 def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
-    """Chains of every run from noise and from held-out data, for 100 times the largest K.
-
-    Raises:
-        ConfigError: there are more runs than colours, or fewer test images than chains.
-    """
+    """Chains of every run from noise and from held-out data, for 100 times the largest K."""
     most, held_out = len(COLOURS), config.count or 0
     check_runs(runs, "long-run", most=most, held_out=held_out, what="chains", are_new=False)
     last = TIMES * max(run.settings.sgld_steps for run in runs)

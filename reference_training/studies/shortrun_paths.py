@@ -34,11 +34,7 @@ NAMES = ("f", "distance", "contrast")
 
 
 def paths(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
-    """Paths between pairs of starts, and their images by the flow of training's K without noise.
-
-    Raises:
-        ConfigError: a run's chains go on from update to update, or there are too many runs.
-    """
+    """Paths between pairs of starts, and their images by the flow of training's K without noise."""
     check_runs(runs, "interpolation", most=len(COLOURS))
     return frame_of([row for run in runs for row in _rows(run, config.count or 8, config.seed)])
 

@@ -48,9 +48,6 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """Training images, samples of every run from the same noise, and test images: Figure 15.
 
     The training images that the others are compared with are not those that are shown.
-
-    Raises:
-        ConfigError: the runs are of several data sets, or a run's chains were persistent.
     """
     of_beta, count = ordered(runs), config.count or 64
     check_runs(runs, "15")
@@ -101,9 +98,6 @@ def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """Chains from noise, as in training, looked at before, at and after training's K steps.
 
     One chain gives all stops. Runs with images of one shape have the same starts and noise.
-
-    Raises:
-        ConfigError: a run's chains go on from update to update, or there are too many runs.
     """
     check_runs(runs, "steps", most=len(COLOURS) * len(LINES))
     stops = even_stops(trained := [run.settings.sgld_steps for run in runs])

@@ -13,11 +13,11 @@ import numpy as np
 from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
-from ..toy.command import train_run
 from ..toy.config import ToyConfig
 from ..toy.course import GRIDS, MEMBERS
 from ..toy.distributions import DISTRIBUTIONS, Distribution
 from ..toy.members import VARIANTS
+from ..toy.train import train_run
 from .config import ToyFigure
 
 OFF = "0"
@@ -119,11 +119,7 @@ class ToyRun:
         return tuple(str(self.settings["samplers"]).split("+"))
 
     def of(self, beta: str, variant: str) -> dict[int, dict[str, Any]]:
-        """The members of a β and a variant by their place, first seed first.
-
-        Raises:
-            ConfigError: the run has none.
-        """
+        """The members of a β and a variant by their place, first seed first."""
         own = enumerate(self.results["members"])
         found = {i: m for i, m in own if (str(m["beta"]), m["variant"]) == (beta, variant)}
         if not found:
@@ -136,12 +132,7 @@ class ToyRun:
 
 
 def load_run(path: Path) -> ToyRun:
-    """Read a folder that `ebmguard train toy` has written.
-
-    Raises:
-        ConfigError: a file is missing, so that this is no toy run or one that has not ended, or
-            its files do not belong together.
-    """
+    """Read a folder that `ebmguard train toy` has written."""
     files = {name: path / name for name in (CONFIG, RESULTS, f"figures/{GRIDS}")}
     missing = [name for name, file in files.items() if not file.is_file()]
     if missing:
@@ -184,9 +175,6 @@ def opened(config: ToyFigure) -> list[ToyRun] | None:
     """The finished runs of a figure, trained where they are not there yet.
 
     All folders are looked at before anything is trained. None where Ctrl-C stopped a training.
-
-    Raises:
-        ConfigError: a folder holds a run with other settings, or one cannot be trained.
     """
     wanted = {scenario: training(config, scenario) for scenario in FIGURES[config.name].scenarios}
     for own in wanted.values():

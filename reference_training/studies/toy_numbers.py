@@ -71,11 +71,7 @@ class Spread(NamedTuple):
 
 
 def members(runs: Sequence[ToyRun], config: ToyFigure) -> pd.DataFrame:
-    """A row for each run, variant and β: spreads over seeds, and densities of the first seed.
-
-    Raises:
-        ConfigError: a run lacks members that the figure shows.
-    """
+    """A row for each run, variant and β: spreads over seeds, and densities of the first seed."""
     spec = FIGURES[config.name]
     frame = frame_of([row for run in runs for row in _rows(spec, run, runs[0])])
     frame.attrs["spec"] = config.name

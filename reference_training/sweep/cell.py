@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebmguard.errors import ConfigError
-
 from ..engine.run_config import RunConfig
-from ..engine.run_folder import CONFIG, RESULTS, read_config
+from ..engine.run_folder import CONFIG, RESULTS, read_config, read_json
 
 TAIL = 1 << 16
 """Bytes from the end of a row file that hold a whole row."""
@@ -78,12 +75,7 @@ class Cell:
         if not (self.begun and file.is_file()):
             return None
         wanted = self.config.resumed(read_config(self.config.out)).total_steps
-        try:
-            results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(
-                f"{file} is damaged: {error}; remove it, and the run is resumed"
-            ) from error
+        results = read_json(file)
         # The members of an ensemble diverge one by one; the others go on.
         lost = results["diverged_at"] is not None and "members" not in results
         over = lost or results.get("ended") is not None

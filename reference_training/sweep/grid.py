@@ -7,14 +7,16 @@ import itertools
 import shlex
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
 from ebmguard.errors import ConfigError
 
-from ..engine.run_config import RunConfig
-from .cell import Cell
+from ..engine.run_config import RunConfig, below, refuse
+
+if TYPE_CHECKING:  # the help needs no torch
+    from .cell import Cell
 
 COMMON = ("out", "resume")
 TRAINER = ("-m", "ebmguard", "train")
@@ -79,16 +81,12 @@ class Grid(abc.ABC):
             problems += [
                 f"{name} has {v} twice" for v in sorted(set(values)) if values.count(v) > 1
             ]
-        for name in ("workers", "gpus_per_cell"):
-            number = getattr(self, name)
-            if number is not None and number < 1:
-                problems.append(f"{name} is {number}, expected at least 1")
+        problems += below(self, workers=1, gpus_per_cell=1)
         given = {word.partition("=")[0].replace("_", "-") for word in self.training}
         own = [f"--{name.replace('_', '-')}" for name in (*COMMON, *self.axes.values())]
         problems += [f"{name} after -- is the grid's own to give" for name in own if name in given]
         problems += ["--no-resume after -- is the grid's own to give"] * ("--no-resume" in given)
-        if problems:
-            raise ConfigError("the settings do not make a grid:\n  " + "\n  ".join(problems))
+        refuse(problems, "a grid")
         names = [name for name in self.axes if name != "seeds"]
         grid = itertools.product(self.seeds, *(getattr(self, name) for name in names))
         cells = [self._cell(dict(zip(("seeds", *names), values, strict=True))) for values in grid]
@@ -102,6 +100,8 @@ class Grid(abc.ABC):
         return cells
 
     def _cell(self, place: dict[str, Any]) -> Cell:
+        from .cell import Cell
+
         values = {setting: short(place[name]) for name, setting in self.axes.items()}
         name = "_".join(
             value if setting == "scenario" and not value.isdecimal() else PREFIXES[setting] + value

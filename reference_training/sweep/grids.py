@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..bism.config import BismConfig
-from ..bism.methods import METHODS
+from ..bism.presets import METHODS
 from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig

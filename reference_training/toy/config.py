@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig
-from .members import Members
+from ..engine.run_config import RunConfig, below, refuse
 from .scenario import Scenario, find_scenario
+
+if TYPE_CHECKING:  # the help needs no torch
+    from .members import Members
 
 
 @dataclass(frozen=True)
@@ -54,20 +56,11 @@ class ToyConfig(RunConfig):
 
         Args:
             ranks: a single one; an ensemble is not divided.
-
-        Raises:
-            ConfigError: names what is wrong, and what was expected.
         """
-        problems = [
-            f"{name} is {getattr(self, name)}, expected 1 or more"
-            for name in ("seeds", "evaluations")
-            if getattr(self, name) < 1
-        ]
-        problems += self.problems()
+        problems = below(self, seeds=1, evaluations=1) + self.problems()
         if ranks.world > 1:
             problems.append(f"an ensemble is trained by one process, not by {ranks.world}")
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
         self.settings.check()
         if self.evaluations > self.settings.iterations:
             raise ConfigError(
@@ -83,11 +76,7 @@ class ToyConfig(RunConfig):
 
     @property
     def settings(self) -> Scenario:
-        """The scenario with what is overridden.
-
-        Raises:
-            ConfigError: there is no scenario of that name.
-        """
+        """The scenario with what is overridden."""
         scenario = find_scenario(self.scenario)
         if self.lr is not None:
             scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
@@ -95,11 +84,9 @@ class ToyConfig(RunConfig):
 
     @property
     def members(self) -> Members:
-        """Who is trained.
+        """Who is trained."""
+        from .members import Members
 
-        Raises:
-            ConfigError: betas, variants or seeds that cannot be meant.
-        """
         seeds = range(self.seed, self.seed + self.seeds)
         return Members.of(self.betas, self.variants, tuple(seeds))
 

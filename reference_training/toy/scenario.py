@@ -14,6 +14,7 @@ from typing import Any
 
 from ebmguard.errors import ConfigError
 
+from ..engine.run_config import below, counts, not_positive, refuse
 from .broken import GOOD, SAMPLERS
 
 DATA = ("gmm", "circles", "mixture1d")
@@ -70,20 +71,9 @@ class Scenario:
         return self.lr * decay
 
     def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
-        problems = []
-        for name, value in asdict(self).items():
-            if name in ("data", "samplers"):
-                continue
-            least = 0 if name == "sgld_steps" else 1
-            if isinstance(value, int) and value < least:
-                problems.append(f"{name} is {value}, expected {least} or more")
-            if isinstance(value, float) and name != "init_mean" and not 0 < value < math.inf:
-                problems.append(f"{name} is {value}, expected a positive number")
+        """Refuse settings that cannot be meant, all of them in one error."""
+        problems = below(self, **counts(self, sgld_steps=0))
+        problems += not_positive(self, "step_size", "noise_std", "init_std", "lr", "lr_end")
         if not math.isfinite(self.init_mean):
             problems.append(f"init_mean is {self.init_mean}, expected a finite number")
         names = self.sampler_names
@@ -97,8 +87,7 @@ class Scenario:
                 f"samplers is {self.samplers!r} and sgld_steps is 0: without a step nobody but "
                 f"{GOOD!r} can draw"
             )
-        if problems:
-            raise ConfigError("the settings do not make a run:\n  " + "\n  ".join(problems))
+        refuse(problems)
 
     def to_json(self) -> dict[str, Any]:
         """The settings as plain JSON values."""
@@ -173,11 +162,7 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def find_scenario(name: str) -> Scenario:
-    """The scenario of that name.
-
-    Raises:
-        ConfigError: there is none; the message lists them.
-    """
+    """The scenario of that name."""
     if name not in SCENARIOS:
         raise ConfigError(
             f"scenario is {name!r}, expected one of {', '.join(SCENARIOS)}; the part before the "

@@ -6,7 +6,7 @@ The training loop is that of Nijkamp et al. (2020), with a leading dimension for
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,12 @@ from ebmguard import guard, tags
 
 from ..engine import loop
 from ..engine.graphs import graphed_energies
+from ..engine.launch import launch
+from ..engine.progress import log_to_terminal
 from ..engine.record import Record
 from ..engine.task import Task
+from ..plots.markdown import markdown_table
+from ..plots.numbers import median, number
 from .config import ToyConfig
 from .course import Course
 from .distributions import DISTRIBUTIONS
@@ -120,4 +124,27 @@ class Ensemble(Task):
         return course.results(step, self.evaluator, self.network)
 
 
+def table(members: Sequence[Mapping[str, Any]]) -> str:
+    """Medians over the seeds, one line for each variant and β."""
+    columns = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
+    rows = []
+    for variant, beta in dict.fromkeys((m["variant"], m["beta"]) for m in members):
+        same = [m for m in members if (m["variant"], m["beta"]) == (variant, beta)]
+        medians = (number(median([m[name] for m in same]), 4) for name in columns)
+        lost = sum(m["diverged_at"] is not None for m in same)
+        rows.append([variant, beta, *medians, f"{lost} of {len(same)}"])
+    return markdown_table(["variant", "beta", *columns, "diverged"], rows, words=2)
+
+
 train = partial(loop.train, Ensemble)
+run = partial(launch, train, lambda results: table(results["members"]))
+
+
+def train_run(config: ToyConfig) -> dict[str, Any] | None:
+    """Open or resume the run folder and train; None where Ctrl-C stopped the run.
+
+    Raises:
+        ConfigError: the settings, the folder or the device cannot be meant.
+    """
+    log_to_terminal()
+    return train(*config.open())

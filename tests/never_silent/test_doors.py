@@ -177,8 +177,8 @@ def test_a_guarded_script_is_refused_before_it_writes_into_its_run(name, place, 
 
 
 HELP = (
-    *("", "--help", "--version", "trace", "trace --help", "train jem --help", "train", "figure"),
-    *("watch --help", "report --help", "check --help", "compare --help", "demo --help"),
+    *("", "--help", "--version", "trace", "train", "figure"),
+    *(" ".join((*name[:-1], name[-1].split("|")[0], "--help")) for name in cli.COMMANDS),
 )
 
 

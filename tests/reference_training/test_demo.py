@@ -4,12 +4,11 @@ import io
 import json
 import re
 import sys
-from typing import Any
 
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.demo import DemoConfig, _screen, run, verdict
+from ebmguard.reference_training.demo import DemoConfig, _screen, run
 
 
 def test_both_runs_and_the_page(tmp_path, capsys):
@@ -55,19 +54,3 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     with pytest.raises(ConfigError, match="not empty"):
         run(DemoConfig(out=tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_the_verdict_follows_the_results():
-    def results(diverged_at: int | None, accuracy: float) -> dict[str, Any]:
-        return {
-            "diverged_at": diverged_at,
-            "steps": 2000,
-            "accuracy": accuracy,
-            "best_accuracy": 0.99,
-        }
-
-    assert verdict(results(700, 0.1), results(None, 0.98)) == (
-        "Without the guard the run was lost at step 700: test accuracy 99.0% before, 10.0% after. "
-        "With it the same run finished at 98.0%."
-    )
-    assert "lost as well, at step 900" in verdict(results(700, 0.1), results(900, 0.1))

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
-from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel
-from ebmguard.reference_training.bism.deep_config import DeepConfig, pixels
+from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
+from ebmguard.reference_training.bism.deep_config import DeepConfig
 from ebmguard.reference_training.bism.deep_train import DeepLatentModel
 from ebmguard.reference_training.bism.latent import Latent
 from ebmguard.reference_training.bism.matching import denoising, score
-from ebmguard.reference_training.bism.methods import Update, UpdateSettings
+from ebmguard.reference_training.bism.methods import Update
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior
+from ebmguard.reference_training.bism.presets import UpdateSettings
 from ebmguard.reference_training.bism.short_run import ShortRunModel
 from ebmguard.runs import load
 

@@ -12,10 +12,10 @@ import torch
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.checkerboard import Checkerboard
-from ebmguard.reference_training.bism.command import summary
 from ebmguard.reference_training.bism.config import BismConfig
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
+from ebmguard.reference_training.bism.watched import told
 from ebmguard.runs import load
 
 from . import parts
@@ -130,8 +130,7 @@ def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
     ends = [f"{found[f'log_likelihood_{end}']:.3f}" for end in ("low", "high")]
     assert cells["cd1"] == " to ".join(ends)
     assert cells["dsm"] == f"{exact['log_likelihood']:.3f}"
-    for name, results in (("a", exact), ("b", found)):
-        assert "nats per sample" in summary(results, tmp_path / name)
+    assert all("nats per sample" in told(results) for results in (exact, found))
 
 
 def test_no_likelihood_is_shown_where_the_sides_do_not_bracket_it(tmp_path):
@@ -152,7 +151,10 @@ def test_on_the_command_line(tmp_path, capsys):
     [
         ({"method": "hmc"}, "method is 'hmc'"),
         ({"hidden": 0}, "hidden is 0, expected 1 or more"),
-        ({"data": "mnist"}, "data is 'mnist', expected checkerboard, gmm, circles, digits, frey"),
+        (
+            {"data": "mnist"},
+            "data is 'mnist', expected one of checkerboard, gmm, circles, digits, frey",
+        ),
         ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
         ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
         ({"batch": 0}, "batch is 0, expected 1 or more"),

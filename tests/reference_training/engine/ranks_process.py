@@ -1,14 +1,8 @@
-"""One rank of three: what the ranks of a run settle between them; written to a file.
-
-Started as ``python -m tests.reference_training.engine.ranks_process RANK FOLDER`` from the
-project's root, with the rest of torchrun's variables set.
-"""
+"""One rank of three: what the ranks of a run settle between them; written to a file."""
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,8 +11,9 @@ import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.checkpoints import Checkpoints
-from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.engine.run_config import RunConfig
+from tests.ranks import be_rank
 
 
 @dataclass(frozen=True)
@@ -110,18 +105,11 @@ def checkpoints(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return found
 
 
-def main(rank: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3"}
-    torch.set_num_threads(1)
-    with joined_ranks("cpu") as ranks:
-        results = {
+if __name__ == "__main__":
+    be_rank(
+        lambda ranks, folder: {
             **talk(ranks),
             "opened": opened(ranks, folder),
             "checkpoints": checkpoints(ranks, folder / "checkpoints"),
         }
-        torch.save(results, folder / f"{rank}.pt")
-        ranks.wait()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    )

@@ -93,4 +93,4 @@ train = partial(loop.train, Ring)
 
 if __name__ == "__main__":
     config = tyro.cli(RingConfig)
-    raise SystemExit(launch(config, train, lambda results, path: f"{path}: {results['steps']}"))
+    raise SystemExit(launch(train, lambda results: f"gap {results['gap']}", config))

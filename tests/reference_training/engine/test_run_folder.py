@@ -16,6 +16,7 @@ from ebmguard.reference_training.engine.run_folder import (
     RunFolder,
     last_course,
     read_config,
+    read_json,
     series,
 )
 from ebmguard.sinks import read_jsonl
@@ -160,6 +161,20 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
 
 def new(out):
     return RunFolder.create(out, {"lr": 0.1})
+
+
+def test_a_run_is_not_read_through_a_link_that_leads_out_of_it(tmp_path):
+    new(tmp_path / "run")
+    (tmp_path / "secret").write_text('{"step": 1, "energy_gap": 2.0}')
+    for name, read in (
+        ("metrics.jsonl", lambda: series(tmp_path / "run", ["energy_gap"])),
+        ("config.json", lambda: read_config(tmp_path / "run")),
+        ("results.json", lambda: read_json(tmp_path / "run" / "results.json")),
+    ):
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
+        with pytest.raises(ConfigError, match=rf"{name} cannot be read: it leads out of"):
+            read()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000001.npy", "figures/a.png"])

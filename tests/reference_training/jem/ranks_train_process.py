@@ -1,26 +1,18 @@
-"""One rank of two that train a JEM; what it saw is written to a file.
-
-Started as ``python -m tests.reference_training.jem.ranks_train_process RANK FOLDER`` from the
-project's root, with the rest of torchrun's variables set.
-"""
+"""One rank of two that train a JEM; what it saw is written to a file."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
+from tests.ranks import be_rank
 from tests.reference_training.jem.parts import (
     Silent,
     config_for,
@@ -117,31 +109,13 @@ def runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
     # A NaN among the samples of the second rank takes both back.
     with nan_samples(*[5] * ranks.rank):
         found["rollbacks"] = go(folder / "back", action="rollback", **RUN)["rollbacks"]
-    found["refused"] = []
-    for wrong in (
-        {"p_x_y_weight": 1.0, "buffer_size": 30},
-        {"beta_star": 0.0},
-        {"n_neg": 1},
-        {"class_conditional": True, "buffer_size": 30},
-    ):
-        try:
-            go(folder / "wrong" / str(len(found["refused"])), **{**RUN, **wrong})
-        except ConfigError as error:
-            found["refused"].append(str(error))
     return found
 
 
-def main(rank: int, folder: Path) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD)}
-    torch.set_num_threads(1)
-    with joined_ranks("cpu") as ranks:
-        results: dict[str, Any] = {
-            name: trained(ranks, folder, case) for name, case in CASES.items()
-        }
-        results["runs"] = runs(ranks, folder)
-        torch.save(results, folder / f"{rank}.pt")
-        ranks.wait()
-
-
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    be_rank(
+        lambda ranks, folder: {
+            **{name: trained(ranks, folder, case) for name, case in CASES.items()},
+            "runs": runs(ranks, folder),
+        }
+    )

@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
 from typing import Any
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.engine.checkpoints import Checkpoints
-from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem import trainer as jem_trainer
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.sinks import read_jsonl
-from tests.parts import PATIENCE
-from tests.ranks import free_port, rank_fixtures
+from tests.ranks import rank_fixtures
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,
     config_for,
-    go,
     in_float64,
     largest_difference,
     own_numbers,
@@ -33,7 +24,7 @@ from tests.reference_training.jem.parts import (
     saved,
     steps_of,
 )
-from tests.reference_training.jem.ranks_train_process import CASES, RUN, STEPS, UNEVEN, WORLD
+from tests.reference_training.jem.ranks_train_process import CASES, STEPS, UNEVEN, WORLD
 
 started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
@@ -152,70 +143,3 @@ def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
 def test_ranks_resume_to_the_same_bits(seen, folder, how):
     for rank in range(WORLD):
         assert_same_run(folder / "whole", folder / how, f".rank{rank}of2")
-
-
-def test_what_ranks_cannot_do_is_refused_on_all_of_them(seen, folder):
-    says = (
-        "p_x_y_weight weighs samples within their class: expected one process",
-        "n_pos is 7 and n_neg is 5 at beta_star 0, expected equal parts",
-        "1 images or samples a step, expected one for each process",
-        "buffer_size is 30, expected parts that the classes can share",
-    )
-    for one in seen:
-        assert len(one["runs"]["refused"]) == len(says)
-        for text, expected in zip(one["runs"]["refused"], says, strict=True):
-            assert "do not make a run of 2 processes" in text
-            assert expected in text
-    assert not (folder / "wrong").exists()
-
-
-def test_a_run_of_two_is_not_resumed_by_one(seen, folder):
-    before = {path: path.read_bytes() for path in (folder / "whole").rglob("*.jsonl")}
-    with pytest.raises(ConfigError, match="of 2 processes, this run has 1"):
-        go(config_for(folder / "whole", resume=True, **RUN))
-    assert {path: path.read_bytes() for path in (folder / "whole").rglob("*.jsonl")} == before
-
-
-@pytest.mark.slow
-def test_a_run_that_loses_a_rank_ends_and_resumes_to_the_same_bits(tmp_path):
-    """SIGKILL for one of two processes of the command, as torchrun starts them."""
-    whole, cut, log = tmp_path / "whole", tmp_path / "cut", tmp_path / "log"
-
-    def start(config):
-        words = [sys.executable, "-m", *config.command().split()]
-        words += ["--resume"] * config.resume
-        with free_port(), log.open("ab") as file:
-            ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(WORLD)]
-            return [
-                subprocess.Popen(
-                    words,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **rank, "WORLD_SIZE": str(WORLD)},
-                )
-                for rank in ranks
-            ]
-
-    first, second = start(config_for(cut, iterations=100_000, **RUN))
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while len(list((cut / "checkpoints").glob("step-*.pt"))) < 2:
-            assert first.poll() is second.poll() is None, log.read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        time.sleep(0.3)
-        second.kill()
-        assert first.wait(PATIENCE) not in (0, None)  # it does not wait for ever
-    finally:
-        first.kill()
-        second.kill()
-        first.wait()
-        second.wait()
-    assert not (cut / "results.json").exists()
-    done = Checkpoints(cut / "checkpoints", Ranks(0, WORLD)).steps()[-1]
-    longer = {**RUN, "iterations": done + 5}
-    for config in (config_for(cut, resume=True, **longer), config_for(whole, **longer)):
-        assert [process.wait(PATIENCE) for process in start(config)] == [0, 0], log.read_text()
-    for rank in range(WORLD):
-        assert_same_run(whole, cut, f".rank{rank}of2")
-    assert steps_of(cut, "metrics.jsonl") == list(range(done + 5))

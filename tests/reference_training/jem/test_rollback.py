@@ -12,9 +12,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ebmguard.reference_training.engine.run_folder import last_course, series
-from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import load_run
+from ebmguard.reference_training.jem.train import run
 from ebmguard.reference_training.sweep.cell import Cell, outcome
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
 
@@ -110,29 +109,6 @@ def test_scenario_and_data_follow_each_other_where_one_is_named():
     names = {"digits": "digits", "3": "cifar10", None: "digits"}
     for scenario, data in names.items():
         assert JemConfig(out=Path("x"), scenario=scenario).data_name == data
-
-
-def test_overrides_are_kept_when_a_run_is_resumed():
-    run = JemConfig(out=Path("x"), data="cifar10", scenario="7", n_neg=4, lr=0.5, train_images=90)
-    again = JemConfig(out=Path("x"), resume=True).resumed(run.to_json())
-    assert again.settings == run.settings
-    assert again.scenario_name == "7"
-    longer = JemConfig(out=Path("x"), resume=True, iterations=9).resumed(run.to_json())
-    assert longer.settings == dataclasses.replace(run.settings, iterations=9)
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"scenario": "6"}, "scenario is 6, the run has 7"),
-        ({"noise_std": 0.01}, r"noise_std is 0\.01, the run has None"),
-        ({"n_neg": 8}, "n_neg is 8, the run has 4"),
-    ],
-)
-def test_a_run_is_not_resumed_as_another_scenario(asked, says):
-    run = JemConfig(out=Path("x"), data="cifar10", scenario="7", n_neg=4)
-    with pytest.raises(ConfigError, match=says):
-        JemConfig(out=Path("x"), resume=True, **asked).resumed(run.to_json())
 
 
 @pytest.mark.parametrize(

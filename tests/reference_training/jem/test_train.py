@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
-import signal
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,14 @@ from torch.nn import functional as F
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.engine import interrupt, loop
 from ebmguard.reference_training.jem import samples as kept_samples
-from ebmguard.reference_training.jem.command import run
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.train import Jem
+from ebmguard.reference_training.jem.train import Jem, run
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
-from ebmguard.sinks import LOCK, read_jsonl
+from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     SMALL,
     Silent,
@@ -139,45 +135,6 @@ def test_every_kind_of_run_resumes_to_the_same_bits(tmp_path, terms):
     assert_same_run(whole, cut)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys, number):
-    out = tmp_path / "run"
-
-    class Stopping(Silent):
-        def step(self, done, state):
-            if done == 2:
-                signal.raise_signal(number)
-
-    monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
-    assert run(config_for(out)) == 130
-    text = capsys.readouterr().out
-    assert f"ebmguard train jem --out {out} " in text
-    assert "--data digits --beta-star 2.0" in text
-    assert text.endswith("--resume\n")
-    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
-    assert run(config_for(out, resume=True)) == 0
-    assert "finished 8 steps without divergence" in capsys.readouterr().out
-
-
-def test_a_second_ctrl_c_ends_a_run_at_once_and_it_goes_on_from_its_checkpoint(
-    tmp_path, whole, monkeypatch
-):
-    monkeypatch.setattr(interrupt, "ECHO", -1.0)
-
-    class Insisting(Silent):
-        def step(self, done, state):
-            if done == 6:
-                signal.raise_signal(signal.SIGINT)
-                signal.raise_signal(signal.SIGINT)
-
-    cut = tmp_path / "cut"
-    with pytest.raises(KeyboardInterrupt):
-        go(config_for(cut), Insisting())
-    assert newest(cut).name == "step-00000004.pt"
-    go(config_for(cut, resume=True))
-    assert_same_run(whole, cut)
-
-
 def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):
     class Lost(Exception):
         pass
@@ -196,17 +153,6 @@ def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):
     assert_same_run(whole, cut)
 
 
-def test_a_damaged_checkpoint_costs_steps_and_not_the_run(tmp_path, whole, caplog):
-    cut = tmp_path / "cut"
-    shutil.copytree(whole, cut)
-    newest(cut).write_bytes(b"torn")
-    resumed = Silent()
-    go(config_for(cut, resume=True), resumed)
-    assert resumed.started[1:] == (4, 8)
-    assert "passed over" in caplog.text
-    assert_same_run(whole, cut)
-
-
 def test_killed_before_the_first_checkpoint_starts_again(tmp_path, whole):
     cut = tmp_path / "cut"
     _, folder = config_for(cut).open()
@@ -222,17 +168,6 @@ def test_resume_with_more_iterations_goes_further(tmp_path, whole):
     assert_same_run(whole, longer)
     stored = json.loads((longer / "config.json").read_text())
     assert stored["iterations"] == stored["settings"]["iterations"] == 8
-
-
-def test_a_run_is_not_resumed_with_fewer_steps_than_it_has(tmp_path, whole):
-    cut = tmp_path / "cut"
-    shutil.copytree(whole, cut)
-    (cut / LOCK).unlink()
-    before = {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()}
-    with pytest.raises(ConfigError, match="has 8 steps already, iterations is 7"):
-        go(JemConfig(out=cut, resume=True, iterations=7))
-    (cut / LOCK).unlink()
-    assert {p: p.read_bytes() for p in cut.rglob("*") if p.is_file()} == before
 
 
 def test_run_folder_holds_the_run(tmp_path):

@@ -184,9 +184,9 @@ def test_what_cannot_be_meant(tmp_path):
             run(EvaluateShortRun(**values))
         assert not (path / "evaluation.json").is_file()
 
-    refused('features is "None", and a short-run model', features=None)
-    refused('features is "own", and a short-run model has no classifier', features="own")
-    refused("count is 1, expected at least 2", count=1)
+    refused('features is "None", and the model', features=None)
+    refused('features is "own", and the model has no classifier', features="own")
+    refused("count is 1, expected 2 or more", count=1)
     refused("features is 'nothing'; expected", features="nothing")
     refused("run is not a run folder of `ebmguard train jem`", features=str(path))
 

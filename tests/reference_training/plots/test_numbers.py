@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.plots.numbers import duration, mean, median, number
-from ebmguard.reference_training.plots.page import tiling
+from ebmguard.reference_training.plots.numbers import mean, median, number
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
@@ -47,14 +46,6 @@ def test_a_mean_hides_nothing():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(3, "3 s"), (119, "119 s"), (600, "10.0 min"), (9000, "2.5 h"), (3 * 86_400, "3.0 days")],
-)
-def test_times_are_in_the_unit_that_fits(seconds, words):
-    assert duration(seconds) == words
-
-
-@pytest.mark.parametrize(
     ("value", "digits", "words"),
     [
         (math.nan, 3, "undefined"),
@@ -89,11 +80,3 @@ def test_numbers_of_everyday_size_are_no_powers_of_ten(value, digits):
     text = number(value, digits)
     assert "e" not in text
     assert float(text.replace(",", "")) == pytest.approx(value, rel=0.5 * 10 ** (1 - digits))
-
-
-@pytest.mark.parametrize(
-    ("count", "most", "rows", "columns"),
-    [(1, 3, 1, 1), (3, 3, 1, 3), (4, 3, 2, 2), (7, 3, 3, 3), (9, 4, 3, 3)],
-)
-def test_panels_stand_in_even_rows(count, most, rows, columns):
-    assert tiling(count, most) == (rows, columns)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import shlex
 import signal
 
@@ -12,7 +11,8 @@ import pytest
 
 from ebmguard.cli import main
 from ebmguard.reference_training.engine import loop
-from ebmguard.reference_training.shortrun.command import summary
+from ebmguard.reference_training.engine.launch import course
+from ebmguard.reference_training.shortrun.train import told
 from tests import forks
 from tests.reference_training.shortrun.parts import config_for
 from tests.reference_training.shortrun.runs import Silent, newest
@@ -35,13 +35,12 @@ def test_a_run_says_how_it_went(tmp_path, capsys):
     results = json.loads((out / "results.json").read_text())
     lines = text.splitlines()
     assert lines[0] == f"results in {out}"
-    assert re.fullmatch(r"finished 6 updates in \d+ s", lines[1])
+    assert lines[1] == "finished 6 steps without divergence"
     medians = results["median_last_100"]
-    assert lines[-2] == (
+    assert lines[-1] == (
         f"medians of the last 100 updates: energy gap {medians['energy_gap']:.3g}, "
         f"GradScale {medians['grad_scale']:.3g}, ESS {medians['ess']:.3g}"
     )
-    assert lines[-1] == f"its last samples: {out}/figures/samples_end.png"
     # Resumed when there is nothing left to do, it says so again.
     assert main(["train", "shortrun", "--out", str(out), "--resume"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == lines[2:]
@@ -64,13 +63,13 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
     # The very words that it said.
     assert main(shlex.split(said.removeprefix("stopped; go on with: "))[1:]) == 0
-    assert "finished 6 updates" in capsys.readouterr().out
+    assert "finished 6 steps" in capsys.readouterr().out
 
 
 def test_a_process_of_its_own(tmp_path):
     done = forks.run("-m", "ebmguard", *words(tmp_path / "run", beta_star=0.0))
     assert done.returncode == 0, done.stderr
-    assert "finished 6 updates" in done.stdout
+    assert "finished 6 steps" in done.stdout
     assert "beta* = 0: step 0 of 6" in done.stderr
 
 
@@ -101,44 +100,24 @@ def test_help_names_every_setting(capsys):
         assert f"--{name} " in text
 
 
-def results(**changes):
-    return {
-        "ended": None,
-        "diverged_at": None,
-        "steps": 7,
-        "wall_seconds": 12.4,
-        "beta_star": 0.02,
-        "first_warn": None,
-        "first_error": None,
-        "median_last_100": {
-            "energy_gap": 0.1234,
-            "grad_scale": 0.5,
-            "ref/grad_scale": 0.75,
-            "ess": None,
-            "ref/ess": 0.25,
-        },
-        **changes,
-    }
-
-
 def test_the_ways_to_end(tmp_path):
-    assert summary(results(), tmp_path).splitlines() == [
-        f"results in {tmp_path}",
-        "finished 7 updates in 12 s",
-        "medians of the last 100 updates: energy gap 0.123, GradScale 0.5",
-    ]
-    lost = results(diverged_at=6, first_warn={"message": "WARN a"}, first_error={"message": "E b"})
-    assert summary(lost, tmp_path).splitlines()[1:4] == [
-        "DIVERGED at update 6",
-        "first warn: WARN a",
-        "first error: E b",
-    ]
+    def words(**changes):
+        nothing = dict.fromkeys(("ended", "diverged_at", "first_warn", "first_error"))
+        return [*course({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
+
     same = {"message": "E b"}  # is said once
-    ended = results(ended="E b", diverged_at=6, first_warn=same, first_error=same)
-    assert summary(ended, tmp_path).splitlines()[1:-1] == [
-        "ENDED by the guard after 7 updates: E b"
-    ]
-    lost = results(diverged_at=6, first_warn=same, first_error=same)
-    assert summary(lost, tmp_path).splitlines()[2:-1] == ["first error: E b"]
-    # Without a guard its weights are uniform, and what they would be is said.
-    assert "GradScale 0.75, ESS 0.25" in summary(results(beta_star=0.0), tmp_path)
+    assert words() == ["finished 7 steps without divergence"]
+    lost = words(diverged_at=6, first_warn={"message": "WARN a"}, first_error=same)
+    assert lost == ["DIVERGED at step 6", "first warn: WARN a", "first error: E b"]
+    ended = words(ended="E b", diverged_at=6, first_warn=same, first_error=same)
+    assert ended == ["ENDED by the guard after 7 steps: E b"]
+    lost = words(diverged_at=6, first_warn=same, first_error=same)
+    assert lost == ["DIVERGED at step 6", "first error: E b"]
+
+
+def test_without_a_guard_weights_are_what_they_would_be():
+    medians = {"energy_gap": 0.1234, "grad_scale": 0.5, "ess": None}
+    medians |= {"ref/grad_scale": 0.75, "ref/ess": 0.25}
+    for beta_star, said in ((0.02, "GradScale 0.5"), (0.0, "GradScale 0.75, ESS 0.25")):
+        found = told({"median_last_100": medians, "beta_star": beta_star})
+        assert found == f"medians of the last 100 updates: energy gap 0.123, {said}"

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import tyro
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training import data as data_sets
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.shortrun import config as config_module
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.presets import PRESETS
 from tests.reference_training.shortrun.parts import trained_folder
@@ -22,31 +19,6 @@ from tests.reference_training.shortrun.parts import trained_folder
 
 def at(out="x", **settings):
     return ShortRunConfig(**{"out": Path(out), **settings})
-
-
-def test_all_problems_are_in_one_error():
-    config = at(
-        lr=0.0,
-        nf=0,
-        beta_star=float("nan"),
-        most_steps=3,
-        checkpoint_every=0,
-        threads=-1,
-        action="rollback",
-        precision="float8",
-        init="data",
-        sgld_steps=7,
-        most_sgld_steps=6,
-        noise_std=-1.0,
-    )
-    with pytest.raises(ConfigError) as caught:
-        config.check()
-    text = str(caught.value)
-    names = ["lr", "nf", "beta_star", "most_steps", "checkpoint_every", "threads", "action"]
-    names += ["precision", "init", "most_sgld_steps", "noise_std"]
-    assert all(f"\n  {name} is " in text for name in names)
-    assert text.count("expected") == len(names)
-    at().check()
 
 
 @pytest.mark.parametrize(
@@ -90,7 +62,7 @@ def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, m
 def test_images_that_are_not_square_are_refused(monkeypatch):
     data = at().load_data()
     wide = replace(data, train_x=data.train_x[:, :, :6])
-    monkeypatch.setattr(config_module, "kept_data", lambda *_, **__: wide)
+    monkeypatch.setattr(data_sets, "kept_data", lambda *_, **__: wide)
     with pytest.raises(ConfigError, match="digits has images of 6x8, expected square ones"):
         at().check()
 
@@ -136,66 +108,6 @@ def test_settings_are_the_presets_with_what_is_overridden():
 def test_k_is_random_where_both_ends_say_so(given, ends):
     settings = at(**given).settings
     assert (settings.sgld_steps, settings.most_sgld_steps) == ends
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"beta_star": 0.0, "lr": 1e-3, "sgld_steps": 7, "most_sgld_steps": 9},
-        {"data": "cifar10", "data_root": "/data sets", "precision": "bfloat16", "compile": "yes"},
-        {"init": "persistent", "buffer_size": 100, "optimizer": "sgd", "activation": "gelu"},
-        {"start_from": "runs/other one", "seed": 3, "action": "raise", "most_steps": 8},
-        {"data": "mnist", "image_size": 7, "train_images": 100, "test_images": 5, "threads": 0},
-        {"device": "cpu", "checkpoint_every": 7, "sample_every": 2, "iterations": 9, "nf": 2},
-    ],
-)
-def test_command_line_makes_the_same_settings(settings):
-    config = at("runs/a b", **settings)
-    words = shlex.split(config.command())
-    assert words[:3] == ["ebmguard", "train", "shortrun"]
-    assert tyro.cli(ShortRunConfig, args=words[3:]) == config
-    assert "None" not in words
-
-
-@pytest.mark.parametrize("words", ["--data svhn", "--init data", "--activation relu"])
-def test_the_command_line_knows_the_names(words, capsys):
-    with pytest.raises(SystemExit):
-        tyro.cli(ShortRunConfig, args=["--out", "x", *words.split()])
-    assert "invalid choice" in capsys.readouterr().err
-
-
-def test_settings_are_plain_json_values():
-    stored = at(resume=True, nf=3).to_json()
-    assert json.loads(json.dumps(stored)) == stored
-    assert "out" not in stored
-    assert "resume" not in stored
-    # What was asked for, and what it comes to.
-    assert (stored["nf"], stored["lr"]) == (3, None)
-    assert (stored["settings"]["nf"], stored["settings"]["lr"]) == (3, PRESETS["digits"].lr)
-
-
-def test_resume_takes_the_settings_of_the_run():
-    stored = at(lr=0.125, seed=4, sgld_steps=7, data="mnist", data_root="/old").to_json()
-    resumed = at("y", resume=True, iterations=9000, data_root="/new").resumed(stored)
-    own = {"lr": 0.125, "seed": 4, "sgld_steps": 7, "data": "mnist"}
-    assert resumed == at("y", resume=True, iterations=9000, data_root="/new", **own)
-    assert at("y", lr=0.125, resume=True).resumed(stored).data_root == "/old"
-
-
-@pytest.mark.parametrize(
-    ("asked", "says"),
-    [
-        ({"lr": 0.1}, r"lr is 0\.1, the run has 0\.001"),
-        ({"beta_star": 3.0}, r"beta_star is 3\.0, the run has 0\.02"),
-        ({"data": "mnist"}, r"data is mnist, the run has digits"),
-        ({"sgld_steps": 64}, r"sgld_steps is 64, the run has None"),
-        ({"start_from": "z", "most_steps": 4}, r"most_steps is 4, the run has 1\n  start_from is"),
-    ],
-)
-def test_resume_refuses_other_settings(asked, says):
-    stored = at(lr=1e-3).to_json()
-    with pytest.raises(ConfigError, match=says):
-        at(**asked).resumed(stored)
 
 
 def test_a_run_keeps_what_its_preset_was_when_it_began(monkeypatch):

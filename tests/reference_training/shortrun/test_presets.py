@@ -48,13 +48,6 @@ def test_every_preset_samples_as_published_and_can_be_meant():
         assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
 
 
-def test_the_output_scale_makes_a_langevin_step_correct():
-    """x + (α/2) d(o f)/dx + sqrt(α) z with α = noise_std²."""
-    preset = replace(CIFAR10, step_size=0.7, noise_std=0.05)
-    alpha = 0.05**2
-    assert alpha / 2 * preset.output_scale == pytest.approx(0.7)
-
-
 WHOLE = [
     "image_size",
     "train_images",
@@ -96,7 +89,3 @@ def test_what_cannot_be_meant_is_said_once(changes, says):
 
 def test_whole_numbers_stand_for_real_ones():
     assert replace(CIFAR10, lr=1, step_size=1, noise_std=1, data_noise=0).problems() == []
-
-
-def test_settings_are_plain_json_values():
-    assert Preset(**CIFAR10.to_json()) == CIFAR10

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 from typing import Any
 
 import pytest
-import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.sinks import read_jsonl
-from tests import forks
-from tests.reference_training.jem.parts import kill_at_a_checkpoint, results_of, steps_of
+from tests.reference_training.jem.parts import results_of, steps_of
 from tests.reference_training.shortrun.parts import config_for
-from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest, saved
+from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest
 
 
 @pytest.fixture(scope="module")
@@ -102,14 +98,6 @@ def test_a_damaged_checkpoint_costs_updates_and_not_the_run(tmp_path, whole, cap
     assert_same_run(whole, cut)
 
 
-def test_killed_before_the_first_checkpoint_starts_again(tmp_path, whole):
-    cut = tmp_path / "cut"
-    _, folder = config_for(cut).open()
-    folder.append_rows("metrics.jsonl", [{"step": 0}])
-    go(config_for(cut, resume=True))
-    assert_same_run(whole, cut)
-
-
 def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path, whole):
     again = tmp_path / "again"
     shutil.copytree(whole, again)
@@ -119,46 +107,3 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(tmp_path, whole):
     assert resumed.started[1:] == (6, 6)
     assert results_of(again) == before
     assert_same_run(whole, again)
-
-
-def test_resume_with_more_iterations_goes_further_and_not_with_fewer(tmp_path, whole):
-    longer = tmp_path / "longer"
-    go(config_for(longer, iterations=4))
-    go(ShortRunConfig(out=longer, resume=True, iterations=6))
-    assert_same_run(whole, longer)
-    stored = json.loads((longer / "config.json").read_text())
-    assert stored["iterations"] == stored["settings"]["iterations"] == 6
-    with pytest.raises(ConfigError, match="has 6 steps already, iterations is 5"):
-        go(ShortRunConfig(out=longer, resume=True, iterations=5))
-    assert_same_run(whole, longer)
-
-
-def test_a_folder_that_holds_a_run_is_refused(whole):
-    before = {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    with pytest.raises(ConfigError, match="already holds a run"):
-        go(config_for(whole))
-    assert {p: p.read_bytes() for p in whole.rglob("*") if p.is_file()} == before
-
-
-def test_time_before_a_stop_counts(tmp_path):
-    assert go(config_for(tmp_path), Silent(interrupt_after=3)) is None
-    file = newest(tmp_path)
-    state = torch.load(file, weights_only=True)
-    assert 0 < state["record"]["elapsed"] < 600
-    state["record"]["elapsed"] += 1000
-    torch.save(state, file)
-    results = go(ShortRunConfig(out=tmp_path, resume=True))
-    assert results is not None
-    assert results["wall_seconds"] > 1000
-
-
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = {"checkpoint_every": 5, "sample_every": 100_000, "most_sgld_steps": 4}
-    words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
-    kill_at_a_checkpoint(forks.start("-m", "ebmguard", *words), cut)
-    at = saved(cut)["record"]["next_step"]
-    assert at % 5 == 0
-    assert go(ShortRunConfig(out=cut, resume=True, iterations=at + 5)) is not None
-    go(config_for(whole, iterations=at + 5, **settings))
-    assert_same_run(whole, cut)

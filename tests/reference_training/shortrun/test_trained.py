@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -174,7 +173,3 @@ def test_energies_are_the_networks_in_any_number_of_parts(monkeypatch):
     assert sizes == [4, 4, 3]
     torch.testing.assert_close(f, expected)
     assert not f.requires_grad
-
-
-def test_a_name_for_pictures():
-    assert tiny_run(Path("runs") / "mnist-0.02").name == "mnist-0.02"

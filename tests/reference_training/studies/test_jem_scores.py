@@ -6,7 +6,6 @@ import math
 import statistics
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +16,6 @@ from ebmguard.reference_training.studies.jem_tables import (
     LOST,
     MEASURE,
     UNFINISHED,
-    Score,
-    as_published,
     best_beta_star,
     describe,
     over_seeds,
@@ -96,16 +93,6 @@ def test_scores_by_features_that_change_are_the_last():
     assert scores(run_with(rows)) == [0.7, 3.0, 0.2]
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=5))
-def test_a_cell_is_median_and_range(values):
-    runs = [run_with([(0.5, 0.5, value, value)]) for value in values]
-    found = over_seeds("inception", runs)
-    assert found.median == statistics.median(values)
-    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
-    expected = f"{statistics.median(values):.2f}" + (f" [{low}, {high}]" if low != high else "")
-    assert str(found) == expected
-
-
 @given(
     st.dictionaries(
         st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
@@ -151,17 +138,6 @@ def test_marks_say_what_a_number_is_not(tmp_path):
     assert str(over_seeds("fid", [bare])) == "no value" + MEASURE
 
 
-def test_numbers_as_they_are_printed():
-    assert str(Score("accuracy", (0.9164,), "")) == "91.6"
-    assert str(Score("inception", (7.0649, 8.0), "†")) == "7.53 [7.06, 8.00]†"
-    assert str(Score("accuracy", (0.91601, 0.91602), "")) == "91.6"
-    assert str(Score("fid", (39.64,), "")) == "39.6"
-    assert str(Score("fid", (0.06794,), "‡")) == "0.0679‡"
-    assert str(Score("fid", (439.6,), "")) == "439.6"
-    assert str(Score("fid", (5.8837e24,), "†")) == "5.88e+24†"
-    assert as_published("inception", 7.7) == "7.7"
-
-
 def test_setups_part_runs_by_their_own_values(tmp_path):
     def load(name, **settings):
         return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
@@ -195,8 +171,3 @@ def test_runs_in_another_arithmetic_are_no_seeds_of_one_setup(tmp_path):
         "size and settings as published",
         "size and settings as published; in bfloat16",
     ]
-
-
-@pytest.mark.parametrize(("index", "name"), [(0, "A"), (25, "Z"), (26, "AA"), (53, "BB")])
-def test_setups_have_letters(index, name):
-    assert jem_tables._letters(index) == name

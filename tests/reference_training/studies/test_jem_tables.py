@@ -10,7 +10,6 @@ from ebmguard import cli
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.paper import TABLE_1
 from ebmguard.reference_training.jem.runs import find_runs
-from ebmguard.reference_training.plots.markdown import markdown_table
 from ebmguard.reference_training.studies.config import TableConfig
 from ebmguard.reference_training.studies.jem_tables import page, run
 from tests.reference_training.jem.fabricate import OWN, made_up_evaluation, write_run
@@ -115,20 +114,6 @@ def test_the_list_of_runs_says_how_each_went(tmp_path):
         "WRN-10-1",
         "B ≠",
     )
-
-
-def test_the_digits_alone_have_no_table_of_the_paper(tmp_path):
-    write_run(tmp_path / "x", data="digits", scenario="digits", iterations=20)
-    assert list(tables(page(find_runs([tmp_path])))) == ["Runs"]
-
-
-def test_columns_lie_below_each_other_and_bars_do_not_break_them():
-    text = markdown_table(["a", "b|c"], [["long word", "1"], ["x", "22|3"]])
-    lines = text.splitlines()
-    assert len({len(line) for line in lines}) == 1
-    assert lines[0] == r"| a         |  b\|c |"
-    assert lines[1] == "| --------- | ----: |"
-    assert lines[3] == r"| x         | 22\|3 |"
 
 
 def test_the_command_prints_and_writes_the_same_page(tmp_path, capsys):

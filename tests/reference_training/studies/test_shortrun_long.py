@@ -13,8 +13,7 @@ import torch
 from ebmguard.reference_training.studies import shortrun_long as module
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.config import ShortRunFigure
-from ebmguard.reference_training.studies.shortrun_long import short, spread, stops_of
-from tests.reference_training.pictures import assert_no_text_on_text
+from ebmguard.reference_training.studies.shortrun_long import spread, stops_of
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
 
 STOPS = (0, 3, 6, 15, 30, 60, 150, 300)
@@ -185,27 +184,3 @@ def test_as_many_chains_as_test_images_where_no_count_is_given():
     assert long(tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
     more = long(tiny_run(network=Quadratic(0.1), test_images=100), count=None)
     assert more["count"][0] == 64
-
-
-def test_a_diverged_run_is_drawn_as_such():
-    # Beside one that is none: the curves of both are to be seen.
-    runs = [
-        tiny_run(name, network=Quadratic(strength), beta_star=0.0)
-        for name, strength in (("lost", -9.0), ("stays", 0.1))
-    ]
-    (picture,) = find("long-run").drawn(long(*runs, count=8)).values()
-    assert_no_text_on_text(picture)
-    labels = [text.get_text() for text in picture.texts]
-    assert labels.count("300\n8 lost") == 2
-    assert labels.count("300") == 2
-    lines = [line for axes in picture.axes for line in axes.lines]
-    assert not any(float("inf") in line.get_ydata() for line in lines)
-    # The other run's curves are not flattened by one that goes up to 1e38.
-    heights = [max(map(abs, axes.get_ylim())) for axes in picture.axes if axes.axison]
-    assert len(heights) == 6
-    assert max(heights) < 1e4
-
-
-def test_words():
-    words = [short(steps) for steps in (0, 200, 1000, 2500, 10**6)]
-    assert words == ["0", "200", "1k", "2.5k", "1M"]

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.patches import Rectangle
 
 from ebmguard.reference_training.studies import shortrun_samples as module
 from ebmguard.reference_training.studies.command import find
@@ -172,16 +171,3 @@ def test_chains_that_are_lost_have_no_numbers():
 def test_over_saturation_is_contrast_that_grows_beyond_that_of_the_data(early, late, held):
     rows = {"path": "a", "images": "chains", "K": 10, "steps": [10, 20]}
     assert module.over_saturated(pd.DataFrame({**rows, "contrast_of_data": [early, late]})) is held
-
-
-@pytest.mark.parametrize(("most", "framed"), [(50, 1), (60, 2), (90, 3)])
-def test_the_picture_frames_the_columns_of_training(most, framed):
-    run = tiny_run("a", network=Quadratic(1e-3), sgld_steps=50, most_sgld_steps=most)
-    other = tiny_run("b", network=Quadratic(1e-3), sgld_steps=100)
-    (figure,) = find("steps").drawn(steps(run, other, count=2)).values()
-    strip = figure.axes[0]
-    (image,) = strip.images
-    (frame,) = [patch for patch in strip.patches if isinstance(patch, Rectangle)]
-    column = image.get_array().shape[1] / 12  # 0, 20, 40, 50, 60, ..., 200
-    assert frame.get_x() + 0.5 == pytest.approx(3 * column)
-    assert frame.get_width() == pytest.approx(framed * column)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ebmguard.reference_training.toy.command import table
+from ebmguard.reference_training.toy.train import table
 
 NUMBERS = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
 

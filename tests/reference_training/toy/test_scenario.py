@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import pytest
@@ -113,12 +112,6 @@ def test_the_learning_rate_is_that_of_torchs_exponential_decay():
         optimizer.step()
         scheduler.step()
     assert scenario.lr_at(50) == pytest.approx(scenario.lr_end)
-
-
-def test_settings_are_plain_json_values():
-    for scenario in SCENARIOS.values():
-        stored = scenario.to_json()
-        assert type(scenario)(**json.loads(json.dumps(stored))) == scenario
 
 
 def test_all_problems_are_in_one_error():

@@ -1,6 +1,5 @@
 """The ensemble trainer: members as if alone, equal bits again, and exact resume."""
 
-import json
 import signal
 from dataclasses import replace
 
@@ -11,10 +10,8 @@ from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.objective import contrastive_loss
-from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.toy import train as toy_train
-from ebmguard.reference_training.toy.command import run, table
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.course import Course
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
@@ -22,9 +19,9 @@ from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.reference_training.toy.train import table
 from ebmguard.sinks import read_jsonl
-from tests import forks
-from tests.reference_training.jem.parts import Silent, assert_same_run, kill_at_a_checkpoint, saved
+from tests.reference_training.jem.parts import Silent, assert_same_run
 from tests.reference_training.toy.parts import (
     config_for,
     go,
@@ -209,34 +206,6 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(tmp_path, monkeypatch):
     assert_same_run(whole, cut)
 
 
-def test_a_run_can_be_ended_where_it_was_stopped_but_not_before(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    # Their learning rate is constant, so that the first updates do not know how many there will be.
-    settings = {"scenario": "circles-default", "evaluations": 1}
-    go(config_for(whole, iterations=4, **settings))
-    assert go(config_for(cut, **settings), Silent(interrupt_after=4)) is None
-    with pytest.raises(ConfigError, match="has 4 steps already, iterations is 3"):
-        go(ToyConfig(out=cut, resume=True, iterations=3))
-    assert go(ToyConfig(out=cut, resume=True, iterations=4)) is not None
-    one, other = (json.loads((out / "results.json").read_text()) for out in (whole, cut))
-    for name in ("kl", "kl_sgld"):
-        assert [m[name] for m in one["members"]] == [m[name] for m in other["members"]]
-
-
-def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    # The first evaluation is far off: that process would take all 10,000 samples. The length of the
-    # run changes nothing before, as the learning rate of the circles is constant.
-    settings = {"scenario": "circles-restricted", "evaluations": 1, "checkpoint_every": 10}
-    words = config_for(cut, iterations=100_000, **settings).command().split()[1:]
-    kill_at_a_checkpoint(forks.start("-m", "ebmguard", *words), cut)
-    at = saved(cut)["record"]["next_step"]
-    assert at % 10 == 0
-    assert go(ToyConfig(out=cut, resume=True, iterations=at + 5)) is not None
-    go(config_for(whole, iterations=at + 5, **settings))
-    assert_same_run(whole, cut)
-
-
 def test_results_are_means_over_the_last_five_evaluations(tmp_path):
     results = go(config_for(tmp_path, iterations=30, evaluations=10))
     assert results is not None
@@ -330,24 +299,3 @@ def test_settings_that_cannot_be_meant_leave_no_folder(tmp_path, settings, match
 def test_an_ensemble_is_not_divided(tmp_path):
     with pytest.raises(ConfigError, match="trained by one process, not by 2"):
         config_for(tmp_path).check(Ranks(0, 2))
-
-
-def test_a_run_is_not_resumed_with_other_settings(tmp_path):
-    go(config_for(tmp_path))
-    with pytest.raises(ConfigError, match=r"betas is \['0.3'\], the run has"):
-        ToyConfig(out=tmp_path, resume=True, betas=("0.3",)).open()
-
-
-def test_the_command_says_how_to_go_on(tmp_path, monkeypatch, capsys):
-    out = tmp_path / "run"
-    with monkeypatch.context() as stopped:
-        reporter = Silent(interrupt_after=2)
-        stopped.setattr(loop, "default_reporter", lambda every: reporter)
-        assert run(config_for(out)) == 130
-    text = capsys.readouterr().out
-    assert f"ebmguard train toy --out {out} " in text
-    assert "--betas 0 0.5 -0.2 --seeds 2" in text
-    assert text.endswith("--resume\n")
-    # Now with the reporter of its own choice: here there is no terminal.
-    assert run(config_for(out, resume=True)) == 0
-    assert "kl_sgld" in capsys.readouterr().out

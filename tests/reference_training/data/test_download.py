@@ -1,0 +1,156 @@
+"""``--download`` against a server on the loopback interface."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from functools import partial
+from hashlib import md5
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ebmguard.cli import main
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import download, load
+from ebmguard.reference_training.data.cifar import CIFAR10, read_cifar10
+from ebmguard.reference_training.data.files import PublishedFiles
+from tests.reference_training.data.test_load import pickled
+
+BATCHES = ("data_batch_1", "test_batch")
+SMALL = {
+    "data": "cifar10",
+    "iterations": 1,
+    "n-pos": 4,
+    "n-neg": 4,
+    "n-labelled": 4,
+    "depth": 10,
+    "width": 1,
+    "train-images": 8,
+    "valid-images": 2,
+    "test-images": 4,
+    "sgld-steps": 1,
+    "quality-samples": 0,
+    "buffer-size": 8,
+    "device": "cpu",
+}
+WORDS = [*(word for k, x in SMALL.items() for word in (f"--{k}", str(x))), "--download"]
+
+
+class Publisher:
+    """Serves files, cut after some bytes of each answer where that is asked for."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.cut, self.asked = files, 10**9, list[str]()
+
+    def answer(self, to: BaseHTTPRequestHandler) -> None:
+        content = self.files[to.path.removeprefix("/")]
+        begin = int(to.headers["Range"].removeprefix("bytes=").rstrip("-"))
+        self.asked.append(f"{to.path} from {begin}")
+        to.send_response(206)
+        to.send_header("Content-Length", str(len(content) - begin))
+        to.end_headers()
+        to.wfile.write(content[begin : begin + self.cut])
+
+
+def batch(rows: int) -> bytes:
+    rng = np.random.default_rng(rows)
+    images = rng.integers(0, 256, (rows, 3072), dtype=np.uint8)
+    content: bytes = pickled({b"data": images, b"labels": list(range(rows))})
+    return content
+
+
+@pytest.fixture
+def published(monkeypatch) -> Iterator[tuple[Publisher, PublishedFiles]]:
+    """An archive of small batches as CIFAR-10, and who publishes it."""
+    batches, packed = dict(zip(BATCHES, map(batch, (10, 4)), strict=True)), io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in batches.items():
+            member = tarfile.TarInfo(f"{CIFAR10.folders[0]}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    publisher = Publisher({"cifar.tar.gz": packed.getvalue(), **batches})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            publisher.answer(self)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        sums = {name: md5(content).hexdigest() for name, content in batches.items()}
+        whole = f"{address}cifar.tar.gz", md5(packed.getvalue()).hexdigest()
+        files = PublishedFiles(CIFAR10.title, address, CIFAR10.folders, sums, whole)
+        own = load._Published(partial(read_cifar10, files=files), files)
+        monkeypatch.setitem(load._PUBLISHED, "cifar10", own)
+        yield publisher, files
+        server.shutdown()
+
+
+def train(out: Path, root: Path, *words: str) -> int:
+    return main(["train", "jem", "--out", str(out), "--data-root", str(root), *words])
+
+
+def test_a_missing_data_set_is_fetched_for_a_run_once_and_on_request_alone(published, tmp_path):
+    publisher, _ = published
+    run, root = tmp_path / "run", tmp_path / "data"
+    root.mkdir()
+    assert train(run, root, *WORDS[:-1]) == 2
+    assert publisher.asked == []
+    assert train(run, root, *WORDS) == 0
+    assert sorted(p.name for p in root.rglob("*")) == sorted([CIFAR10.folders[0], *BATCHES])
+    assert train(tmp_path / "again", root, *WORDS) == 0
+    assert publisher.asked == ["/cifar.tar.gz from 0"]
+    assert "download" not in (run / "config.json").read_text()
+
+
+def test_what_was_cut_is_gone_on_with(published, tmp_path):
+    publisher, files = published
+    size = len(publisher.files["cifar.tar.gz"])
+    publisher.cut = size // 2
+    with pytest.raises(ConfigError, match=rf"data_batch_1, test_batch .* after {size // 2:,} of"):
+        download.fetch(files, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["cifar.tar.gz.part"]
+    publisher.cut = size
+    download.fetch(files, tmp_path)
+    assert publisher.asked == ["/cifar.tar.gz from 0", f"/cifar.tar.gz from {size // 2}"]
+    assert read_cifar10(tmp_path, files).train_x.shape == (10, 3, 32, 32)
+
+
+@pytest.mark.parametrize("cut", [10**9, 1000])
+def test_what_is_not_what_was_published_is_refused_and_removed(published, tmp_path, cut):
+    """Corrupted on its way, or a rest of another file."""
+    publisher, files = published
+    good = publisher.files["cifar.tar.gz"]
+    if cut < len(good):
+        (tmp_path / "cifar.tar.gz.part").write_bytes(b"another file"[:12])
+    else:
+        publisher.files["cifar.tar.gz"] = good[:99] + bytes([good[99] ^ 1]) + good[100:]
+    with pytest.raises(ConfigError, match="not what was published, by its md5, and is removed"):
+        download.fetch(files, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_published_one_by_one(published, tmp_path):
+    publisher, files = published
+    own = PublishedFiles(files.title, files.page, files.folders, files.md5)
+    folder = tmp_path / files.folders[0]
+    folder.mkdir()
+    (folder / BATCHES[0]).write_bytes(publisher.files[BATCHES[0]])
+    download.fetch(own, tmp_path)
+    assert publisher.asked == ["/test_batch from 0"]
+    assert (folder / "test_batch").read_bytes() == publisher.files["test_batch"]
+
+
+def test_without_a_network_the_files_are_named(tmp_path):
+    nobody = PublishedFiles("T", "http://127.0.0.1:9/", ("t",), {"a.gz": "", "b.gz": ""})
+    with pytest.raises(ConfigError, match=r"a\.gz, b\.gz of T cannot be fetched from http://127"):
+        download.fetch(nobody, tmp_path)
