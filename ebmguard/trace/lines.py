@@ -92,7 +92,7 @@ def plans(found: Trace) -> list[Plan]:
         except Refused as refused:
             why = why or refused
     if not tried:
-        raise why or Refused("no place", place=losses[0].place, reweight="cd_loss.guard.reweight")
+        raise why or Refused("no place", place=losses[0].place, reweight="loss_fn.guard.reweight")
     return tried
 
 
@@ -207,7 +207,7 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
-    own = prefix + _free(source, "cd_loss")
+    own = prefix + _free(source, "loss_fn")
     text = f"{' ' * indent}{own}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"

@@ -25,8 +25,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",
-        "Make `cd_loss, draws = {guard}` by hand, where the sampler is made. Call `draws` in its "
-        "place, and `cd_loss(f_pos, f_neg)` in that of the difference of means.",
+        "Make `loss_fn, draws = {guard}` by hand, where the sampler is made. Call `draws` in its "
+        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means.",
     ),
     "one side": (
         "the difference at {place} lowers, or raises, both of its sides",
@@ -70,12 +70,12 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "not bound": (
         "`{name}` is bound nowhere in {file} that could be seen",
-        "Write `cd_loss, draw = {guard}` above the loop around {entry}; call `draw(...)` there, "
-        "and `cd_loss(f_pos, f_neg)` in the loss.",
+        "Write `loss_fn, draw = {guard}` above the loop around {entry}; call `draw(...)` there, "
+        "and `loss_fn(f_pos, f_neg)` in the loss.",
     ),
     "inside a step": (
         "`{name}` is known only inside of the function that takes a step",
-        "Write `cd_loss, {name} = {guard}` where that function's caller has it; hand in `cd_loss` "
+        "Write `loss_fn, {name} = {guard}` where that function's caller has it; hand in `loss_fn` "
         "as well, and call it in the loss.",
     ),
     "one place": (
