@@ -219,7 +219,7 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     place, is_tempered = difference.place, "output_scale" in options  # else nothing is tempered
     if sampler.spot is None and is_tempered:
         raise Refused("one place", site=sampler.site)
-    spot, node = sampler.spot or (place, place.node)
+    spot, node = (sampler.spot if is_tempered else None) or (place, place.node)
     source = spot.source
     if source is not place.source or node is None:
         by_hand = f"g = ebmguard.guard(None, None, {options})"
