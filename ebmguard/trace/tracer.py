@@ -56,7 +56,8 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
         state, error = run(script, arguments, tracer.end_step)
     seconds = time.perf_counter() - began
     tracer.chains.end()
-    samplers, differences = tracer.chains.samplers.values(), [*tracer.differences.values()]
+    samplers = [each for each in tracer.chains.samplers.values() if each.lengths]
+    differences = [*tracer.differences.values()]
     differences = [each for each in differences if each.is_sided] or differences
     steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
     return Trace([*samplers], differences, optimizers, steps, seconds, state, error, tracer.unread)
@@ -105,6 +106,8 @@ class _Tracer(TorchFunctionMode):
         if len(owned) == 1 and owned[0].shape in moving and not isinstance(owned[0], nn.Parameter):
             return False  # It is the sampler's own.
         self.chains.end()
+        if not self.optimizers:
+            self.chains.forget()
         self.optimizers.append(type(optimizer).__name__)
         return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
 
