@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .config import TraceConfig
 from .graph import DATA
-from .lines import BETA_STAR, Plan, plans
+from .lines import BETA_STAR, Plan, by_hand, plans
 from .refusals import REFUSALS, Refused
 from .script import replay, shown, source_of
 from .tracer import Guarded, Trace, trace_script
@@ -42,7 +42,7 @@ def trace(config: TraceConfig) -> int:
         tried = plans(found)
         return _prove(config, found, tried)
     except (OSError, SyntaxError) as unreadable:
-        refused = Refused("no source", error=unreadable)
+        refused = Refused("not evaluated", error=unreadable, guard=by_hand(found.samplers[0]))
     except Refused as unclear:
         refused = unclear
     print(f"\ncould not tell how to guard it: {refused}\nway out: {refused.exit}")
@@ -57,6 +57,9 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
             return 0
         refusals.append(told)
+        if told.why == "warned":  # Other lines would only hide it.
+            refusals.reverse()
+            break
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     first, plain = refusals[0], replay(config.script, config.arguments, found.steps, {})
     if plain.state != found.state:

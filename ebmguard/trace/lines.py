@@ -15,7 +15,7 @@ from .refusals import Refused
 from .script import Place, Source, source_of
 from .tracer import Trace
 
-__all__ = ["BETA_STAR", "Plan", "plans"]
+__all__ = ["BETA_STAR", "Plan", "by_hand", "plans"]
 
 BETA_STAR = "beta_star=0.5"
 _SURE = 1e-3
@@ -44,15 +44,13 @@ class Plan:
 
 def plans(found: Trace) -> list[Plan]:
     """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
-    if not found.samplers:
-        raise Refused("stopped", error=found.error) if found.error else Refused("no sampler")
     sided = [d for d in found.differences if d.is_sided and not math.isnan(d.effect.total)]
     if not sided:
         raise _no_difference(found)
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.functions:
         error = found.unread or f"nothing is known of what {sampler.name} differentiates"
-        raise Refused("not evaluated", error=error, guard=_by_hand(sampler))
+        raise Refused("not evaluated", error=error, guard=by_hand(sampler))
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     entries = sampler.entries or ()
@@ -61,7 +59,7 @@ def plans(found: Trace) -> list[Plan]:
         positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
     ):
         places = " and ".join(str(each.place) for each in losses)
-        guard = _by_hand(sampler, entries, is_energy)
+        guard = by_hand(sampler, entries, is_energy)
         raise Refused("two losses", place=places, sampler=sampler.name, guard=guard)
     ways: list[Place | None] = [*entries]
     ways.insert(0 if sampler.is_function else len(ways), None)
@@ -87,11 +85,13 @@ def plans(found: Trace) -> list[Plan]:
 
 def _no_difference(found: Trace) -> Refused:
     """Why there is none: other energies than the sampler's, or none at all."""
+    if found.error or not found.samplers:
+        return Refused("stopped", error=found.error) if found.error else Refused("no sampler")
     if found.unread:
-        return Refused("not evaluated", error=found.unread, guard=_by_hand(found.samplers[0]))
+        return Refused("not evaluated", error=found.unread, guard=by_hand(found.samplers[0]))
     for sampler in found.samplers:
         for each in found.differences:
-            if not all(side.sign for side in each.sides.values()) and sampler.name in each.sides:
+            if each.is_of_others and sampler.name in each.sides:
                 is_energy = sampler.measured.convention == "energy"
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
@@ -99,7 +99,7 @@ def _no_difference(found: Trace) -> Refused:
     return Refused("no difference")
 
 
-def _by_hand(
+def by_hand(
     sampler: Sampler, entries: tuple[Place, ...] = (), is_energy: bool | None = None
 ) -> str:
     """The guard's call with the names at a call of the sampler, or with all that are known."""
@@ -126,7 +126,7 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
             others = [at for at in difference.sides if difference.pull(at) * pull < 0]
             return sampler, others[0], sampler.name
     if len(known) != 1:
-        raise Refused("no sign", guard=_by_hand(samplers[0]))
+        raise Refused("no sign", guard="` or `".join(map(by_hand, samplers)))
     way, word = ("up", "raises") if is_up else ("down", "lowers")
     facts = {"loop": samplers[0].loop, "place": difference.place}
     raise Refused("wrong sign", way=way, word=word, **facts)
@@ -153,7 +153,7 @@ def _around(
     base = getattr(call, "func", None)
     while isinstance(base, ast.Attribute):
         base = base.value
-    guard = _by_hand(sampler, (entry,), is_energy)
+    guard = by_hand(sampler, (entry,), is_energy)
     nowhere = Refused("by hand", entry=entry, place=loss, guard=guard)
     if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
         raise nowhere

@@ -63,6 +63,7 @@ class Difference:
     times: int = 0  # it was met
     effect: Effect = NO_EFFECT  # on the loss
     is_whole: bool = False  # it is that of its sides' means, and nothing beside
+    is_of_others: bool = False  # than those that a sampler follows
 
     @property
     def elsewhere(self) -> set[int]:
@@ -114,6 +115,11 @@ def read(
     for edge, side in best.values():
         if edge is not None:
             _find(found, edge, side, difference.place)
+    if not difference.is_sided:
+        lasts = [[*found.of_samples(label)][-1:] for label in labels]
+        own = [(each, found.values[each]) for last in lasts for each, _ in last]
+        slopes = [effect(found.root, each, value, len(value)).weight for each, value in own]
+        difference.is_of_others = len(own) == len(labels) and min(slopes) < 0 < max(slopes)
     if all(side.sign for side in difference.sides.values()):
         total = found.values[found.root].detach().double()
         counts = [side.shape[0] for side in difference.sides.values()]

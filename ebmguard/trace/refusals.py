@@ -70,13 +70,9 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "Give the energies of samples and of data a name each, in lines of their own above, in the "
         "same function, and trace again.",
     ),
-    "no source": (
-        "a file could not be read: {error}",
-        "Trace the script where its sources are; of compiled files nothing can be shown.",
-    ),
     "guarded run": (
         "the guarded run stopped: {error}",
-        "Make the change by hand; where the error names another fix, do that first.",
+        "Where the error names a fix, do that, and trace again. Else make the change by hand.",
     ),
     "guards": (
         "{guards} guards were made, which saw {calls} sampler calls and {losses} losses",
@@ -84,11 +80,13 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "warned": (
         "the guard itself warns: {error}",
-        "Do what it says, in these lines.",
+        "Do what it says, and trace again.",
     ),
     "differs": (
         "parameters or random states differ from those of the run without them",
-        "The loss rounds otherwise: pass its own expression, `guard(lambda p, n: ..., ...)`.",
+        "Where energies draw random numbers, give them names in lines of their own above, in the "
+        "order of now, and trace again. Else the loss rounds otherwise: pass its own expression, "
+        "`guard(lambda p, n: ..., ...)`.",
     ),
     "not repeatable": (
         "the script cannot be repeated: a second run without these lines {error}",

@@ -174,7 +174,7 @@ class _Tracer(TorchFunctionMode):
         try:
             with torch.enable_grad():  # Gradients may be under way.
                 yield
-        except (RuntimeError, TypeError, ValueError, IndexError) as failed:
+        except (RuntimeError, TypeError, ValueError, IndexError, OSError, SyntaxError) as failed:
             self.unread = f"{type(failed).__name__}: {failed}"  # The trainer goes on.
         finally:
             self._rests = before

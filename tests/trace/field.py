@@ -1,7 +1,6 @@
 """Structures of trainers that people have, one function each, and the lines that are right.
 
-The body of a function is a script. ``right`` are its lines by hand, old and new; ``exit`` what the
-tool says instead, where they are its way out followed literally.
+The body of a function is a script. ``right`` are its lines by hand, old and new.
 """
 
 # ruff: noqa: F821
@@ -11,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 HEAD = """\
 import torch
@@ -53,33 +53,32 @@ class Structure:
 
     body: Callable[[], None]
     right: dict[str, str]
-    exit: tuple[str, ...] = ()  # of what is said, where it is no proof
     says: tuple[str, ...] = ()
+    refused: str = ""  # by this name, and ``right`` is the way out
+    again: bool = False  # the way out ends with another trace, which proves
 
-    @property
-    def text(self) -> str:
-        """The script."""
+    def files(self, right: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Its files with these edits, the script last."""
         lines = inspect.getsource(self.body).splitlines()
         start = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
-        return HEAD + textwrap.dedent("\n".join(lines[start:])).replace("\n    pass\n", "\n") + "\n"
-
-    def by_hand(self, beta_star: float) -> str:
-        """The script with the right lines."""
-        text = self.text
-        for old, new in self.right.items():
+        text = textwrap.dedent("\n".join(lines[start:])) + "\n"
+        for old, new in right.items():
             assert text.count(old) == 1, (old, text.count(old))
             text = text.replace(old, new)
-        return text.replace("beta_star=0.5", f"beta_star={beta_star}")
+        *helper, script = text.split("# script\n")
+        name = f"of_{self.body.__name__}"
+        files = {f"{name}.py": HEAD + each for each in helper}
+        return {**files, "train.py": HEAD + f"from {name} import *\n\n" * len(helper) + script}
 
 
 STRUCTURES: dict[str, Structure] = {}
 
 
-def is_right(right: dict[str, str], exit: tuple[str, ...] = (), says: tuple[str, ...] = ()):
+def is_right(right: dict[str, str], says: tuple[str, ...] = (), **more):
     """Keep the structure below with the lines that are right."""
 
     def keep(body: Callable[[], None]) -> Callable[[], None]:
-        STRUCTURES[body.__name__] = Structure(body, right, exit, says)
+        STRUCTURES[body.__name__] = Structure(body, right, says, **more)
         return body
 
     return keep
@@ -344,33 +343,6 @@ def squares_in_the_same_expression():
         fq = f(q)
         loss = fp.square().mean() - fp.mean() + fq.mean()
         update(optim, loss)
-
-
-TWO = "ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
-
-
-@is_right(
-    {
-        START: MADE + f"first_loss, first = {TWO}second_loss, second = {TWO}",
-        "q = climb(f, torch.rand(B, D))": "q = first(f, torch.rand(B, D))",
-        "r = climb(f, torch.randn(B, D))": "r = second(f, torch.randn(B, D))",
-        "one = -(fp.mean() - fq.mean())": "one = first_loss(fp, fq)",
-        "two = -(gp.mean() - gr.mean())": "two = second_loss(gp, gr)",
-    },
-    exit=("a guard and a call for each", "first_loss, first = ebmguard.guard(None, climb, "),
-)
-def two_losses_and_squares():
-    f = net()
-    nn.init.constant_(f[2].bias, 3)
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for _ in range(30):
-        q = climb(f, torch.rand(B, D))
-        fp, fq = f(data()), f(q)
-        one = -(fp.mean() - fq.mean())
-        r = climb(f, torch.randn(B, D))
-        gp, gr = f(data()), f(r)
-        two = -(gp.mean() - gr.mean())
-        update(optim, one + two + fp.square().mean() + fq.square().mean() + gr.square().mean())
 
 
 @is_right(
@@ -649,24 +621,6 @@ def another_term_in_the_same_sum():
         update(optim, rest + fq.mean() - fp.mean())
 
 
-@is_right(
-    {
-        START: CLIMB,
-        "loss = -2 * (y * e).mean()": "loss = loss_fn(e[:B], e[B:])",
-    },
-    exit=("in no difference of a loss", "`f(samples).mean() - f(x).mean()`"),
-)
-def signs_in_a_product():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    y = torch.cat([torch.ones(B), -torch.ones(B)])
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        e = f(torch.cat([x, q])).squeeze(1)
-        loss = -2 * (y * e).mean()
-        update(optim, loss)
-
-
 @is_right({START: CLIMB, "e[~real].mean() - e[real].mean()": "loss_fn(e[real], e[~real])"})
 def halves_by_a_mask():
     f = net()
@@ -765,24 +719,6 @@ def the_mean_of_a_difference():
 
 @is_right(
     {
-        START: CLIMB,
-        "f(q).mean().backward()\n    (-f(x).mean()).backward()": "loss_fn(f(x), f(q)).backward()",
-    },
-    exit=("in no difference of a loss", "at one place, as `f(samples).mean() - f(x).mean()`"),
-)
-def two_calls_of_backward():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        optim.zero_grad()
-        f(q).mean().backward()
-        (-f(x).mean()).backward()
-        optim.step()
-
-
-@is_right(
-    {
         START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
         "self.net(x).logsumexp(1) - 0.5 * x.square().sum(1)": (
             "g.temper(self.net(x).logsumexp(1)) - 0.5 * x.square().sum(1)"
@@ -842,3 +778,75 @@ def a_name_that_the_trainer_has_already():
     for _ in range(30):
         x, q = data(), sample(f, torch.randn(B, D))
         update(optim, f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean())
+
+
+@is_right(
+    {
+        START: CLIMB,
+        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
+        "+ fp - fq": "+ fp_cd - fq_cd",
+    }
+)
+def squares_that_meet_first():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        fp = f(data())
+        fq = f(q)
+        update(optim, -torch.sum(-(0.1 * (fp**2 + fq**2)) + fp - fq, dim=0) / B)
+
+
+@is_right(
+    {
+        "        sampler = self.samplers": (
+            "        import ebmguard\n        sampler = self.samplers"
+        ),
+        '["sgld"]\n        for': (
+            '["sgld"]\n        loss_fn, sampler = ebmguard.guard(None, sampler, model=self.f, '
+            "beta_star=0.5)\n        for"
+        ),
+        "self.f(q).mean() - self.f(data()).mean()": "loss_fn(self.f(data()), self.f(q))",
+    }
+)
+def a_local_sampler_and_the_energy_of_self():
+    class Trainer:
+        def __init__(self):
+            self.f, self.samplers = net(), {"sgld": self.langevin}
+
+        def langevin(self, x):
+            return climb(self.f, x)
+
+        def fit(self):
+            optim = torch.optim.Adam(self.f.parameters(), 1e-3)
+            sampler = self.samplers["sgld"]
+            for _ in range(30):
+                q = sampler(torch.randn(B, D))
+                update(optim, self.f(q).mean() - self.f(data()).mean())
+
+    Trainer().fit()
+
+
+@is_right(
+    {
+        "for _ in range(30):\n": (
+            "import ebmguard\nloss_fn, sample = ebmguard.guard(None, sample, model=f, "
+            "beta_star=0.5)\nfor _ in range(30):\n"
+        ),
+        "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
+    },
+    says=("output_scale=1 ",),
+)
+def a_burn_in_with_other_steps():
+    def sample(f, x, step=0.02):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + step * torch.autograd.grad(f(x).sum(), x)[0] + 0.2 * torch.randn_like(x)
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    q = sample(f, torch.randn(B, D), 0.2)
+    for _ in range(30):
+        q = sample(f, q)
+        update(optim, f(q).mean() - f(data()).mean())
