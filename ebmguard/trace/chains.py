@@ -164,7 +164,7 @@ class Chains:
         """What was measured so far, which may be chains from before the training."""
         for sampler in self.samplers.values():
             sampler.measured = Measured("no call has ended")
-            sampler.lengths.clear()
+            del sampler.lengths[:-1]
 
     def labels(self, x: Tensor) -> list[str]:
         """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""

@@ -56,11 +56,11 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
         state, error = run(script, arguments, tracer.end_step)
     seconds = time.perf_counter() - began
     tracer.chains.end()
-    samplers = [each for each in tracer.chains.samplers.values() if each.lengths]
+    samplers = [*tracer.chains.samplers.values()]
     differences = [*tracer.differences.values()]
     differences = [each for each in differences if each.is_sided] or differences
     steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
-    return Trace([*samplers], differences, optimizers, steps, seconds, state, error, tracer.unread)
+    return Trace(samplers, differences, optimizers, steps, seconds, state, error, tracer.unread)
 
 
 class _Tracer(TorchFunctionMode):
