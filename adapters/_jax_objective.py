@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from numbers import Real
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
+
+import torch
 
 from ebmguard.adapters._requires import requires
 from ebmguard.energies import SMALLEST, Variant
-from ebmguard.errors import ConfigError, EnergyTypeError, ShapeError
+from ebmguard.energies import check_energies as check_tensors
+from ebmguard.errors import ConfigError, ShapeError
 
 with requires("jax", extra="jax"):
     import jax
@@ -171,42 +174,18 @@ def check_energies(
 ) -> None:
     """Raise the errors of :func:`contrastive_loss`, already while a function is traced."""
     _check_exponent(beta_star)
-    for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
-        if not isinstance(f, jax.Array) or not jnp.issubdtype(f.dtype, jnp.floating):
-            raise EnergyTypeError(
-                f"{name} is {getattr(f, 'dtype', type(f).__name__)}; expected a floating-point "
-                "jax.Array, one energy per sample."
-            )
-        if f.ndim == 0:
-            raise ShapeError(
-                f"{name} is a single number, probably a batch mean; the weights need one energy "
-                "per sample. Pass the vector before `.mean()`."
-            )
-        if f.size == 0:
-            raise ShapeError(f"{name} has shape {f.shape}: it holds no sample.")
-    if f_pos.shape[1:] != f_neg.shape[1:]:
-        raise ShapeError(
-            f"f_pos has shape {f_pos.shape} and f_neg {f_neg.shape}: after the batch dimension "
-            "both must agree. Squeeze or index the extra dimension of one of them."
-        )
-    if variant not in get_args(Variant):
-        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
-    if variant == "true" and f_pos.shape[0] < 2:
-        raise ShapeError('variant="true" halves the positives and needs at least two; got one.')
-    if groups is None:
-        return
-    if variant not in ("default", "no_pos"):
-        raise ConfigError(
-            f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
-        )
-    if len(groups) != 2 or not all(isinstance(labels, jax.Array | np.ndarray) for labels in groups):
+    if groups is not None and len(groups) != 2:
         raise ShapeError("groups must be a pair (y_pos, y_neg) of arrays of labels.")
-    for name, labels, f in (("y_pos", groups[0], f_pos), ("y_neg", groups[1], f_neg)):
-        if labels.shape != f.shape[:1]:
-            raise ShapeError(
-                f"groups: {name} has shape {labels.shape}; expected {f.shape[:1]}, one label per "
-                "sample."
-            )
+    labels: Any = groups and tuple(_like(each, jax.Array, np.ndarray) for each in groups)
+    check_tensors(_like(f_pos, jax.Array), _like(f_neg, jax.Array), variant=variant, groups=labels)
+
+
+def _like(x: Any, *kinds: type) -> Any:
+    """An array as a tensor of its shape and dtype, without numbers; what is no array as it is."""
+    is_array = isinstance(x, kinds)
+    if not is_array:
+        return x
+    return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
 
 def _check_exponent(beta_star: float | Array) -> None:

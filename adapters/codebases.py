@@ -3,8 +3,8 @@
 ``from ebmguard.adapters import jem`` gives a row of it; :class:`Codebase` has its two methods, and
 ``docs/codebases/`` a page with the changed lines of each::
 
-    cd_loss, sample_q = guard(None, get_sample_q(args, device), beta_star=0.5, **jem.settings(args))
-    cd_loss.guard.attach(model=f, optimizer=optim, **jem.sampler_settings(args))
+    loss_fn, sample_q = guard(None, get_sample_q(args, device), beta_star=0.5, **jem.settings(args))
+    loss_fn.guard.attach(model=f, optimizer=optim, **jem.sampler_settings(args))
 """
 
 from __future__ import annotations

@@ -86,7 +86,8 @@ class Sampler:
         own, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        spots = [spot for user, at in own.users(follows) for spot in _spots(follows, user, at)]
+        users: list[tuple[Edge | None, int]] = [*own.users(follows)] or [(None, 0)]
+        spots = [spot for user, at in users for spot in _spots(follows, user, at)]
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
@@ -159,6 +160,12 @@ class Chains:
             self._end(key)
         self._draws[:] = [None] * len(self._draws)
 
+    def forget(self) -> None:
+        """What was measured so far, which may be chains from before the training."""
+        for sampler in self.samplers.values():
+            sampler.measured = Measured("no call has ended")
+            del sampler.lengths[:-1]
+
     def labels(self, x: Tensor) -> list[str]:
         """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
         labels = [DATA] * len(x)
@@ -226,10 +233,11 @@ def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, dict[Any, list[str
     return found
 
 
-def _spots(follows: Edge, user: Edge, at: int) -> Iterator[tuple[Place, ast.expr, Any]]:
+def _spots(follows: Edge, user: Edge | None, at: int) -> Iterator[tuple[Place, ast.expr, Any]]:
     """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
-    made, call = follows.made, user.made
-    if isinstance(made, Output) and not made.part and (node := made.calls[0].node) is not None:
+    made, call = follows.made, user.made if user else None
+    is_whole = not made.part if isinstance(made, Output) else call is None
+    if made is not None and is_whole and (node := made.calls[0].node) is not None:
         yield made.calls[0], node, None
     if isinstance(call, Operation) and (node := operand(call, at)) is not None:
         yield call.calls[0], node, None

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .config import TraceConfig
 from .graph import DATA
-from .lines import BETA_STAR, Plan, plans
+from .lines import BETA_STAR, Plan, by_hand, plans
 from .refusals import REFUSALS, Refused
 from .script import replay, shown, source_of
 from .tracer import Guarded, Trace, trace_script
@@ -42,7 +42,7 @@ def trace(config: TraceConfig) -> int:
         tried = plans(found)
         return _prove(config, found, tried)
     except (OSError, SyntaxError) as unreadable:
-        refused = Refused("no source", error=unreadable)
+        refused = Refused("not evaluated", error=unreadable, guard=by_hand(found.samplers[0]))
     except Refused as unclear:
         refused = unclear
     print(f"\ncould not tell how to guard it: {refused}\nway out: {refused.exit}")
@@ -52,19 +52,19 @@ def trace(config: TraceConfig) -> int:
 def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
     refusals = list[Refused]()
     for plan in tried:
-        if plan.is_explicit and not any(each.why == "scale" for each in refusals):
-            continue
         told = _tried(config, found, plan)
         if isinstance(told, str):
-            if plan.has_no_scale:
-                print("\nno output scale could be told: beta_star acts through the weights alone")
             print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
             return 0
         refusals.append(told)
+        if told.why == "warned":  # Other lines would only hide it.
+            refusals.reverse()
+            break
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
-    first = refusals[0]
-    if replay(config.script, config.arguments, found.steps, {}).state != found.state:
-        first = Refused("not repeatable")
+    first, plain = refusals[0], replay(config.script, config.arguments, found.steps, {})
+    if plain.state != found.state:
+        stopped = f"stopped: {plain.error}" if plain.error else "differs as well"
+        first = Refused("not repeatable", error=stopped)
     print(f"\nbut {first}\nway out: {first.exit}")
     return 1
 
@@ -85,13 +85,13 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guarded run", error=acting.error)
     if said := done.warnings + acting.warnings:
         return Refused("warned", error=said[0])
-    if not math.isnan(plan.scale) and not math.isclose(acting.scale, plan.scale, rel_tol=0.01):
-        return Refused("scale", scale=plan.scale, measured=acting.scale)
+    has_scale = plan.has_scale or not math.isnan(acting.scale)
+    weights = "" if has_scale else " No output scale is known: it acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
         f"{done.sampler_calls} sampler calls and {done.losses} losses. With {BETA_STAR} it ran as "
-        "long, and the guard warned of nothing."
+        f"long, and the guard warned of nothing.{weights}"
     )
 
 

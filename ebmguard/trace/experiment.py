@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .graph import Edge, Operation, Output, behind, evaluate
 
-__all__ = ["NO_EFFECT", "Effect", "Experiment", "effect", "is_same", "operand"]
+__all__ = ["NO_EFFECT", "Effect", "Experiment", "effect", "effect_on", "is_same", "operand"]
 
 # How far energies are moved, in units of the largest: what is affine is so at all of them.
 _AMPLITUDES = (0.0, 1e-3, -1e-3, 1.0, -1.0, 1e3, -1e3)
@@ -91,10 +91,15 @@ class Experiment:
 
 def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
     """How a value enters the root; with rows, the root's mean where it has as many."""
+    return effect_on(lambda leaf: evaluate(root, {at: leaf})[root], value, rows)
+
+
+def effect_on(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> Effect:
+    """The same of a function."""
     found = []
     for amplitude in _AMPLITUDES:
         leaf = _moved(value, amplitude)
-        result = evaluate(root, {at: leaf})[root]
+        result = of(leaf)
         is_batch = rows and result.ndim and len(result) == rows
         total = result.sum() / (len(result) if is_batch else 1)
         found += [each.double() for each in _gradients(total, [leaf])]

@@ -7,15 +7,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, TypeGuard
 
 from .chains import Sampler
 from .reading import Difference, Side
 from .refusals import Refused
-from .script import Place, Source, shown, source_of
+from .script import Place, Source, source_of
 from .tracer import Trace
 
-__all__ = ["BETA_STAR", "Plan", "plans"]
+__all__ = ["BETA_STAR", "Plan", "by_hand", "plans"]
 
 BETA_STAR = "beta_star=0.5"
 _SURE = 1e-3
@@ -30,9 +30,7 @@ class Plan:
     """Edits that guard a trainer."""
 
     edits: tuple[Edit, ...]
-    scale: float  # what a wrapped sampler should measure; NaN where the lines have it, or nobody
-    is_explicit: bool  # the lines have a scale that the guard should have measured
-    has_no_scale: bool
+    has_scale: bool  # of the sampler, in the lines
     is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
@@ -46,76 +44,74 @@ class Plan:
 
 def plans(found: Trace) -> list[Plan]:
     """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
-    if not found.samplers:
-        raise Refused("stopped", error=found.error) if found.error else Refused("no sampler")
-    pulls = {d: [d.pull(at) for at in d.sides] for d in found.differences}
-    sided = [d for d, each in pulls.items() if min(each) < 0 < max(each)]
+    sided = [d for d in found.differences if d.is_sided and not math.isnan(d.effect.total)]
     if not sided:
-        raise _no_difference(found, pulls)
+        raise _no_difference(found)
     sampler, positive, negative = _sides(found, sided[0])
     if not sampler.functions:
         error = found.unread or f"nothing is known of what {sampler.name} differentiates"
-        raise Refused("not evaluated", error=error, guard=_by_hand(sampler))
-    facts: dict[str, Any] = {"sampler": sampler.name, "guard": _by_hand(sampler)}
+        raise Refused("not evaluated", error=error, guard=by_hand(sampler))
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
+    entries = sampler.entries or ()
     of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
     if not of_one_call or any(
         positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
     ):
         places = " and ".join(str(each.place) for each in losses)
-        raise Refused("two losses", place=places, **facts)
-    entries = sampler.entries or ()
-    ways: list[tuple[Place | None, bool]]
-    ways = [(entry, explicit) for explicit in (False, True) for entry in entries]
-    ways.insert(0 if sampler.is_function else len(ways), (None, True))
+        guard = by_hand(sampler, entries, is_energy)
+        raise Refused("two losses", place=places, sampler=sampler.name, guard=guard)
+    ways: list[Place | None] = [*entries]
+    ways.insert(0 if sampler.is_function else len(ways), None)
     why, tried = None, []
-    for entry, explicit in ways:
-        options = _options(sampler, is_energy=is_energy, explicit=explicit, inline=entry is None)
+    for entry in ways:
+        options = _options(sampler, is_energy=is_energy, inline=entry is None)
         try:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
-                first, loss = _around(sampler, entry, losses[0].place, options)
+                first, loss = _around(sampler, entry, losses[0].place, options, is_energy)
             texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
-            is_measured = "_scale=" not in options and sampler.measured.is_exact
-            kind = {"is_inline": entry is None, "is_explicit": explicit and entry is not None}
             tried += [
-                Plan(
-                    (*first, *chain(*way)),
-                    sampler.measured.output_scale if is_measured else math.nan,
-                    has_no_scale=not is_measured and "output_scale=" not in options,
-                    **kind,
-                )
+                Plan((*first, *chain(*way)), "output_scale=" in options, entry is None)
                 for way in zip(*texts, strict=False)
             ]
         except Refused as refused:
             why = why or refused
     if not tried:
-        raise why or Refused("no place", place=losses[0].place, reweight="cd_loss.guard.reweight")
+        raise why or Refused("no names", place=losses[0].place)
     return tried
 
 
-def _no_difference(found: Trace, pulls: dict[Difference, list[float]]) -> Refused:
-    """Why there is none: other energies than the sampler's, one side, or none at all."""
+def _no_difference(found: Trace) -> Refused:
+    """Why there is none: other energies than the sampler's, or none at all."""
+    if found.error or not found.samplers:
+        return Refused("stopped", error=found.error) if found.error else Refused("no sampler")
     if found.unread:
-        return Refused("not evaluated", error=found.unread, guard=_by_hand(found.samplers[0]))
+        return Refused("not evaluated", error=found.unread, guard=by_hand(found.samplers[0]))
     for sampler in found.samplers:
-        for each in pulls:
-            if not all(side.sign for side in each.sides.values()) and sampler.name in each.sides:
-                options = _options(sampler, is_energy=False, explicit=True, inline=True)
-                made = f"g = ebmguard.guard(None, None, {options})"
+        for each in found.differences:
+            if each.is_of_others and sampler.name in each.sides:
+                is_energy = sampler.measured.convention == "energy"
+                options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
-                return Refused("another energy", place=each.place, called=called, made=made)
-    known = [d.place for d, each in pulls.items() if not any(map(math.isnan, each))]
-    return Refused("one side", place=known[0]) if known else Refused("no difference")
+                return Refused("another energy", place=each.place, called=called, options=options)
+    return Refused("no difference")
 
 
-def _by_hand(sampler: Sampler) -> str:
-    options = _options(sampler, is_energy=False, explicit=False, inline=False)
-    names = [*dict.fromkeys(chain(*sampler.names.values()))]
-    model = "".join(f"model={each}, " for each in names[:1])
-    return f"ebmguard.guard(None, {sampler.name.split(' ')[0]}, {model}{options})"
+def by_hand(
+    sampler: Sampler, entries: tuple[Place, ...] = (), is_energy: bool | None = None
+) -> str:
+    """The guard's call with the names at a call of the sampler, or with all that are known."""
+    if is_energy is None:
+        is_energy = sampler.measured.convention == "energy"
+    own = [sampler.names.get(each.code, []) for each in entries]
+    names = [*chain(*own, *sampler.names.values())]
+    calls = [each.source.segment(each.node.func) for each in entries if _is_call(each.node)]
+    words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
+    words += [f'energy="{sampler.method}"'] if sampler.method else []
+    options = _options(sampler, is_energy=is_energy, inline=False)
+    return f"ebmguard.guard({', '.join(['None', *words, options])})"
 
 
 def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
@@ -123,26 +119,24 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
     by_name = {each.name: each for each in found.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
     known = {each.measured.convention for each in samplers} - {None}
-    if len(known) > 1:
-        raise Refused("both ways")
     is_up = "log_density" in known
     for sampler in samplers:
         pull = difference.pull(sampler.name)
-        if (pull > 0) == is_up if known else len(samplers) == 1:
+        if (pull > 0) == is_up if len(known) == 1 else len(samplers) == 1:
             others = [at for at in difference.sides if difference.pull(at) * pull < 0]
             return sampler, others[0], sampler.name
-    if not known:
-        raise Refused("no sign")
+    if len(known) != 1:
+        raise Refused("no sign", guard="` or `".join(map(by_hand, samplers)))
     way, word = ("up", "raises") if is_up else ("down", "lowers")
     facts = {"loop": samplers[0].loop, "place": difference.place}
     raise Refused("wrong sign", way=way, word=word, **facts)
 
 
-def _options(sampler: Sampler, *, is_energy: bool, explicit: bool, inline: bool) -> str:
+def _options(sampler: Sampler, *, is_energy: bool, inline: bool) -> str:
     words, found = BETA_STAR, sampler.measured
     if not inline and (sampler.is_function or not (found.is_exact or found.has_no_noise)):
         words += ", sampler_scale=1.0"  # No factor on the module tempers it, or none is known.
-    elif found.is_exact and explicit:
+    elif found.is_exact and inline:
         words += f", output_scale={_number(found.output_scale)}"
     return f'{words}, convention="energy"' if is_energy else words
 
@@ -151,50 +145,49 @@ def _number(scale: float) -> str:
     return f"{scale:{'_.0f' if scale == int(scale) else 'g'}}"
 
 
-def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[list[Edit], str]:
+def _around(
+    sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool
+) -> tuple[list[Edit], str]:
     """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
     call, source = entry.node, entry.source
     base = getattr(call, "func", None)
     while isinstance(base, ast.Attribute):
         base = base.value
+    guard = by_hand(sampler, (entry,), is_energy)
+    nowhere = Refused("by hand", entry=entry, place=loss, guard=guard)
     if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
-        raise Refused("no name", entry=entry)
+        raise nowhere
     name = source.segment(call.func)
-    facts: dict[str, Any] = {"name": name, "entry": entry, "guard": _by_hand(sampler)}
-    elsewhere = Refused("elsewhere", place=loss, **facts)
     above = source.around(call)
     loops = [each for each in above if isinstance(each, _LOOPS)]
     owner: Any = next((each for each in above if isinstance(each, ast.ClassDef)), None)
     around_loss = source.around(loss.statement)  # nothing, where that is in another file
     energies = sampler.names.get(entry.code, [])
     mine = [each for each in energies if each.startswith("self.")]
+    local = {*entry.code.co_varnames, *entry.code.co_cellvars, *entry.code.co_freevars}
     prefix, moved = "", list[Edit]()
-    if base.id != "self" and call.func is base and mine and owner in around_loss:
+    if base.id not in local and call.func is base and mine and owner in around_loss:
         moved = [_spliced(source, call.func, f"self.{name}")]
     if base.id == "self" or moved:
-        if owner not in around_loss:
-            raise elsewhere
-        init = next((each for each in owner.body if "__init__" in _names(each)), None)
+        body = owner.body if owner in around_loss else []
+        init = next((each for each in body if "__init__" in _names(each)), None)
         if init is None:
-            raise Refused("no __init__", name=owner.name)
+            raise nowhere
         prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
         if loops and mine and f"{mine[0]} =" not in source.segment(init):
             line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
     else:
         scope: ast.AST = source.tree
-        local = {*entry.code.co_varnames, *entry.code.co_cellvars, *entry.code.co_freevars}
         if base.id in local or entry.code.co_name == "<module>":
             scopes = [each for each in above if isinstance(each, _SCOPES)]
             scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
-        if scope not in around_loss:
-            raise elsewhere
         bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
-        if binds is None:
-            raise Refused("not bound", file=shown(source.file), **facts)
         loops = [each for each in loops if _owner(source, each) is scope]
         of_file = sampler.names.get(source.file, [])
         energies = energies or of_file
+        if scope not in around_loss or binds is None:
+            raise nowhere
         if loops:
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
@@ -202,12 +195,12 @@ def _around(sampler: Sampler, entry: Place, loss: Place, options: str) -> tuple[
             made = _bound(source, source.tree).get(of_file[0]) if of_file else None
             energies = of_file if made is not None and made.lineno < line else []
         else:
-            raise Refused("inside a step", **facts)
+            raise nowhere
     model = [f"model={each}" for each in energies[:1]]
     method = [f'energy="{sampler.method}"'] if sampler.method else []
     words = ", ".join(["None", name, *model, *method, options])
     new = f"self.{name}" if moved else name
-    own = prefix + _free(source, "cd_loss")
+    own = prefix + _free(source, "loss_fn")
     text = f"{' ' * indent}{own}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
@@ -219,11 +212,10 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     place, is_tempered = difference.place, "output_scale" in options  # else nothing is tempered
     if sampler.spot is None and is_tempered:
         raise Refused("one place", site=sampler.site)
-    spot, node = sampler.spot or (place, place.node)
+    spot, node = (sampler.spot if is_tempered else None) or (place, place.node)
     source = spot.source
     if source is not place.source or node is None:
-        by_hand = f"g = ebmguard.guard(None, None, {options})"
-        raise Refused("two files", site=spot, place=place, made=by_hand)
+        raise Refused("two files", site=spot, place=place, options=options)
     imports = _imports(source)
     line, _ = _after(imports[-1]) if imports else _top(source)
     name = _free(source, "g")
@@ -319,12 +311,12 @@ def _losses(
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
     sides = [difference.sides[label] for label in (positive, negative)]
-    for label, side, new in zip((positive, negative), sides, ("pos_all", "neg_all"), strict=True):
+    for side, new in zip(sides, ("pos_all", "neg_all"), strict=True):
         new = _free(source, new)
         words.append(side.turned(side.name or new))
         if not side.name:
             if side.node is None:
-                raise Refused("no energies' name", label=label, place=place)
+                raise Refused("no names", place=place)
             named.append(_spliced(source, side.node, f"({new} := {source.segment(side.node)})"))
     pos, neg = words
     other, factor = (side.weight for side in sides)
@@ -357,6 +349,10 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
         text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
         splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
         yield [_line(source, line, text), *splices]
+
+
+def _is_call(node: ast.expr | None) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call)
 
 
 def _is_mean(above: Any, node: ast.expr) -> bool:

@@ -6,11 +6,14 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from .chains import Sampler
-from .experiment import NO_EFFECT, Effect, Experiment, effect, is_same, operand
+from .experiment import NO_EFFECT, Effect, Experiment, effect, effect_on, is_same, operand
 from .graph import Edge, Operation, edge_of
 from .script import Place
 
@@ -60,6 +63,7 @@ class Difference:
     times: int = 0  # it was met
     effect: Effect = NO_EFFECT  # on the loss
     is_whole: bool = False  # it is that of its sides' means, and nothing beside
+    is_of_others: bool = False  # than those that a sampler follows
 
     @property
     def elsewhere(self) -> set[int]:
@@ -67,6 +71,12 @@ class Difference:
         node, tree = self.place.node, self.place.source.tree
         same = [each for each in ast.walk(tree) if node and isinstance(each, type(node))]
         return {e.lineno for e in same if node and ast.dump(e) == ast.dump(node)}
+
+    @property
+    def is_sided(self) -> bool:
+        """Whether it lowers one side and raises another."""
+        slopes = [side.sign * side.effect.total for side in self.sides.values()]
+        return min(slopes) < 0 < max(slopes)
 
     def pull(self, label: str) -> float:
         """How the loss enters the energies of a side: below 0, it raises them there."""
@@ -105,6 +115,11 @@ def read(
     for edge, side in best.values():
         if edge is not None:
             _find(found, edge, side, difference.place)
+    if not difference.is_sided:
+        lasts = [[*found.of_samples(label)][-1:] for label in labels]
+        own = [(each, found.values[each]) for last in lasts for each, _ in last]
+        slopes = [effect(found.root, each, value, len(value)).weight for each, value in own]
+        difference.is_of_others = len(own) == len(labels) and min(slopes) < 0 < max(slopes)
     if all(side.sign for side in difference.sides.values()):
         total = found.values[found.root].detach().double()
         counts = [side.shape[0] for side in difference.sides.values()]
@@ -140,6 +155,10 @@ def _best(
     return best
 
 
+def _again(call: Operation, values: Mapping[Edge, Tensor], edge: Edge, value: Tensor) -> Tensor:
+    return call.again({**values, edge: value})
+
+
 def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
     """Where the energies stand; and, where no affine value is made of them, what bends."""
     value, affine = found.values[edge], dict[Edge, float]()
@@ -147,8 +166,11 @@ def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
     if math.isnan(side.effect.weight):
         for user in users:
             # Squares beside: what is affine is so by some of the calls upon the energies.
-            inner, outer = effect(user, edge, value), effect(found.root, user, found.values[user])
-            if not found.values[user].ndim and not math.isnan(inner.weight * outer.weight):
+            call, own = found.made[user], found.values[user]
+            assert isinstance(call, Operation)
+            inner = effect_on(partial(_again, call, found.values, edge), value, len(value))
+            outer = effect(found.root, user, own, len(value))
+            if not math.isnan(inner.weight * outer.weight):
                 affine[user] = inner.weight * outer.weight
         for user, made in found.made.items():
             if not side.bends and isinstance(made, Operation) and effect(user, edge, value).bends:

@@ -25,58 +25,36 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",
-        "Make `cd_loss, draws = {guard}` by hand, where the sampler is made. Call `draws` in its "
-        "place, and `cd_loss(f_pos, f_neg)` in that of the difference of means.",
-    ),
-    "one side": (
-        "the difference at {place} lowers, or raises, both of its sides",
-        "Write what is no difference of mean energies in a statement of its own, and trace again.",
+        "Make `loss_fn, draw = {guard}` by hand, where the sampler is made. Call `draw` in its "
+        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means.",
     ),
     "another energy": (
         "the sampler differentiates {called}, and the loss has another output, at {place}",
-        "Make `{made}`. Inside of {called} write `g.temper(...)` around the part of it that is the "
-        "loss's energy, and in the loss `g.loss(f_pos, f_neg)`.",
+        "Make `g = ebmguard.guard(None, None, {options})`, and write `g.loss(f_pos, f_neg)` in the "
+        "loss. Write `g.temper(...)` around the part of {called} that is the loss's energy. Where "
+        "it has none, the chains draw from another density than the loss trains: let them follow "
+        "the loss's energy, or leave out `g.temper`, and beta_star acts through the weights alone.",
     ),
     "two losses": (
         "`{sampler}` draws for losses at {place}: a guard and a call for each",
         "Make `first_loss, first = {guard}` and `second_loss, second = {guard}`. Draw the samples "
         "of each loss with the one or the other, and call its loss there.",
     ),
-    "both ways": (
-        "of the samplers of this difference one goes up and another down",
-        "Wrap the one that draws the negatives by hand, and leave the other as it is.",
-    ),
     "no sign": (
-        "which of the samplers draws the negatives: none of them has told its sign",
-        "Wrap the one that draws the negatives by hand, and leave the other as it is.",
+        "which of the samplers draws the negatives: their steps do not all tell one sign",
+        "Wrap the one that draws the negatives by hand, as in `loss_fn, draw = {guard}` (with "
+        'convention="energy" where it goes down), and leave the other as it is.',
     ),
     "wrong sign": (
         "the sampler goes {way} the output, and the loss {word} the output there",
         "One of the two is turned round: change the sign of the sampler's step at {loop}, or of "
         "the loss at {place}, and trace again.",
     ),
-    "no name": (
-        "the sampler is no call of a name that could be bound again, at {entry}",
-        "Give it a name in the line before, `draw = ...`, call `draw(...)`, and trace again.",
-    ),
-    "elsewhere": (
-        "`{name}` is called at {entry}, and the loss is elsewhere, at {place}",
-        "Put `guarded = {guard}` where the sampler is made, use `guarded.sampler` at {entry}, and "
-        "hand `guarded.loss` to what computes the loss.",
-    ),
-    "no __init__": (
-        "the class {name} has no __init__, where a guard could be made",
-        "Write one, `def __init__(self): super().__init__()`, and trace again.",
-    ),
-    "not bound": (
-        "`{name}` is bound nowhere in {file} that could be seen",
-        "Write `cd_loss, draw = {guard}` above the loop around {entry}; call `draw(...)` there, "
-        "and `cd_loss(f_pos, f_neg)` in the loss.",
-    ),
-    "inside a step": (
-        "`{name}` is known only inside of the function that takes a step",
-        "Write `cd_loss, {name} = {guard}` where that function's caller has it; hand in `cd_loss` "
-        "as well, and call it in the loss.",
+    "by hand": (
+        "no place was found where a guard could be made for the call at {entry} and the loss at "
+        "{place}",
+        "Make `loss_fn, draw = {guard}` once, before the first step, where these names are known. "
+        "Call `draw(...)` at {entry}, and hand `loss_fn` to the loss: `loss_fn(f_pos, f_neg)`.",
     ),
     "one place": (
         "the sampler and the loss call the energy at the same place, {site}",
@@ -84,45 +62,36 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "two files": (
         "the sampler calls the energy at {site}, and the loss is at {place}",
-        "Make `{made}` in a file that both import. Write `g.temper(...)` around the energy at "
-        "{site}, and `g.loss(f_pos, f_neg)` in the loss.",
+        "Make `g = ebmguard.guard(None, None, {options})` in a file that both import. Write "
+        "`g.temper(...)` around the energy at {site}, and `g.loss(f_pos, f_neg)` in the loss.",
     ),
-    "no energies' name": (
-        "no name for the energies of {label} where they meet, at {place}",
-        "Give the energies a name before they are averaged, in the same function, and trace again.",
-    ),
-    "no place": (
-        "the loss at {place} is no difference of two means that could be replaced",
-        "Write `f_pos, f_neg = {reweight}(f_pos, f_neg)` above it with its energies, one number "
-        "per sample, and use these in its difference.",
-    ),
-    "no source": (
-        "a file could not be read: {error}",
-        "Trace the script where its sources are; of compiled files nothing can be shown.",
+    "no names": (
+        "the loss at {place} is no difference of two means of energies that have names there",
+        "Give the energies of samples and of data a name each, in lines of their own above, in the "
+        "same function, and trace again.",
     ),
     "guarded run": (
         "the guarded run stopped: {error}",
-        "Make the change by hand; where the error names another fix, do that first.",
+        "Where the error names a fix, do that, and trace again. Else make the change by hand.",
     ),
     "guards": (
         "{guards} guards were made, which saw {calls} sampler calls and {losses} losses",
         "Move the line that makes the guard to where it runs once, before the first step.",
     ),
-    "scale": (
-        "the guard measures an output scale of {measured:g} in these lines, and {scale:g} was seen",
-        "Add `output_scale={scale:g}` to the guard, and ask `g.measured` why it differs.",
-    ),
     "warned": (
         "the guard itself warns: {error}",
-        "Do what it says, in these lines.",
+        "Do what it says, and trace again.",
     ),
     "differs": (
         "parameters or random states differ from those of the run without them",
-        "The loss rounds otherwise: pass its own expression, `guard(lambda p, n: ..., ...)`.",
+        "Where energies draw random numbers, give them names in lines of their own above, in the "
+        "order of now, and trace again. Else the loss rounds otherwise: pass its own expression, "
+        "`guard(lambda p, n: ..., ...)`.",
     ),
     "not repeatable": (
-        "Two runs without these lines differ as well: the script cannot be repeated.",
-        "Fix its seeds, or start it from the same files, and trace again.",
+        "the script cannot be repeated: a second run without these lines {error}",
+        "Fix its seeds, let it write into folders that exist (`exist_ok=True`), or start it from "
+        "the same files; then trace again.",
     ),
 }
 

@@ -56,11 +56,11 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
         state, error = run(script, arguments, tracer.end_step)
     seconds = time.perf_counter() - began
     tracer.chains.end()
-    samplers, differences = tracer.chains.samplers.values(), tracer.differences.values()
+    samplers = [*tracer.chains.samplers.values()]
+    differences = [*tracer.differences.values()]
+    differences = [each for each in differences if each.is_sided] or differences
     steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
-    return Trace(
-        [*samplers], [*differences], optimizers, steps, seconds, state, error, tracer.unread
-    )
+    return Trace(samplers, differences, optimizers, steps, seconds, state, error, tracer.unread)
 
 
 class _Tracer(TorchFunctionMode):
@@ -106,6 +106,8 @@ class _Tracer(TorchFunctionMode):
         if len(owned) == 1 and owned[0].shape in moving and not isinstance(owned[0], nn.Parameter):
             return False  # It is the sampler's own.
         self.chains.end()
+        if not self.optimizers:
+            self.chains.forget()
         self.optimizers.append(type(optimizer).__name__)
         return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
 
@@ -172,7 +174,7 @@ class _Tracer(TorchFunctionMode):
         try:
             with torch.enable_grad():  # Gradients may be under way.
                 yield
-        except (RuntimeError, TypeError, ValueError, IndexError) as failed:
+        except (RuntimeError, TypeError, ValueError, IndexError, OSError, SyntaxError) as failed:
             self.unread = f"{type(failed).__name__}: {failed}"  # The trainer goes on.
         finally:
             self._rests = before
@@ -200,16 +202,31 @@ class _Tracer(TorchFunctionMode):
         found = Experiment(root)
         if len({label for out in found.outputs.values() for label in out.labels}) < 2:
             return
-        for edge in found.meetings():
-            made = edge.made
-            assert isinstance(made, Operation)
-            place, sides = made.calls[0], {label: Side() for label in sorted(found.kinds(edge))}
-            difference = self.differences.setdefault(place, Difference(place, sides))
-            difference.times += 1
-            if difference.times == 1:
-                read(difference, [*self.chains.samplers.values()], Experiment(edge))
-            difference.effect = effect(root, edge, found.values[edge])
-            self._contrastive.add(len(self.optimizers))
+        met = [*found.meetings()]
+        is_sided = [self._meet(found, edge, is_first=True) for edge in met]
+        if any(is_sided):
+            return
+        for edge in met:  # Squares may have met first: what has a slope is added to them later.
+            while len(users := {user for user, _ in found.users(edge)}) == 1:
+                (edge,) = users
+                if self._meet(found, edge, is_first=False):
+                    return
+
+    def _meet(self, found: Experiment, edge: Edge, *, is_first: bool) -> bool:
+        made = edge.made
+        assert isinstance(made, Operation)
+        place = made.calls[0]
+        difference = self.differences.get(place)
+        if difference is None:
+            difference = Difference(place, {label: Side() for label in sorted(found.kinds(edge))})
+            read(difference, [*self.chains.samplers.values()], Experiment(edge))
+            if not (is_first or difference.is_sided):
+                return False
+            self.differences[place] = difference
+        difference.times += 1
+        difference.effect = effect(found.root, edge, found.values[edge])
+        self._contrastive.add(len(self.optimizers))
+        return difference.is_sided
 
 
 @dataclass

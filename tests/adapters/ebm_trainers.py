@@ -49,12 +49,12 @@ def train_short_run(trial: Trial, *, noise_std: float = 0.01) -> Run:
         return x_k.detach()
 
     settings = short_run.settings(f, noise_std=noise_std)
-    cd_loss, sample_q = trial.around(run, difference, sample_q, settings)
+    loss_fn, sample_q = trial.around(run, difference, sample_q, settings)
     for _ in range(trial.n):
         x_p_d, x_q = sample_p_d(), sample_q()
         f_pos, f_neg = f(x_p_d), f(x_q)
         run.calls.append(Call(f_pos, f_neg, x_q))
-        L = -cd_loss(f_pos, f_neg)
+        L = -loss_fn(f_pos, f_neg)
         run.optimizer.zero_grad()
         (-L).backward()
         run.optimizer.step()
@@ -99,7 +99,7 @@ def train_ebm_anatomy(trial: Trial, *, by_weights: bool = False, epsilon: float 
         return x_s_t.detach(), r_s_t.squeeze() / L
 
     settings = ebm_anatomy.settings(config, f)
-    cd_loss, sampler = trial.around(run, rising_difference, sample_s_t, settings)
+    loss_fn, sampler = trial.around(run, rising_difference, sample_s_t, settings)
     long_run = getattr(sampler, "original", sample_s_t)
     for i in range(trial.n):
         x_q = sample_q()
@@ -109,7 +109,7 @@ def train_ebm_anatomy(trial: Trial, *, by_weights: bool = False, epsilon: float 
         if by_weights:
             d_s_t = rising_difference(*run.guards[0].reweight(f_q, f_s_t))
         else:
-            d_s_t = cd_loss(f_q, f_s_t)
+            d_s_t = loss_fn(f_q, f_s_t)
         if epsilon > 0:
             d_s_t *= 2 / epsilon**2
         run.optimizer.zero_grad()
@@ -252,7 +252,7 @@ def train_improved_cd(trial: Trial, *, noise_std: float = 0.001, **changes: Any)
     data = torch.rand(40, *IMAGE)
     run = Run(model, torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.0, 0.9), eps=1e-8))
 
-    cd_loss, draw = trial.around(
+    loss_fn, draw = trial.around(
         run,
         improved_cd.difference,
         functools.partial(gen_image, noise_std=noise_std, temper=trial.temper),
@@ -264,7 +264,7 @@ def train_improved_cd(trial: Trial, *, noise_std: float = 0.001, **changes: Any)
         im_neg, im_neg_kl, _ = draw(None, flags, model, torch.rand(8, *IMAGE), flags.num_steps)
         energy_pos, energy_neg = model.forward(x_pos, None), model.forward(im_neg.clone(), None)
         run.calls.append(Call(energy_pos, energy_neg, im_neg))
-        loss = cd_loss(energy_pos, energy_neg)
+        loss = loss_fn(energy_pos, energy_neg)
         loss = loss + energy_pos.pow(2).mean() + energy_neg.pow(2).mean()
         model.requires_grad_(False)
         loss_kl = model.forward(im_neg_kl, None)
@@ -328,7 +328,7 @@ class Model(nn.Module):
         pos_e, neg_e = self(x), self(neg_x)
         run.calls.append(Call(pos_e, neg_e, neg_x))
         reg_loss = (pos_e**2).mean() + (neg_e**2).mean()
-        (self.cd_loss(pos_e, neg_e) + reg_loss).backward()
+        (self.loss_fn(pos_e, neg_e) + reg_loss).backward()
         optimizer.step()
         run.others.append(reg_loss.item())
 
@@ -339,7 +339,7 @@ def train_nae(trial: Trial, **options: Any) -> Run:
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.0, 0.999))
     run = Run(model, optimizer, model.buffer)
     around = trial.around(run, rising_difference, model.sample, nae.settings(model))
-    model.cd_loss, model.sample = around
+    model.loss_fn, model.sample = around
     data = torch.rand(40, *IMAGE)
     for _ in range(trial.n):
         model.train_step(data[torch.randint(40, (8,))], optimizer, run)

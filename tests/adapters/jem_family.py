@@ -147,7 +147,7 @@ def train_jempp(trial: Trial, **changes: Any) -> Run:
     run = Run(f, torch.optim.SGD(f.parameters(), lr=0.05, momentum=0.9), uniform(CHAINS))
 
     sampler = functools.partial(sample_pyld, temper=trial.temper)
-    cd_loss, sample_q = around(trial, run, jempp, args, sampler)
+    loss_fn, sample_q = around(trial, run, jempp, args, sampler)
     for x, x_lab, y_lab in batches(trial.n):
         if args.plc == "alltrain1":
             fp_all = f(x)
@@ -157,7 +157,7 @@ def train_jempp(trial: Trial, **changes: Any) -> Run:
             fp_all = f(x)
         fq_all = f(x_q)
         run.calls.append(Call(fp_all, fq_all, x_q))
-        l_p_x = cd_loss(fp_all, fq_all)
+        l_p_x = loss_fn(fp_all, fq_all)
         f.norm.train()
         total = args.p_x_weight * l_p_x + cross_entropy(f, x_lab, y_lab)
         run.optimizer.zero_grad()
@@ -214,14 +214,14 @@ def train_sadajem(trial: Trial, *, outer: bool = False, **changes: Any) -> Run:
         chains[rows] = x.detach()
         return x.detach()
 
-    cd_loss, sampler = around(trial, run, sadajem, args, sample_q)
+    loss_fn, sampler = around(trial, run, sadajem, args, sample_q)
     for x, x_lab, y_lab in batches(trial.n):
         f.norm.momentum = 0.1
         fp_all = f(x)
         x_q = sampler(f, run.chains, n_steps=args.n_steps, args=args)
         fq_all = f(x_q)
         run.calls.append(Call(fp_all, fq_all, x_q))
-        l_p_x = cd_loss(fp_all, fq_all)
+        l_p_x = loss_fn(fp_all, fq_all)
         run.others.append(l_p_x.item())
         l_p_x += args.l2_coeff * (fp_all.mean() ** 2 + fq_all.mean() ** 2)
         total = args.px * l_p_x + cross_entropy(f, x_lab, y_lab)
@@ -232,7 +232,7 @@ def train_sadajem(trial: Trial, *, outer: bool = False, **changes: Any) -> Run:
         f.norm.momentum = 0.0
         fp_all, fq_all = f(x), f(x_q)
         run.calls.append(Call(fp_all, fq_all, x_q))
-        second = cd_loss(fp_all, fq_all)
+        second = loss_fn(fp_all, fq_all)
         run.others.append(second.item())
         (second + cross_entropy(f, x_lab, y_lab)).backward()
         optim.second_step()
@@ -267,7 +267,7 @@ def train_vera(trial: Trial, **changes: Any) -> Run:
         assert (batch_size, reinit_freq, device) == (BATCH, 0.05, "cpu")
         return get_sample_q(n_steps, sgld_lr, sgld_std, trial.temper)(f, chains)
 
-    cd_loss, sampler = around(trial, run, vera, args, sample_q)
+    loss_fn, sampler = around(trial, run, vera, args, sample_q)
     given = (BATCH, args.n_steps, args.sgld_lr, args.sgld_std, args.reinit_freq, "cpu")
     for _, x, y in batches(trial.n):
         x.requires_grad_()
@@ -276,7 +276,7 @@ def train_vera(trial: Trial, **changes: Any) -> Run:
         x_g = sampler(f, run.chains, *given)
         lg_detach = f(x_g).squeeze()
         run.calls.append(Call(ld, lg_detach, x_g))
-        logp_obj = -cd_loss(ld, lg_detach)
+        logp_obj = -loss_fn(ld, lg_detach)
         e_loss = -logp_obj + (ld**2).mean() * args.p_control
         e_loss = e_loss + (grad_ld.flatten(1).norm(2, 1) ** 2 / 2).mean() * args.pg_control
         if logits is not None:

@@ -106,13 +106,13 @@ def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:
         "step_size": 1.0,
         "noise_std": noise_std,
     }
-    cd_loss, sample = trial.around(run, falling_difference, run.model.sample, settings)
+    loss_fn, sample = trial.around(run, falling_difference, run.model.sample, settings)
     for _ in range(trial.n):
         x, y = uniform(6), torch.randint(3, (6,))
         x_q = sample(uniform(6), noise_std, trial)
         e_pos, e_neg = run.model.energy(x), run.model.energy(x_q)
         run.calls.append(Call(e_pos, e_neg, x_q))
-        loss = cd_loss(e_pos, e_neg) + F.cross_entropy(run.model(x), y)
+        loss = loss_fn(e_pos, e_neg) + F.cross_entropy(run.model(x), y)
         run.optimizer.zero_grad()
         loss.backward()
         run.optimizer.step()
@@ -165,7 +165,7 @@ def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
         return z.detach(), g_grad.norm(), z_grad.norm()
 
     settings = {"convention": "energy", "output_scale": 1.0}
-    cd_loss, sample_prior = trial.around(run, falling_difference, sample_prior, settings)
+    loss_fn, sample_prior = trial.around(run, falling_difference, sample_prior, settings)
     watched = Trial(None if trial.beta_star is None else 0.0, attach=trial.attach)
     settings = {"convention": "energy", "model": net_e}
     watch, sample_posterior = watched.around(run, falling_difference, sample_posterior, settings)
@@ -180,7 +180,7 @@ def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
         e_neg, e_pos = energy(net_e(z_e)), energy(net_e(z_g))
         run.calls.append(Call(e_pos, e_neg, z_e))
         run.optimizer.zero_grad()
-        cd_loss(e_pos, e_neg).backward()
+        loss_fn(e_pos, e_neg).backward()
         watch(e_pos, e_neg)
         run.optimizer.step()
         run.others.append(loss_g.item())
@@ -284,7 +284,7 @@ def train_gwg(trial: Trial, *, gain: float = 1.0) -> Run:
     buffer = torch.rand(30, 10).round()
     run = Run(model, torch.optim.Adam(model.parameters(), lr=1e-2), buffer)
     settings = {"methods": ("step",), "model": model, "output_scale": 1.0}
-    cd_loss, sampler = trial.around(run, difference, DiffSampler(trial), settings)
+    loss_fn, sampler = trial.around(run, difference, DiffSampler(trial), settings)
     data = torch.rand(40, 10).round()
     for _ in range(trial.n):
         rows = torch.randperm(30)[:8]
@@ -294,7 +294,7 @@ def train_gwg(trial: Trial, *, gain: float = 1.0) -> Run:
         buffer[rows] = x_fake
         logp_real, logp_fake = model(x).squeeze(), model(x_fake).squeeze()
         run.calls.append(Call(logp_real, logp_fake, x_fake))
-        obj = -cd_loss(logp_real, logp_fake)
+        obj = -loss_fn(logp_real, logp_fake)
         loss = -obj + 0.01 * ((logp_real**2.0).mean() + (logp_fake**2.0).mean())
         run.optimizer.zero_grad()
         loss.backward()

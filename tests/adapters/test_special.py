@@ -119,12 +119,12 @@ def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
 
     plain = sample_s_t(L=3)[0]
     g = guard(None, sample_s_t, beta_star=0.5, **ebm_anatomy.settings({"epsilon": 1.0}, f))
-    cd_loss, guarded = g
+    loss_fn, guarded = g
     short = guarded(L=3)[0]
     long = guarded.original(L=3, update_s_t_0=False)[0]
     assert torch.equal(long, plain)
     assert not torch.equal(short, plain)
-    cd_loss(f(starts), f(short))
+    loss_fn(f(starts), f(short))
     assert g.step == 0
     guarded.original(L=3)
     assert g.step == 0  # a guarded call would have begun the next step

@@ -51,7 +51,7 @@ class Run:
         self.model, self.optimizer, self.loader = accelerator.prepare(self.net, optimizer, data())
         self.chains = Sampler(self.net)
         self.sampler: Any = self.chains
-        self.cd_loss: Any = difference
+        self.loss_fn: Any = difference
         self.seen: list[tuple[Tensor, Tensor]] = []
         accelerator.register_for_checkpointing(self.chains)
         if options is not None:
@@ -63,7 +63,7 @@ class Run:
                 process_group=dist.group.WORLD,  # None on one process,
                 **{"beta_star": 0.5, "output_scale": OUTPUT_SCALE, **options},
             )
-            self.cd_loss, self.sampler = attach(g, accelerator, optimizer=self.optimizer)
+            self.loss_fn, self.sampler = attach(g, accelerator, optimizer=self.optimizer)
 
     def train(self, epochs: int = 1, n_batches: int = N_BATCHES) -> None:
         for _ in range(epochs):
@@ -76,7 +76,7 @@ class Run:
             fake = draw()
             self.seen.append((real, fake.detach().clone()))
             real_out, fake_out = self.model(torch.cat((real, fake))).chunk(2)
-            loss = 0.1 * (real_out**2 + fake_out**2).mean() + self.cd_loss(real_out, fake_out)
+            loss = 0.1 * (real_out**2 + fake_out**2).mean() + self.loss_fn(real_out, fake_out)
             self.accelerator.backward(loss)
             self.optimizer.step()
             self.optimizer.zero_grad()

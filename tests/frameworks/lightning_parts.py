@@ -36,7 +36,7 @@ class DeepEnergyModel(LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=list(options))
         self.cnn = make_net()
-        self.cd_loss: Any = difference
+        self.loss_fn: Any = difference
         self.sampler: Any = Sampler(self.cnn)
         self.seen: list[tuple[Tensor, Tensor]] = []
         self.retrofit(options)
@@ -54,14 +54,14 @@ class DeepEnergyModel(LightningModule):
         self.seen.append((real.detach().clone(), fake.detach().clone()))
         real_out, fake_out = self.cnn(torch.cat((real, fake))).chunk(2)
         regular = self.hparams["alpha"] * (real_out**2 + fake_out**2).mean()
-        loss = regular + self.cd_loss(real_out, fake_out)
+        loss = regular + self.loss_fn(real_out, fake_out)
         self.log("loss", loss)
         return loss
 
     def validation_step(self, batch, batch_idx):
         (real,) = batch
         fake = self.sampler.sample_new_exmps(steps=2)
-        self.log("val_contrastive_divergence", self.cd_loss(self.cnn(real), self.cnn(fake)))
+        self.log("val_contrastive_divergence", self.loss_fn(self.cnn(real), self.cnn(fake)))
 
     def test_step(self, batch, batch_idx):
         self.validation_step(batch, batch_idx)
@@ -89,7 +89,7 @@ class Guarded(DeepEnergyModel):
 
     def retrofit(self, options: dict[str, Any]) -> None:
         keywords: Any = {"beta_star": 0.5, "output_scale": OUTPUT_SCALE, **options}
-        self.cd_loss, self.sampler = guard(
+        self.loss_fn, self.sampler = guard(
             None, self.sampler, methods=("sample_new_exmps",), model=self.cnn, **keywords
         )
 

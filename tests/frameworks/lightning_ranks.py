@@ -33,7 +33,7 @@ class OnRanks(GuardedModule, LightningModule):
         self.rows: list[dict[str, float]] = []
 
     def setup(self, stage):
-        self.cd_loss, self.draw = guard(
+        self.loss_fn, self.draw = guard(
             None,
             self.climb,
             model=self.cnn,
@@ -41,7 +41,7 @@ class OnRanks(GuardedModule, LightningModule):
             output_scale=4.0,
             process_group=dist.group.WORLD if self.joined else None,
         )
-        self.cd_loss.guard._loop._judge = Scripted([3])
+        self.loss_fn.guard._loop._judge = Scripted([3])
 
     def climb(self, x):
         return Sampler.generate_samples(self.cnn, x, steps=2, step_size=0.5, noise=0.0)
@@ -49,10 +49,10 @@ class OnRanks(GuardedModule, LightningModule):
     def training_step(self, batch, batch_idx):
         (real,) = batch
         real_out, fake_out = self.cnn(torch.cat((real, self.draw(-real)))).chunk(2)
-        return self.cd_loss(real_out, fake_out)
+        return self.loss_fn(real_out, fake_out)
 
     def on_train_batch_end(self, outputs, batch, batch_idx):
-        self.rows.append(dict(self.cd_loss.guard.last))
+        self.rows.append(dict(self.loss_fn.guard.last))
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -80,7 +80,7 @@ def train_on_ranks(trainer: Trainer, joined: bool) -> dict[str, Any]:
     return {
         "parameters": model.state_dict(),
         "rows": model.rows,
-        "alerts": [alert.rule for alert in model.cd_loss.guard.alerts],
+        "alerts": [alert.rule for alert in model.loss_fn.guard.alerts],
         "said": said.messages,
     }
 

@@ -52,7 +52,7 @@ def _of_torchebm(kind: Any, **options: Any) -> Measured:
 def _of_lightning() -> Measured:
     module = Guarded(beta_star=0.0, output_scale=None)
     make_trainer(max_steps=2).fit(module, data())
-    found = module.cd_loss.guard.measured
+    found = module.loss_fn.guard.measured
     assert isinstance(found, Measured)
     return found
 

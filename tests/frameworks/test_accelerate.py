@@ -70,7 +70,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     run.train(2)
     run.accelerator.save_state(tmp_path)
     run.train()
-    expected, state = run.tensors(), run.cd_loss.guard.state_dict()
+    expected, state = run.tensors(), run.loss_fn.guard.state_dict()
     assert state["step"] == 3 * N_BATCHES
 
     other = Run({}, make_accelerator())
@@ -79,7 +79,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     other.accelerator.load_state(tmp_path)
     other.train()
     assert all(torch.equal(a, b) for a, b in zip(other.tensors(), expected, strict=True))
-    assert other.cd_loss.guard.state_dict() == state
+    assert other.loss_fn.guard.state_dict() == state
 
 
 class Kept(GeneralTracker):
@@ -128,7 +128,7 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     run = Run({}, accelerator)
     next(run.net.parameters()).register_hook(lambda gradient: 1e3 * gradient)
     run.train(2)
-    g = run.cd_loss.guard
+    g = run.loss_fn.guard
     assert g.step == 2 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
@@ -137,7 +137,7 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
 def test_optimizer_that_was_not_prepared():
     run = Run({}, make_accelerator())
     with pytest.raises(ConfigError, match=r"is a Adam; expected the one that accelerator\.prepare"):
-        attach(run.cd_loss.guard, run.accelerator, optimizer=run.optimizer.optimizer)
+        attach(run.loss_fn.guard, run.accelerator, optimizer=run.optimizer.optimizer)
 
 
 def test_processes_have_one_guard_together(tmp_path):

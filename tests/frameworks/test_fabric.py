@@ -51,7 +51,7 @@ class Run:
         self.model, self.optimizer = self.fabric.setup(self.net, optimizer)
         self.chains = Sampler(self.net if by == "original" else self.model)
         self.sampler: Any = self.chains
-        self.cd_loss: Any = difference
+        self.loss_fn: Any = difference
         self.seen: list[tuple[Tensor, Tensor]] = []
         self.state = {"model": self.model, "optimizer": self.optimizer, "chains": self.chains}
         if options is not None:
@@ -62,7 +62,7 @@ class Run:
                 model=self.net,
                 **{"beta_star": 0.5, "output_scale": OUTPUT_SCALE, **options},
             )
-            self.cd_loss, self.sampler = attach(g, self.fabric, optimizer=self.optimizer)
+            self.loss_fn, self.sampler = attach(g, self.fabric, optimizer=self.optimizer)
             self.state["guard"] = g
 
     def train(self, epochs: int = 1, accumulated: int = 1, n_batches: int = N_BATCHES) -> None:
@@ -71,7 +71,7 @@ class Run:
                 fake = self.sampler.sample_new_exmps(steps=4)
                 self.seen.append((real, fake.detach().clone()))
                 real_out, fake_out = self.model(torch.cat((real, fake))).chunk(2)
-                loss = 0.1 * (real_out**2 + fake_out**2).mean() + self.cd_loss(real_out, fake_out)
+                loss = 0.1 * (real_out**2 + fake_out**2).mean() + self.loss_fn(real_out, fake_out)
                 self.fabric.backward(loss / accumulated)
                 if (i + 1) % accumulated == 0:
                     self.optimizer.step()
@@ -123,7 +123,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     run.fabric.save(tmp_path / "two.ckpt", run.state)
     random = torch.get_rng_state()
     run.train()
-    expected, state = run.tensors(), run.cd_loss.guard.state_dict()
+    expected, state = run.tensors(), run.loss_fn.guard.state_dict()
     assert state["step"] == 3 * N_BATCHES
 
     other = Run({})
@@ -133,7 +133,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     torch.set_rng_state(random)
     other.train()
     assert all(torch.equal(a, b) for a, b in zip(other.tensors(), expected, strict=True))
-    assert other.cd_loss.guard.state_dict() == state
+    assert other.loss_fn.guard.state_dict() == state
 
 
 def test_divergence_ends_the_loop_and_is_in_the_loggers(tmp_path):
@@ -157,7 +157,7 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**40))
     run = Run({}, fabric=Fabric(accelerator="cpu", plugins=[precision]))
     run.train(4)
-    g = run.cd_loss.guard
+    g = run.loss_fn.guard
     assert g.step == 4 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
@@ -167,13 +167,13 @@ def test_the_other_package_of_the_same_fabric():
     standalone = pytest.importorskip("lightning_fabric")
     run = Run({}, fabric=standalone.Fabric(accelerator="cpu"))
     run.train()
-    assert run.cd_loss.guard.step == N_BATCHES
+    assert run.loss_fn.guard.step == N_BATCHES
 
 
 def test_optimizer_that_was_not_set_up():
     run = Run({})
     with pytest.raises(ConfigError, match=r"is a Adam; expected the one that fabric\.setup"):
-        attach(run.cd_loss.guard, run.fabric, optimizer=run.optimizer.optimizer)
+        attach(run.loss_fn.guard, run.fabric, optimizer=run.optimizer.optimizer)
 
 
 def test_the_page(tmp_path):

@@ -141,7 +141,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     trainer = make_trainer(max_epochs=3)
     trainer.fit(whole, data())
     expected = tensors(whole, trainer)
-    state = whole.cd_loss.guard.state_dict()
+    state = whole.loss_fn.guard.state_dict()
     assert state["step"] == 3 * N_BATCHES
 
     first = make()
@@ -154,7 +154,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     # As the tutorial would load what it has not written: plain values need nothing else.
     trainer.fit(second, data(), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
     assert are_equal(tensors(second, trainer), expected)
-    assert second.cd_loss.guard.state_dict() == state
+    assert second.loss_fn.guard.state_dict() == state
 
 
 def test_checkpoints_of_other_runs(tmp_path):
@@ -165,7 +165,7 @@ def test_checkpoints_of_other_runs(tmp_path):
     model = make()
     # Retrofitted in the middle of a run: the guard begins where it came in.
     make_trainer(max_epochs=2).fit(model, data(), ckpt_path=tmp_path / "plain.ckpt")
-    assert model.cd_loss.guard.step == N_BATCHES
+    assert model.loss_fn.guard.step == N_BATCHES
     trainer = make_trainer()
     trainer.fit(make(), data())
     trainer.save_checkpoint(tmp_path / "guarded.ckpt")
@@ -173,16 +173,16 @@ def test_checkpoints_of_other_runs(tmp_path):
     class Renamed(Mixed):
         def retrofit(self, options):
             super().retrofit(options)
-            self.other_loss = self.cd_loss
-            del self.cd_loss
+            self.other_loss = self.loss_fn
+            del self.loss_fn
 
-    with pytest.raises(ConfigError, match="holds the guards cd_loss, but the module has other"):
+    with pytest.raises(ConfigError, match="holds the guards loss_fn, but the module has other"):
         make_trainer(max_epochs=2).fit(make(Renamed), data(), ckpt_path=tmp_path / "guarded.ckpt")
 
 
 def test_divergence_leaves_fit_and_is_in_the_loggers(tmp_path, caplog):
     model = make(action="raise")
-    faults = FaultInjector(step=lambda: model.cd_loss.guard.step)
+    faults = FaultInjector(step=lambda: model.loss_fn.guard.step)
     own = model.sampler.original
     own.sample_new_exmps = faults.sampler(own.sample_new_exmps)
     faults.nan_sample(at=3)
@@ -190,14 +190,14 @@ def test_divergence_leaves_fit_and_is_in_the_loggers(tmp_path, caplog):
     with pytest.raises(NonFiniteError) as error:
         trainer.fit(model, data())
     assert error.value.alert.step == 3
-    assert model.cd_loss.guard.step == 4
+    assert model.loss_fn.guard.step == 4
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "ERROR", "WARNING"]  # fault, alert, and the verdict at the end
     assert "training_step" not in vars(model)
     assert logged(trainer, "_alerts/ERROR_nonfinite") == {3: 2.0}
     # And the model goes on in another fit.
     make_trainer().fit(model, data())
-    assert model.cd_loss.guard.step == 4 + N_BATCHES
+    assert model.loss_fn.guard.step == 4 + N_BATCHES
 
 
 def logged(trainer: Any, tag: str) -> dict[int, float]:
@@ -216,7 +216,7 @@ def test_gradients_that_are_not_finite_are_skipped():
     model = make(Spoiled)
     make_trainer(gradient_clip_val=0.1).fit(model, data())
     assert are_equal([*model.state_dict().values()], [*model.before.values()])
-    (alert,) = model.cd_loss.guard.alerts
+    (alert,) = model.loss_fn.guard.alerts
     assert (alert.tag, alert.step) == ("nonfinite/gradients", N_BATCHES - 1)
 
 
@@ -244,16 +244,16 @@ def test_two_guards_are_told_apart():
             super().retrofit({})
             self.sampler = first
             self.inner = nn.Module()
-            self.inner.xy_loss = self.cd_loss
+            self.inner.xy_loss = self.loss_fn
             super().retrofit(options)
 
     model = make(Both, beta_star=1.0)
     trainer = make_trainer()
     trainer.fit(model, data())
     tags = {tag for tag in trainer.callback_metrics if tag.startswith("guard/")}
-    assert {"guard/cd_loss/grad_scale", "guard/cd_loss/ess"} <= tags
+    assert {"guard/loss_fn/grad_scale", "guard/loss_fn/ess"} <= tags
     assert not any("inner" in tag for tag in tags)  # its loss was never called
-    assert model.inner.xy_loss.guard.step == model.cd_loss.guard.step == N_BATCHES
+    assert model.inner.xy_loss.guard.step == model.loss_fn.guard.step == N_BATCHES
 
 
 @pytest.mark.parametrize("stage", ["validate", "test", "predict"])
@@ -266,7 +266,7 @@ def test_guards_rest_in_other_loops(stage):
         torch.manual_seed(3)
         getattr(make_trainer(), stage)(each, data())
     assert are_equal(model.sampler.examples, plain.sampler.examples)
-    assert model.cd_loss.guard.state_dict()["sampler_calls"] == 0
+    assert model.loss_fn.guard.state_dict()["sampler_calls"] == 0
     # Outside of the Trainer it is the guarded sampler again.
     torch.manual_seed(3)
     model.sampler.sample_new_exmps()
@@ -314,7 +314,7 @@ def test_guards_act_in_training_steps_only(sanity):
     class Watched(Guarded):
         def retrofit(self, options):
             self.sampler.draw = lambda: None
-            self.cd_loss, self.sampler = guard(
+            self.loss_fn, self.sampler = guard(
                 None,
                 self.sampler,
                 methods=("sample_new_exmps", "draw"),
@@ -340,7 +340,7 @@ def test_guards_act_in_training_steps_only(sanity):
         "epoch end",
     }
     assert all(found == {True} for found in factors.values())
-    assert model.cd_loss.guard.state_dict()["sampler_calls"] == 2 * N_BATCHES
+    assert model.loss_fn.guard.state_dict()["sampler_calls"] == 2 * N_BATCHES
 
 
 def test_rollback_inside_of_the_trainers_loop():
@@ -353,14 +353,14 @@ def test_rollback_inside_of_the_trainers_loop():
     class Rolled(Mixed):
         def retrofit(self, options):
             super().retrofit(options)
-            self.cd_loss.guard.attach(model=self.cnn, buffer=self.sampler.original)
+            self.loss_fn.guard.attach(model=self.cnn, buffer=self.sampler.original)
 
         def on_train_batch_end(self, outputs, batch, batch_idx):
             states.append(tensors(self, self.trainer))
 
     memory = Memory()
     model = make(Rolled, action="rollback", recovery=recovery, sinks=[memory])
-    g = model.cd_loss.guard
+    g = model.loss_fn.guard
     g._loop._judge = Scripted([8])
     trainer = make_trainer(max_epochs=3)
     trainer.fit(model, data())
@@ -387,7 +387,7 @@ class Manual(Mixed):
     def configure_optimizers(self):
         optimizer = torch.optim.Adam(self.cnn.parameters(), lr=0.01)
         if self.says_which:
-            self.cd_loss.guard.attach(optimizer=optimizer)
+            self.loss_fn.guard.attach(optimizer=optimizer)
         both = [optimizer, torch.optim.SGD(self.other.parameters(), lr=0.1)]
         return both, [torch.optim.lr_scheduler.StepLR(each, 1) for each in both]
 
@@ -408,7 +408,7 @@ def test_manual_optimization_with_two_optimizers():
     for _ in range(2):  # the second fit has optimizers of its own
         make_trainer().fit(model, data())
     assert memory.steps == list(range(2 * N_BATCHES))
-    attached = model.cd_loss.guard.trainer
+    attached = model.loss_fn.guard.trainer
     assert [each.optimizer for each in attached.scheduler] == [attached.optimizer]
     unclear = make(Manual)
     unclear.says_which = False
@@ -428,7 +428,7 @@ def test_a_step_that_the_instance_has_already_is_put_back():
     model.training_step = own
     make_trainer().fit(model, data())
     assert vars(model)["training_step"] is own
-    assert model.cd_loss.guard.step == N_BATCHES
+    assert model.loss_fn.guard.step == N_BATCHES
 
 
 def test_guard_that_is_made_in_setup():
@@ -442,7 +442,7 @@ def test_guard_that_is_made_in_setup():
 
     model, plain = make(InSetup), make(DeepEnergyModel)
     make_trainer().fit(model, data())
-    assert model.cd_loss.guard.step == N_BATCHES
+    assert model.loss_fn.guard.step == N_BATCHES
     # The guard of the next stage is another one, and rests as well.
     make_trainer().fit(plain, data())
     plain.cnn.load_state_dict(model.cnn.state_dict())
@@ -452,7 +452,7 @@ def test_guard_that_is_made_in_setup():
         torch.manual_seed(3)
         trainer.validate(each, data(), verbose=False)
     assert are_equal(model.sampler.examples, plain.sampler.examples)
-    assert model.cd_loss.guard.state_dict()["sampler_calls"] == 0
+    assert model.loss_fn.guard.state_dict()["sampler_calls"] == 0
 
 
 def test_bfloat16():
@@ -474,7 +474,7 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     model = make()
     trainer = make_trainer(max_epochs=4, plugins=[MixedPrecision("16-mixed", "cpu", scaler)])
     trainer.fit(model, data())
-    g = model.cd_loss.guard
+    g = model.loss_fn.guard
     assert g.step == 4 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
@@ -523,7 +523,7 @@ def test_the_other_package_of_the_same_trainer():
             super().__init__()
             self.cnn = make_net()
             self.memory = Memory()
-            self.cd_loss, self.draw = guard(
+            self.loss_fn, self.draw = guard(
                 None, self.climb, model=self.cnn, beta_star=0.5, sinks=[self.memory]
             )
 

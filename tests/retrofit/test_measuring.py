@@ -61,13 +61,13 @@ def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_rig
     f, x = network(loop), starts(loop)
     assert loop.step is not None
     convention: Any = "log_density" if (loop.step > 0) == is_right else "energy"
-    cd_loss, sample = guard(None, loop.sample, beta_star=0.0, convention=convention, model=f)
+    loss_fn, sample = guard(None, loop.sample, beta_star=0.0, convention=convention, model=f)
     x_neg = sample(f, x)
     if is_right:
-        cd_loss(f(x), f(x_neg))
+        loss_fn(f(x), f(x_neg))
     else:
         with pytest.raises(ConfigError, match=rf"convention='{convention}' contradicts"):
-            cd_loss(f(x), f(x_neg))
+            loss_fn(f(x), f(x_neg))
     assert not f._forward_hooks
 
 

@@ -1,7 +1,6 @@
 """Structures of trainers that people have, one function each, and the lines that are right.
 
-The body of a function is a script. ``right`` are its lines by hand, old and new; ``exit`` what the
-tool says instead, where they are its way out followed literally.
+The body of a function is a script. ``right`` are its lines by hand, old and new.
 """
 
 # ruff: noqa: F821
@@ -11,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 HEAD = """\
 import torch
@@ -53,33 +53,32 @@ class Structure:
 
     body: Callable[[], None]
     right: dict[str, str]
-    exit: tuple[str, ...] = ()  # of what is said, where it is no proof
     says: tuple[str, ...] = ()
+    refused: str = ""  # by this name, and ``right`` is the way out
+    again: bool = False  # the way out ends with another trace, which proves
 
-    @property
-    def text(self) -> str:
-        """The script."""
+    def files(self, right: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+        """Its files with these edits, the script last."""
         lines = inspect.getsource(self.body).splitlines()
         start = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
-        return HEAD + textwrap.dedent("\n".join(lines[start:])).replace("\n    pass\n", "\n") + "\n"
-
-    def by_hand(self, beta_star: float) -> str:
-        """The script with the right lines."""
-        text = self.text
-        for old, new in self.right.items():
+        text = textwrap.dedent("\n".join(lines[start:])) + "\n"
+        for old, new in right.items():
             assert text.count(old) == 1, (old, text.count(old))
             text = text.replace(old, new)
-        return text.replace("beta_star=0.5", f"beta_star={beta_star}")
+        *helper, script = text.split("# script\n")
+        name = f"of_{self.body.__name__}"
+        files = {f"{name}.py": HEAD + each for each in helper}
+        return {**files, "train.py": HEAD + f"from {name} import *\n\n" * len(helper) + script}
 
 
 STRUCTURES: dict[str, Structure] = {}
 
 
-def is_right(right: dict[str, str], exit: tuple[str, ...] = (), says: tuple[str, ...] = ()):
+def is_right(right: dict[str, str], says: tuple[str, ...] = (), **more):
     """Keep the structure below with the lines that are right."""
 
     def keep(body: Callable[[], None]) -> Callable[[], None]:
-        STRUCTURES[body.__name__] = Structure(body, right, exit, says)
+        STRUCTURES[body.__name__] = Structure(body, right, says, **more)
         return body
 
     return keep
@@ -87,7 +86,7 @@ def is_right(right: dict[str, str], exit: tuple[str, ...] = (), says: tuple[str,
 
 START = "optim = torch.optim.Adam(f.parameters(), 1e-3)\n"
 MADE = START + "import ebmguard\n"
-CLIMB = MADE + "cd_loss, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
+CLIMB = MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
 
 
 @is_right(
@@ -125,11 +124,11 @@ def two_arguments():
         "self.f, self.optim = f, torch.optim.Adam(f.parameters(), 1e-3)\n": (
             "self.f, self.optim = f, torch.optim.Adam(f.parameters(), 1e-3)\n"
             "        import ebmguard\n"
-            "        self.cd_loss, self.sample = ebmguard.guard(\n"
+            "        self.loss_fn, self.sample = ebmguard.guard(\n"
             "            None, self.sample, model=self.f, beta_star=0.5, convention='energy')\n"
         ),
         "loss = e_pos.mean() - e_neg.mean()\n        if self": (
-            "loss = self.cd_loss(e_pos, e_neg)\n        if self"
+            "loss = self.loss_fn(e_pos, e_neg)\n        if self"
         ),
     },
     says=("the same expression stands in line", "did not run"),
@@ -167,10 +166,10 @@ def prior_in_the_chain_and_a_branch():
         "self.optim = torch.optim.Adam(self.f.parameters(), 1e-3)\n": (
             "self.optim = torch.optim.Adam(self.f.parameters(), 1e-3)\n"
             "        import ebmguard\n"
-            "        self.cd_loss, self.sample = ebmguard.guard(\n"
+            "        self.loss_fn, self.sample = ebmguard.guard(\n"
             "            None, self.sample, model=self.f, beta_star=0.5)\n"
         ),
-        "neg.mean() - pos.mean()": "self.cd_loss(pos, neg)",
+        "neg.mean() - pos.mean()": "self.loss_fn(pos, neg)",
     },
     says=("the sampler gives it 1 more than the loss, such as a class",),
 )
@@ -211,9 +210,9 @@ def chains_of_a_class_and_halves_by_chunk():
 
 @is_right(
     {
-        START: MADE + 'cd_loss, sample = ebmguard.guard(None, sample, model=f, energy="score", '
+        START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="score", '
         "beta_star=0.5)\n",
-        "-(pos.mean() - neg.mean())": "cd_loss(pos, neg)",
+        "-(pos.mean() - neg.mean())": "loss_fn(pos, neg)",
     }
 )
 def logits_and_energy_from_forward():
@@ -313,7 +312,7 @@ def energy_in_a_dictionary():
         update(optim, f(q)["energy"].mean() - f(data())["energy"].mean())
 
 
-@is_right({START: CLIMB, "loss = -(fp.mean() - fq.mean())": "loss = cd_loss(fp, fq)"})
+@is_right({START: CLIMB, "loss = -(fp.mean() - fq.mean())": "loss = loss_fn(fp, fq)"})
 def squares_of_the_energies_beside():
     f = net()
     nn.init.constant_(f[2].bias, 3)
@@ -328,8 +327,8 @@ def squares_of_the_energies_beside():
 
 @is_right(
     {
-        START: MADE + "cd_loss, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n",
-        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = cd_loss.guard.reweight(fp, fq)\n",
+        START: MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n",
+        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
         "loss = fp.square().mean() - fp.mean() + fq.mean()": (
             "loss = fp.square().mean() - fp_cd.mean() + fq_cd.mean()"
         ),
@@ -346,37 +345,10 @@ def squares_in_the_same_expression():
         update(optim, loss)
 
 
-TWO = "ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
-
-
 @is_right(
     {
-        START: MADE + f"first_loss, first = {TWO}second_loss, second = {TWO}",
-        "q = climb(f, torch.rand(B, D))": "q = first(f, torch.rand(B, D))",
-        "r = climb(f, torch.randn(B, D))": "r = second(f, torch.randn(B, D))",
-        "one = -(fp.mean() - fq.mean())": "one = first_loss(fp, fq)",
-        "two = -(gp.mean() - gr.mean())": "two = second_loss(gp, gr)",
-    },
-    exit=("a guard and a call for each", "first_loss, first = ebmguard.guard(None, climb, "),
-)
-def two_losses_and_squares():
-    f = net()
-    nn.init.constant_(f[2].bias, 3)
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for _ in range(30):
-        q = climb(f, torch.rand(B, D))
-        fp, fq = f(data()), f(q)
-        one = -(fp.mean() - fq.mean())
-        r = climb(f, torch.randn(B, D))
-        gp, gr = f(data()), f(r)
-        two = -(gp.mean() - gr.mean())
-        update(optim, one + two + fp.square().mean() + fq.square().mean() + gr.square().mean())
-
-
-@is_right(
-    {
-        START: MADE + "cd_loss, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5)\n",
-        "loss = -(fp.mean() - fq.mean())": "loss = cd_loss(fp, fq)",
+        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5)\n",
+        "loss = -(fp.mean() - fq.mean())": "loss = loss_fn(fp, fq)",
     },
     says=("gradient steps without noise",),
 )
@@ -401,10 +373,10 @@ def squares_and_no_noise():
 @is_right(
     {
         "sampler = Langevin()\n": (
-            "sampler = Langevin()\n    import ebmguard\n    cd_loss, sampler.draw = ebmguard.guard("
+            "sampler = Langevin()\n    import ebmguard\n    loss_fn, sampler.draw = ebmguard.guard("
             "None, sampler.draw, model=f, beta_star=0.5)\n"
         ),
-        "-(f(data()).mean() - f(q).mean())": "cd_loss(f(data()), f(q))",
+        "-(f(data()).mean() - f(q).mean())": "loss_fn(f(data()), f(q))",
     }
 )
 def a_local_name_that_is_an_attribute_too():
@@ -429,10 +401,10 @@ def a_local_name_that_is_an_attribute_too():
 @is_right(
     {
         "sampler = Flips()\n": (
-            "sampler = Flips()\n    import ebmguard\n    cd_loss, sampler.step = ebmguard.guard("
+            "sampler = Flips()\n    import ebmguard\n    loss_fn, sampler.step = ebmguard.guard("
             "None, sampler.step, model=f, beta_star=0.5, sampler_scale=1.0)\n"
         ),
-        "f(q).mean() - f(bits()).mean()": "cd_loss(f(bits()), f(q))",
+        "f(q).mean() - f(bits()).mean()": "loss_fn(f(bits()), f(q))",
     },
     says=("discrete samples",),
 )
@@ -504,9 +476,9 @@ def ten_times_a_network_with_a_trimmed_mean_and_a_clamp():
 
 @is_right(
     {
-        START: MADE + 'cd_loss, sample = ebmguard.guard(None, sample, model=f, energy="potential", '
+        START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="potential", '
         'beta_star=0.5, convention="energy")\n',
-        "flow + (pos.mean() - neg.mean())": "flow + cd_loss(pos, neg)",
+        "flow + (pos.mean() - neg.mean())": "flow + loss_fn(pos, neg)",
     }
 )
 def ten_times_a_network_in_a_method():
@@ -536,9 +508,9 @@ def ten_times_a_network_in_a_method():
 
 @is_right(
     {
-        START: MADE + "cd_loss, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5, "
+        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5, "
         'sampler_scale=1.0, convention="energy")\n',
-        "f(z_pos).mean() - f(z).mean()": "cd_loss(f(z_pos), f(z))",
+        "f(z_pos).mean() - f(z).mean()": "loss_fn(f(z_pos), f(z))",
     },
     says=("more than the gradient and the noise",),
 )
@@ -565,9 +537,9 @@ def two_more_terms_in_the_chain():
 
 @is_right(
     {
-        START: MADE + 'cd_loss, sample = ebmguard.guard(None, sample, model=f, energy="energy", '
+        START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="energy", '
         'beta_star=0.5, convention="energy")\n',
-        "f.energy(z_pos).mean() - f.energy(z).mean()": "cd_loss(f.energy(z_pos), f.energy(z))",
+        "f.energy(z_pos).mean() - f.energy(z).mean()": "loss_fn(f.energy(z_pos), f.energy(z))",
     }
 )
 def minus_a_logsumexp_of_heads_in_a_method():
@@ -593,7 +565,7 @@ def minus_a_logsumexp_of_heads_in_a_method():
         update(optim, f.energy(z_pos).mean() - f.energy(z).mean())
 
 
-@is_right({START: CLIMB, "f(q).mean() - f(data()).mean()": "cd_loss(f(data()), f(q))"})
+@is_right({START: CLIMB, "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))"})
 def a_wrapper_around_the_network():
     class Parallel(nn.Module):
         def __init__(self, module):
@@ -613,7 +585,7 @@ def a_wrapper_around_the_network():
 @is_right(
     {
         START: CLIMB,
-        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = cd_loss.guard.reweight(fp, fq)\n",
+        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
         "loss = loss + fq.mean()": "loss = loss + fq_cd.mean()",
         "loss -= fp.mean()": "loss -= fp_cd.mean()",
     }
@@ -634,7 +606,7 @@ def added_up_in_place():
 @is_right(
     {
         START: CLIMB,
-        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = cd_loss.guard.reweight(fp, fq)\n",
+        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
         "rest + fq.mean() - fp.mean()": "rest + fq_cd.mean() - fp_cd.mean()",
     }
 )
@@ -649,25 +621,7 @@ def another_term_in_the_same_sum():
         update(optim, rest + fq.mean() - fp.mean())
 
 
-@is_right(
-    {
-        START: CLIMB,
-        "loss = -2 * (y * e).mean()": "loss = cd_loss(e[:B], e[B:])",
-    },
-    exit=("in no difference of a loss", "`f(samples).mean() - f(x).mean()`"),
-)
-def signs_in_a_product():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    y = torch.cat([torch.ones(B), -torch.ones(B)])
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        e = f(torch.cat([x, q])).squeeze(1)
-        loss = -2 * (y * e).mean()
-        update(optim, loss)
-
-
-@is_right({START: CLIMB, "e[~real].mean() - e[real].mean()": "cd_loss(e[real], e[~real])"})
+@is_right({START: CLIMB, "e[~real].mean() - e[real].mean()": "loss_fn(e[real], e[~real])"})
 def halves_by_a_mask():
     f = net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
@@ -678,7 +632,7 @@ def halves_by_a_mask():
         update(optim, e[~real].mean() - e[real].mean())
 
 
-@is_right({START: CLIMB, "value = fp.mean() - fq.mean()": "value = -cd_loss(fp, fq)"})
+@is_right({START: CLIMB, "value = fp.mean() - fq.mean()": "value = -loss_fn(fp, fq)"})
 def maximised_by_hand():
     f = net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
@@ -694,9 +648,9 @@ def maximised_by_hand():
     {
         "sampler = Langevin(f)\n": (
             "sampler = Langevin(f)\nimport ebmguard\n"
-            "cd_loss, sampler = ebmguard.guard(None, sampler, model=f, beta_star=0.5)\n"
+            "loss_fn, sampler = ebmguard.guard(None, sampler, model=f, beta_star=0.5)\n"
         ),
-        "f(q).mean() - f(data()).mean()": "cd_loss(f(data()), f(q))",
+        "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
     }
 )
 def a_sampler_that_is_called():
@@ -733,7 +687,7 @@ def a_sampler_that_is_an_argument():
         train_step(f, optim, climb)
 
 
-@is_right({START: CLIMB, "return b.mean() - a.mean()": "return cd_loss(a, b)"})
+@is_right({START: CLIMB, "return b.mean() - a.mean()": "return loss_fn(a, b)"})
 def a_loss_of_energies_alone():
     def contrast(a, b):
         return b.mean() - a.mean()
@@ -745,7 +699,7 @@ def a_loss_of_energies_alone():
         update(optim, contrast(f(data()), f(q)))
 
 
-@is_right({START: CLIMB, "fq.sum() / B - fp.sum() / B": "cd_loss(fp, fq)"})
+@is_right({START: CLIMB, "fq.sum() / B - fp.sum() / B": "loss_fn(fp, fq)"})
 def sums_by_the_number_of_samples():
     f = net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
@@ -754,31 +708,13 @@ def sums_by_the_number_of_samples():
         update(optim, fq.sum() / B - fp.sum() / B)
 
 
-@is_right({START: CLIMB, "torch.mean(fq - fp)": "cd_loss(fp, fq)"})
+@is_right({START: CLIMB, "torch.mean(fq - fp)": "loss_fn(fp, fq)"})
 def the_mean_of_a_difference():
     f = net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         fp, fq = f(data()), f(climb(f, torch.randn(B, D)))
         update(optim, torch.mean(fq - fp))
-
-
-@is_right(
-    {
-        START: CLIMB,
-        "f(q).mean().backward()\n    (-f(x).mean()).backward()": "cd_loss(f(x), f(q)).backward()",
-    },
-    exit=("in no difference of a loss", "at one place, as `f(samples).mean() - f(x).mean()`"),
-)
-def two_calls_of_backward():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        optim.zero_grad()
-        f(q).mean().backward()
-        (-f(x).mean()).backward()
-        optim.step()
 
 
 @is_right(
@@ -842,3 +778,75 @@ def a_name_that_the_trainer_has_already():
     for _ in range(30):
         x, q = data(), sample(f, torch.randn(B, D))
         update(optim, f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean())
+
+
+@is_right(
+    {
+        START: CLIMB,
+        "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
+        "+ fp - fq": "+ fp_cd - fq_cd",
+    }
+)
+def squares_that_meet_first():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        fp = f(data())
+        fq = f(q)
+        update(optim, -torch.sum(-(0.1 * (fp**2 + fq**2)) + fp - fq, dim=0) / B)
+
+
+@is_right(
+    {
+        "        sampler = self.samplers": (
+            "        import ebmguard\n        sampler = self.samplers"
+        ),
+        '["sgld"]\n        for': (
+            '["sgld"]\n        loss_fn, sampler = ebmguard.guard(None, sampler, model=self.f, '
+            "beta_star=0.5)\n        for"
+        ),
+        "self.f(q).mean() - self.f(data()).mean()": "loss_fn(self.f(data()), self.f(q))",
+    }
+)
+def a_local_sampler_and_the_energy_of_self():
+    class Trainer:
+        def __init__(self):
+            self.f, self.samplers = net(), {"sgld": self.langevin}
+
+        def langevin(self, x):
+            return climb(self.f, x)
+
+        def fit(self):
+            optim = torch.optim.Adam(self.f.parameters(), 1e-3)
+            sampler = self.samplers["sgld"]
+            for _ in range(30):
+                q = sampler(torch.randn(B, D))
+                update(optim, self.f(q).mean() - self.f(data()).mean())
+
+    Trainer().fit()
+
+
+@is_right(
+    {
+        "for _ in range(30):\n": (
+            "import ebmguard\nloss_fn, sample = ebmguard.guard(None, sample, model=f, "
+            "beta_star=0.5)\nfor _ in range(30):\n"
+        ),
+        "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
+    },
+    says=("output_scale=1 ",),
+)
+def a_burn_in_with_other_steps():
+    def sample(f, x, step=0.02):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + step * torch.autograd.grad(f(x).sum(), x)[0] + 0.2 * torch.randn_like(x)
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    q = sample(f, torch.randn(B, D), 0.2)
+    for _ in range(30):
+        q = sample(f, q)
+        update(optim, f(q).mean() - f(data()).mean())

@@ -2,68 +2,93 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ebmguard import cli
-from ebmguard.trace import lines, script
+from ebmguard.trace import lines, refusals, script
 from tests import forks
-from tests.trace.field import STRUCTURES
+from tests.trace.exits import EXITS
+from tests.trace.field import STRUCTURES, Structure
+
+RIGHT = [name for name in STRUCTURES if name not in EXITS]
+Replay = Callable[[Structure, float | None], script.Replay]
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
-    """Writes a script, and replays it in forks."""
+def replay(tmp_path, monkeypatch) -> Replay:
+    """Replays a structure in a fork: as it is, or with its edits at this β*."""
 
     def run(command, **_):
         return forks.run(*command[1:], cwd=Path.cwd())
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run))
     monkeypatch.chdir(tmp_path)
-    path = Path("train.py")
 
-    def write(text: str) -> Path:
-        path.write_text(text)
-        script.source_of.cache_clear()
-        return path
+    def of(structure, beta_star=None):
+        return script.replay(
+            write(structure, {} if beta_star is None else structure.right, beta_star), [], 3, {}
+        )
 
-    return write
+    return of
 
 
-@pytest.mark.parametrize("name", STRUCTURES)
-def test_the_lines_or_the_way_out_are_right(name, train, capsys, monkeypatch):
-    structure = STRUCTURES[name]
-    path = train(structure.text)
-    printed = list[lines.Plan]()
-    diff = "ebmguard.trace.command._diff"
+def write(structure: Structure, right: dict[str, str], beta_star: float | None = None) -> Path:
+    """Its files in the present folder; the script."""
+    for name, text in structure.files(right).items():
+        sys.modules.pop(name.removesuffix(".py"), None)
+        Path(name).write_text(text.replace("beta_star=0.5", f"beta_star={beta_star or 0.0}"))
+    script.source_of.cache_clear()
+    return Path(name)
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_the_lines_are_right(name, replay, capsys, monkeypatch):
+    structure, printed = STRUCTURES[name], list[lines.Plan]()
 
     def keep(plan):
         printed.append(plan)
         return []
 
-    monkeypatch.setattr(diff, keep)
+    monkeypatch.setattr("ebmguard.trace.command._diff", keep)
+    path = write(structure, {})
     status = cli.main(["trace", "-n", "3", str(path)])
     out = capsys.readouterr().out
-    for words in (*structure.exit, *structure.says):
+    assert status == 0, out
+    for words in structure.says:
         assert words in out, out
-    acting = script.replay(train(structure.by_hand(0.5)), [], 3, {})
+    found = script.replay(path, [], 3, printed[0].texts())
+    acting = replay(structure, 0.5)
     assert not acting.error
     assert not acting.warnings
-    if structure.exit:
-        assert status == 1, out
-        plain = script.replay(train(structure.text), [], 3, {})
-        off = script.replay(train(structure.by_hand(0.0)), [], 3, {})
-        assert acting.state != plain.state
-        assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
-        assert off.losses >= 3
-    else:
-        assert status == 0, out
-        train(structure.text)
-        found = script.replay(path, [], 3, printed[0].texts())
-        assert found.state == acting.state, next(iter(printed[0].texts().values()))
+    assert found.state == acting.state, next(iter(printed[0].texts().values()))
 
 
-def test_there_are_enough():
-    assert len(STRUCTURES) >= 25
+@pytest.mark.parametrize("name", EXITS)
+def test_the_way_out_works(name, replay, capsys):
+    structure = EXITS[name]
+    assert cli.main(["trace", "-n", "3", str(write(structure, {}))]) == 1
+    out = capsys.readouterr().out
+    what, way_out = refusals.REFUSALS[structure.refused]
+    for words in re.split(r"\{[^}]*\}", f"{what}{{}}way out: {way_out}"):
+        assert words in out, out
+    if structure.again:
+        assert cli.main(["trace", "-n", "3", str(write(structure, structure.right))]) == 0
+        return
+    if "{guard}" in way_out:
+        for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
+            assert call in out, out
+    plain, off, acting = (replay(structure, beta_star) for beta_star in (None, 0.0, 0.5))
+    assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
+    assert off.losses >= 3
+    assert (acting.error, [*acting.warnings]) == ("", [])
+    assert acting.state != plain.state
+
+
+def test_none_lacks_a_way_out_that_is_followed():
+    assert {each.refused for each in EXITS.values()} == {*refusals.REFUSALS}

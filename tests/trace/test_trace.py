@@ -15,9 +15,9 @@ from tests.trace import structures, trainers
 
 PROVEN = {
     "PLAIN": (
-        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, "
+        "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, "
         "beta_star=0.5)  # output_scale=100, measured",
-        "+    loss = cd_loss(f(x_p), f(x_q))",
+        "+    loss = loss_fn(f(x_p), f(x_q))",
         "samples are written into",
     ),
     "JEM": (
@@ -25,9 +25,9 @@ PROVEN = {
         "called at train.py:59: x_q = sample_q(f, replay_buffer)",
         "samples are written into replay_buffer (200, 4)",
         "loss at train.py:64 (4 times): l_p_x = -(fp - fq)",
-        "cd_loss, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5)  "
+        "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5)  "
         "# output_scale=20_000, measured",
-        "l_p_x = cd_loss(fp_all, fq_all)",
+        "l_p_x = loss_fn(fp_all, fq_all)",
     ),
     "INLINE": (
         "its loop stands beside the loss",
@@ -39,25 +39,25 @@ PROVEN = {
         "sampler `sample_langevin_prior_z`",
         "samples of `sample_langevin_post_z of netE`",
         'beta_star=0.5, convention="energy")  # output_scale=1, measured',
-        "loss_e = cd_loss(pos_all, neg_all)",
+        "loss_e = loss_fn(pos_all, neg_all)",
     ),
     "COOP": (
-        "self.cd_loss, self.langevin_dynamics_descriptor = ebmguard.guard(None, "
+        "self.loss_fn, self.langevin_dynamics_descriptor = ebmguard.guard(None, "
         "self.langevin_dynamics_descriptor, model=self.descriptor, beta_star=0.5)",
-        "des_loss = self.cd_loss(obs_feature, revised_feature).sum()",
+        "des_loss = self.loss_fn(obs_feature, revised_feature).sum()",
     ),
     "MALA": (
-        "cd_loss, model.sample = ebmguard.guard(None, model.sample, model=model, beta_star=0.5, "
+        "loss_fn, model.sample = ebmguard.guard(None, model.sample, model=model, beta_star=0.5, "
         'convention="energy")  # output_scale=1, measured',
-        "loss = cd_loss(pos, neg)",
+        "loss = loss_fn(pos, neg)",
     ),
     "CLASS": (
-        "self.cd_loss, self.negatives = ebmguard.guard(None, self.negatives, model=self.energy, "
+        "self.loss_fn, self.negatives = ebmguard.guard(None, self.negatives, model=self.energy, "
         'beta_star=0.5, convention="energy")',
-        "return self.cd_loss(e_pos, e_neg) + 0.1 *",
+        "return self.loss_fn(e_pos, e_neg) + 0.1 *",
     ),
-    "CHUNK": ("input (16, 4), output (16, 3)", "loss = cd_loss(pos, neg) / 2"),
-    "NEGATED": ("cd_loss(-e_pos, -e_neg)",),
+    "CHUNK": ("input (16, 4), output (16, 3)", "loss = loss_fn(pos, neg) / 2"),
+    "NEGATED": ("loss_fn(-e_pos, -e_neg)",),
     "METHOD": (
         "g.temper(model.energy(x)).sum(), x)[0]",
         "loss = g.loss(model.energy(data()), model.energy(x.detach()))",
@@ -66,38 +66,38 @@ PROVEN = {
         "energy: __main__.Net, called model",
         'sample = ebmguard.guard(None, sample, model=model, energy="energy", beta_star=0.5, '
         'convention="energy")',
-        "loss = cd_loss(model.energy(data()), model.energy(x))",
+        "loss = loss_fn(model.energy(data()), model.energy(x))",
     ),
     "FORWARD": (
         "energy: __main__.Net, called model",
-        "cd_loss, sample = ebmguard.guard(None, sample, model=model, beta_star=0.5, "
+        "loss_fn, sample = ebmguard.guard(None, sample, model=model, beta_star=0.5, "
         'convention="energy")',
     ),
     "LOSS_MODULE": (
-        "self.cd_loss, self.sample = ebmguard.guard(None, self.sample, model=self.net, ",
-        "return self.cd_loss(self.net(x), self.net(x_q))",
+        "self.loss_fn, self.sample = ebmguard.guard(None, self.sample, model=self.net, ",
+        "return self.loss_fn(self.net(x), self.net(x_q))",
     ),
     "TWICE": (
-        "l = cd_loss(fp, fq)",
-        "l = l + cd_loss(gp, gq)",
+        "l = loss_fn(fp, fq)",
+        "l = l + loss_fn(gp, gq)",
     ),
     "NESTED": (
-        "self.cd_loss, self.langevin = ebmguard.guard(None, langevin, model=self.model.net, "
+        "self.loss_fn, self.langevin = ebmguard.guard(None, langevin, model=self.model.net, "
         "beta_star=0.5)",
         "return self.langevin(lambda x: self.model.score(x), torch.rand(B, D))",
-        "return self.cd_loss(-e_pos, -e_neg)",
+        "return self.loss_fn(-e_pos, -e_neg)",
     ),
     "LOGITS": (
         "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=100)",
         "grad = torch.autograd.grad(g.temper(f(x).logsumexp(1)).sum(), x)[0]",
         "loss = g.loss(fp, fq)",
     ),
-    "PENALTY": ("sampler `sample_q` (train.py:", "loss = cd_loss(fp, fq)"),
+    "PENALTY": ("sampler `sample_q` (train.py:", "loss = loss_fn(fp, fq)"),
     "CONDITIONAL": (
         "return -g.temper(self(x).logsumexp(1)) + 0.5 * x.square().sum(1)",
         "loss = g.loss(model(data()).logsumexp(1), model(x).logsumexp(1))",
     ),
-    "MAXIMISED": ("value = -cd_loss(fp, fq)",),
+    "MAXIMISED": ("value = -loss_fn(fp, fq)",),
 }
 NOT = {
     "AUTOCAST": "could not be made again with other energies: RuntimeError: ",

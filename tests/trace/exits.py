@@ -1,0 +1,495 @@
+"""Structures that are refused, one function each, and the way out of each, followed literally.
+
+The body of a function is a script; above ``# script`` stands a file that it imports. ``right`` is
+what the way out says, old and new.
+"""
+
+# ruff: noqa: F821
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from tests.trace.field import START, STRUCTURES, is_right
+
+MADE = START + "import ebmguard\n"
+GUARD = "ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
+DIFFERENCE = "f(q).mean() - f(data()).mean()"
+
+
+def is_left(refused, right, again=False):
+    """Keep the structure below: refused so, and proven after the edits, or guarded by them."""
+    return is_right(right, refused=refused, again=again)
+
+
+@is_left(
+    "no sampler",
+    {
+        START: MADE
+        + "loss_fn, walk = ebmguard.guard(None, walk, beta_star=0.5, sampler_scale=1.0)\n",
+        DIFFERENCE: "loss_fn(f(data()), f(q))",
+    },
+)
+def a_walk_without_gradients():
+    def walk(f, x):
+        with torch.no_grad():
+            for _ in range(K):
+                y = x + 0.3 * torch.randn_like(x)
+                is_taken = torch.rand(B, 1) < (f(y) - f(x)).exp()
+                x = torch.where(is_taken, y, x)
+        return x
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = walk(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(data()).mean())
+
+
+@is_left("stopped", {'["training"]': '["train"]'}, again=True)
+def a_script_that_stops():
+    batches = {"train": data}
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(batches["training"]()).mean())
+
+
+@is_left(
+    "no difference",
+    {"-2 * (y * e).mean()": "e[B:].mean() - e[:B].mean()"},
+    again=True,
+)
+def signs_in_a_product():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    y = torch.cat([torch.ones(B), -torch.ones(B)])
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        e = f(torch.cat([x, q])).squeeze(1)
+        update(optim, -2 * (y * e).mean())
+
+
+@is_left(
+    "no difference",
+    {
+        "f(q).mean().backward()\n    (-f(x).mean()).backward()": (
+            "(f(q).mean() - f(x).mean()).backward()"
+        )
+    },
+    again=True,
+)
+def two_calls_of_backward():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        optim.zero_grad()
+        f(q).mean().backward()
+        (-f(x).mean()).backward()
+        optim.step()
+
+
+@is_left(
+    "not evaluated",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, sample, model=f, beta_star=0.5)\n",
+        "q = sample(": "q = draw(",
+        "energy(f, q).mean() - energy(f, data()).mean()": (
+            "loss_fn(energy(f, data()), energy(f, q))"
+        ),
+    },
+)
+def energies_under_autocast():
+    def energy(f, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return f(x) @ torch.ones(1)
+
+    def sample(f, x):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            grad = torch.autograd.grad(energy(f, x).sum(), x)[0]
+            x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = sample(f, torch.randn(B, D))
+        update(optim, energy(f, q).mean() - energy(f, data()).mean())
+
+
+@is_left(
+    "another energy",
+    {
+        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5)\n",
+        "(f(x) / level)": "(g.temper(f(x)) / level)",
+        DIFFERENCE: "g.loss(f(data()), f(q))",
+    },
+)
+def a_temperature_for_each_sample():
+    level = torch.linspace(1, 2, B)[:, None]
+
+    def sample(f, x):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            grad = torch.autograd.grad((f(x) / level).sum(), x)[0]
+            x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = sample(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(data()).mean())
+
+
+@is_left(
+    "another energy",
+    {
+        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        "f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean()": (
+            "g.loss(f(x).logsumexp(1), f(q).logsumexp(1))"
+        ),
+    },
+)
+def chains_on_the_sum_of_the_logits():
+    f = net(3)
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean())
+
+
+@is_left(
+    "two losses",
+    {
+        START: MADE + f"first_loss, first = {GUARD}second_loss, second = {GUARD}",
+        "q = climb(f, torch.rand(B, D))": "q = first(f, torch.rand(B, D))",
+        "r = climb(f, torch.randn(B, D))": "r = second(f, torch.randn(B, D))",
+        "one = -(fp.mean() - fq.mean())": "one = first_loss(fp, fq)",
+        "two = -(gp.mean() - gr.mean())": "two = second_loss(gp, gr)",
+    },
+)
+def two_losses_and_squares():
+    f = net()
+    nn.init.constant_(f[2].bias, 3)
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.rand(B, D))
+        fp, fq = f(data()), f(q)
+        one = -(fp.mean() - fq.mean())
+        r = climb(f, torch.randn(B, D))
+        gp, gr = f(data()), f(r)
+        two = -(gp.mean() - gr.mean())
+        update(optim, one + two + fp.square().mean() + fq.square().mean() + gr.square().mean())
+
+
+@is_left(
+    "no sign",
+    {
+        START: MADE + "loss_fn, prior = "
+        "ebmguard.guard(None, prior, model=f, beta_star=0.5, sampler_scale=1.0)\n",
+        "f(q).mean() - f(p).mean()": "loss_fn(f(p), f(q))",
+    },
+)
+def two_chains_of_signs():
+    def posterior(f, x):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + 0.02 * torch.autograd.grad(f(x).sum(), x)[0].sign()
+        return x.detach()
+
+    def prior(f, x):
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0].sign()
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        p, q = posterior(f, data()), prior(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(p).mean())
+
+
+@is_left(
+    "wrong sign", {"f(data()).mean() - f(q).mean()": "f(q).mean() - f(data()).mean()"}, again=True
+)
+def a_loss_that_is_turned_round():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        update(optim, f(data()).mean() - f(q).mean())
+
+
+@is_left(
+    "by hand",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, f.sample, model=f, "
+        'energy="energy", beta_star=0.5)\n',
+        "q = f.sample(": "q = draw(",
+        "contrast(pos, neg)": "loss_fn(pos, neg)",
+    },
+)
+def a_loss_in_another_file():
+    class Contrast(nn.Module):
+        def forward(self, real, sampled):
+            return torch.mean(-1 * (real - sampled))
+
+    # script
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(3)
+
+        def energy(self, x):
+            return self.net(x).logsumexp(1)
+
+        def forward(self, x):
+            return self.net(x), self.energy(x)
+
+        def sample(self, x):
+            for _ in range(K):
+                x = x.detach().requires_grad_()
+                grad = torch.autograd.grad(self.energy(x).sum(), x)[0]
+                x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
+            return x.detach()
+
+    f, contrast = Model(), Contrast()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = f.sample(torch.randn(B, D))
+        _, pos = f(data())
+        neg = f.energy(q)
+        update(optim, contrast(pos, neg))
+
+
+@is_left(
+    "by hand",
+    {
+        START: MADE + 'loss_fn, draw = ebmguard.guard(None, samplers["sgld"], model=f, '
+        "beta_star=0.5)\n",
+        'samplers["sgld"](f, torch': "draw(f, torch",
+        DIFFERENCE: "loss_fn(f(data()), f(q))",
+    },
+)
+def a_sampler_in_a_dictionary():
+    samplers = {"sgld": climb}
+
+    # script
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = samplers["sgld"](f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(data()).mean())
+
+
+@is_left(
+    "one place",
+    {"0.02 * energy(f, x, True)": "0.02 * torch.autograd.grad(f(x).sum(), x)[0]"},
+    again=True,
+)
+def one_function_for_energies_and_gradients():
+    def energy(f, x, is_gradient):
+        e = f(x)
+        return torch.autograd.grad(e, x, torch.ones_like(e))[0] if is_gradient else e
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x = torch.randn(B, D)
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + 0.02 * energy(f, x, True) + 0.2 * torch.randn_like(x)
+        q = x.detach()
+        update(optim, energy(f, q, False).mean() - energy(f, data(), False).mean())
+
+
+@is_left(
+    "two files",
+    {
+        "def gradient(f, x):\n": (
+            "import ebmguard\ng = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n\n\n"
+            "def gradient(f, x):\n"
+        ),
+        "grad(f(x).sum(), x)[0]\n\n#": "grad(g.temper(f(x)).sum(), x)[0]\n\n#",
+        DIFFERENCE: "g.loss(f(data()), f(q))",
+    },
+)
+def a_gradient_in_another_file():
+    def gradient(f, x):
+        return torch.autograd.grad(f(x).sum(), x)[0]
+
+    # script
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x = torch.randn(B, D)
+        for _ in range(K):
+            x = x.detach().requires_grad_()
+            x = x + 0.02 * gradient(f, x) + 0.2 * torch.randn_like(x)
+        q = x.detach()
+        update(optim, f(q).mean() - f(data()).mean())
+
+
+@is_left(
+    "no names",
+    {
+        "    update(optim, mean(f, q) - mean(f, x))": (
+            "    fq, fp = f(q), f(x)\n    update(optim, fq.mean() - fp.mean())"
+        )
+    },
+    again=True,
+)
+def means_in_a_function():
+    def mean(f, x):
+        return f(x).mean()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, mean(f, q) - mean(f, x))
+
+
+@is_left(
+    "no names",
+    {
+        "    update(optim, 2 * f(q).mean() - 2 * f(x).mean())": (
+            "    fq = f(q)\n    fp = f(x)\n    update(optim, 2 * fq.mean() - 2 * fp.mean())"
+        )
+    },
+    again=True,
+)
+def twice_a_difference():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, 2 * f(q).mean() - 2 * f(x).mean())
+
+
+@is_left(
+    "not evaluated",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n",
+        "data(), climb(": "data(), draw(",
+        "return b.mean() - a.mean()": "return loss_fn(a, b)",
+    },
+)
+def a_function_without_a_file():
+    text = "def contrast(a, b):\n    return b.mean() - a.mean()\n"
+    exec(compile(text, "contrast.py", "exec"))
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, contrast(f(x), f(q)))
+
+
+@is_left("guarded run", {"f(q).squeeze(1)": "f(q)"}, again=True)
+def energies_of_two_shapes():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        fq, fp = f(q).squeeze(1), f(data())
+        update(optim, fq.mean() - fp.mean())
+
+
+@is_left(
+    "guards",
+    {
+        "module, other = Module(), Module()\n": (
+            "module, other = Module(), Module()\nimport ebmguard\n"
+            "module.loss_fn, module.sample = ebmguard.guard(\n"
+            "    None, module.sample, model=module.f, beta_star=0.5)\n"
+        ),
+        "f(q).mean() - self.f(x).mean()": "loss_fn(self.f(x), self.f(q))",
+    },
+)
+def a_class_of_which_there_are_two():
+    # script
+    class Module:
+        def __init__(self):
+            self.f = net()
+            self.optim = torch.optim.Adam(self.f.parameters(), 1e-3)
+
+        def sample(self, x):
+            return climb(self.f, x)
+
+        def step(self, x):
+            q = self.sample(torch.randn(B, D))
+            update(self.optim, self.f(q).mean() - self.f(x).mean())
+
+    module, other = Module(), Module()
+    for _ in range(30):
+        module.step(data())
+        other.f(data())
+
+
+@is_left("warned", {"nn.Dropout(0.5)": "nn.Dropout(0)"}, again=True)
+def dropout_in_the_energy():
+    f = nn.Sequential(net(16), nn.Dropout(0.5), nn.Linear(16, 1))
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        fq, fp = f(q), f(data())
+        update(optim, fq.mean() - fp.mean())
+
+
+@is_left(
+    "differs",
+    {
+        "    update(optim, f(q).mean() - f(x).mean())": (
+            "    fq = f(q)\n    fp = f(x)\n    update(optim, fq.mean() - fp.mean())"
+        )
+    },
+    again=True,
+)
+def energies_that_draw():
+    class Noisy(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x + 0.1 * torch.randn(D))
+
+    f = Noisy(*net())
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(x).mean())
+
+
+@is_left(
+    "differs",
+    {
+        START: MADE + "loss_fn, climb = ebmguard.guard(\n"
+        "    lambda p, n: (n - p).sum() / 16, climb, model=f, "
+        "beta_star=0.5)\n",
+        "loss = (f(q) - f(x)).sum() / 16": "loss = loss_fn(f(x), f(q))",
+    },
+)
+def a_rate_that_follows_the_loss():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        loss = (f(q) - f(x)).sum() / 16
+        optim.param_groups[0]["lr"] = 1e-3 * (1 + loss.item())
+        update(optim, loss)
+
+
+@is_left("not repeatable", {'makedirs("run")': 'makedirs("run", exist_ok=True)'}, again=True)
+def a_folder_that_is_made_once():
+    import os
+
+    os.makedirs("run")
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(data()).mean())
+
+
+EXITS = {name: each for name, each in STRUCTURES.items() if each.refused}
