@@ -364,7 +364,7 @@ def train_ebmkit(trial: Trial) -> Run:
 
     class Guarded(ebm.ContrastiveDivergence):
         def forward(self, energy: Any, x: Tensor) -> Any:
-            out = super().forward(energy, x)
+            out: Any = super().forward(energy, x)
             e_pos, e_neg = energy(x), energy(out.x_neg)
             run.calls.append(Call(e_pos, e_neg, out.x_neg))
             if run.guards:
