@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,30 +26,17 @@ WARM_UP = 20_000
 BATCH, SIGMA, DT = 128, 0.1, 0.01
 TAU, EPSILON = 0.8, 0.15
 CLAMP, TRIM = 0.02, 0.1
-DRAWN = 1024
-LAST = 20
+DRAWN, LAST = 1024, 20
 FAR = 100.0
 """A gap of the potential, or a coordinate of a sample, beyond which a run is lost."""
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Of the contrastive phase; the defaults are published."""
-
-    title: str
-    updates: int
-    lr: float = 1e-4
-    steps: int = 200
-    weight: float = 2.0
-
-
-SETTINGS = {
-    "heavy": Setting("rate 0.03, λ = 200, 20 steps", 60, 0.03, 20, 200.0),
-    "short": Setting("rate 0.01, λ = 20, 5 steps", 200, 0.01, 5, 20.0),
-    "fast": Setting("rate 0.03, λ = 20, 200 steps", 60, 0.03, 200, 20.0),
-    "published": Setting("rate 1e-4, λ = 2, 200 steps (published)", 300),
+SETTINGS: dict[str, tuple[str, int, float, int, float]] = {
+    "brief": ("rate 1e-4, λ = 2, 20 steps", 300, 1e-4, 20, 2.0),
+    "short": ("rate 0.01, λ = 20, 5 steps", 200, 0.01, 5, 20.0),
+    "fast": ("rate 0.03, λ = 20, 200 steps", 60, 0.03, 200, 20.0),
+    "published": ("rate 1e-4, λ = 2, 200 steps (published)", 300, 1e-4, 200, 2.0),
 }
-"""Chosen on seed 0 without a guard: the first three are lost there, or nearly."""
+"""Title, updates, learning rate, Langevin steps, λ; the first three were found on seed 0."""
+HEADS = {"gap": "gap", "grad_scale": "GradScale", "w2_3": "W2 at t = 3", "w2_10": "at t = 10"}
 ARMS = {"plain": "plain", "trimmed": "clamp, trimmed mean", "0.5": "β\\* = 0.5", "2": "β\\* = 2"}
 CELLS = {
     f"{setting}_{arm}_s{seed}": {"setting": setting, "arm": arm, "seed": seed}
@@ -62,12 +47,10 @@ CELLS = {
 WARM = {f"warm_s{seed}": {"seed": seed} for seed in SEEDS}
 
 
-class Potential(nn.Sequential):
+def potential() -> nn.Sequential:
     """V(x) of points of the plane, (B, 1); low on data."""
-
-    def __init__(self) -> None:
-        hidden = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.SiLU())]
-        super().__init__(nn.Linear(2, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 1))
+    hidden = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.SiLU())]
+    return nn.Sequential(nn.Linear(2, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 1))
 
 
 def gaussians(n: int) -> Tensor:
@@ -81,7 +64,7 @@ def moons(n: int) -> Tensor:
     angle = torch.linspace(0, math.pi, n // 2)
     upper = torch.stack([angle.cos(), angle.sin()], 1)
     lower = torch.stack([1 - angle.cos(), 0.5 - angle.sin()], 1)
-    return 3 * (torch.cat([upper, lower]) + 0.2 * torch.rand(n, 1)) - 1
+    return torch.cat([upper, lower]).add(0.2 * torch.rand(n, 1)).mul(3).sub(1)
 
 
 def pairing(x: Tensor, y: Tensor) -> Tensor:
@@ -92,9 +75,8 @@ def pairing(x: Tensor, y: Tensor) -> Tensor:
 
 def wasserstein(x: Tensor, y: Tensor) -> float:
     """W2 of two samples of the same size; infinite where x is."""
-    if not bool(x.isfinite().all()):
-        return math.inf
-    return float((x - y[pairing(x, y)]).square().sum(1).mean().sqrt())
+    is_finite = bool(x.isfinite().all())
+    return float((x - y[pairing(x, y)]).square().sum(1).mean().sqrt()) if is_finite else math.inf
 
 
 def flow_errors(f: nn.Module) -> tuple[Tensor, Tensor]:
@@ -112,39 +94,23 @@ def flow_errors(f: nn.Module) -> tuple[Tensor, Tensor]:
 def gibbs_sampler(f: nn.Module, x: Tensor, times: Tensor) -> Tensor:
     """Langevin chains; ``times`` (steps, B or 1) give the temperature of each step."""
     temperatures = EPSILON * ((times - TAU) / (1 - TAU)).clamp(0, 1)
-    noises = (2 * DT * temperatures).sqrt().unsqueeze(-1) * torch.randn(len(times), *x.shape)
-    for noise in noises:
+    for noise in (2 * DT * temperatures).sqrt()[..., None] * torch.randn(len(times), *x.shape):
         x = x.detach().requires_grad_()
         (slope,) = torch.autograd.grad(f(x).sum(), x)
         x = x - DT * slope + noise
     return x.detach()
 
 
-def negatives(f: nn.Module, sampler: Any, steps: int) -> Tensor:
-    """Half from data, at the highest temperature; half from the source, where it rises."""
-    half = BATCH // 2
-    begun = torch.arange(BATCH) < half
-    passed = torch.arange(1, steps + 1)[:, None] / steps
-    found: Tensor = sampler(
-        f, torch.cat([moons(half), gaussians(half)]), torch.where(begun, 1.0, passed)
-    )
-    return found
-
-
-def difference(v_pos: Tensor, v_neg: Tensor) -> Tensor:
-    return v_pos.mean() - v_neg.mean()
-
-
 def trimmed(v_pos: Tensor, v_neg: Tensor, weight: float) -> Tensor:
     """As the CIFAR-10 script has it, times the weight."""
     low = v_neg.flatten().sort().values[: len(v_neg) - int(TRIM * len(v_neg))]
-    return (weight * difference(v_pos, low)).clamp(min=-CLAMP)
+    return (weight * (v_pos.mean() - low.mean())).clamp(min=-CLAMP)
 
 
 def warm_up(folder: Path, seed: int) -> dict[str, Any]:
     """Flow matching alone; every arm of a seed goes on from it."""
     torch.manual_seed(seed)
-    f = Potential()
+    f = potential()
     optimizer = torch.optim.Adam(f.parameters(), lr=1e-4)
     for _ in range(WARM_UP):
         optimizer.zero_grad()
@@ -168,50 +134,40 @@ def measure(folder: Path, seed: int, setting: str = "", arm: str = "") -> dict[s
     """Train a cell: the contrastive phase, from the warm-up of its seed."""
     if not arm:
         return warm_up(folder, seed)
-    own = SETTINGS[setting]
-    f, beta_star = Potential(), float(arm) if arm in ("0.5", "2") else 0.0
-    optimizer = torch.optim.Adam(f.parameters(), lr=own.lr)
+    _, updates, lr, steps, weight = SETTINGS[setting]
+    f, half = potential(), BATCH // 2
+    optimizer = torch.optim.Adam(f.parameters())
     network, moments = torch.load(folder.parent / f"warm_s{seed}" / "warm.pt")
     f.load_state_dict(network)
     optimizer.load_state_dict(moments)
-    optimizer.param_groups[0]["lr"] = own.lr
+    optimizer.param_groups[0]["lr"] = lr
     torch.manual_seed(seed)
     # At β* = 0 it only watches.
-    loss_fn, sampler = g = guard(
-        None,
-        gibbs_sampler,
-        model=f,
-        optimizer=optimizer,
-        convention="energy",
-        beta_star=beta_star,
-        output_scale=1 / EPSILON,
-        sinks=[],
-    )
-    gaps, scales, far, is_lost = [0.0], [], 0.0, False
-    while len(gaps) <= own.updates and not is_lost:
+    beta_star = 0.0 if arm in ("plain", "trimmed") else float(arm)
+    about: dict[str, Any] = {"beta_star": beta_star, "output_scale": 1 / EPSILON}
+    about |= {"model": f, "optimizer": optimizer, "convention": "energy"}
+    loss_fn, sampler = g = guard(None, gibbs_sampler, **about)
+    # Half of the chains from data, at the highest temperature; half from the source.
+    passed = torch.arange(1, steps + 1)[:, None] / steps
+    times = torch.where(torch.arange(BATCH) < half, 1.0, passed)
+    gaps, scales, is_lost = list[float](), [], False
+    while len(gaps) < updates and not is_lost:
         optimizer.zero_grad()
         t, errors = flow_errors(f)
-        weights = ((1 - t) / (1 - TAU)).clamp(max=1)
-        x = negatives(f, sampler, own.steps)
+        flow = (((1 - t) / (1 - TAU)).clamp(max=1) * errors).mean()
+        x = sampler(f, torch.cat([moons(half), gaussians(half)]), times)
         v_pos, v_neg = f(moons(BATCH)), f(x)
-        loss = own.weight * loss_fn(v_pos, v_neg)
-        if arm == "trimmed":
-            loss = trimmed(v_pos, v_neg, own.weight)
-        ((weights * errors).mean() + loss).backward()
+        loss = weight * loss_fn(v_pos, v_neg)
+        loss = trimmed(v_pos, v_neg, weight) if arm == "trimmed" else loss
+        (flow + loss).backward()
         optimizer.step()
-        gaps.append(float(difference(v_neg, v_pos).detach()))
+        gaps.append(abs(float((v_neg.mean() - v_pos.mean()).detach())))
         scales.append(g.last["grad_scale"])
-        far = float(x.abs().max())
-        is_lost = not (abs(gaps[-1]) <= FAR and far <= FAR)
+        is_lost = not max(gaps[-1], float(x.abs().max())) <= FAR
     g.close()
-    return {
-        "updates": len(gaps) - 1,
-        "lost": is_lost,
-        "verdict": str(g.verdict),
-        "gap": statistics.median(map(abs, gaps[-LAST:])),
-        "grad_scale": statistics.median(scales[-LAST:]),
-        **judged(f),
-    }
+    found = {"updates": len(gaps), "lost": is_lost, "verdict": str(g.verdict), **judged(f)}
+    end = {"gap": gaps, "grad_scale": scales}
+    return found | {name: statistics.median(values[-LAST:]) for name, values in end.items()}
 
 
 def spread(rows: Rows, name: str) -> str:
@@ -221,29 +177,21 @@ def spread(rows: Rows, name: str) -> str:
     return f"{middle} ({low} to {high})"
 
 
-def lines(rows: Rows) -> Iterator[dict[str, str]]:
-    for setting, own in reversed(SETTINGS.items()):
-        for arm, title in ARMS.items():
-            cells = [x for x in rows if (x["setting"], x["arm"]) == (setting, arm)]
-            if not cells:
-                continue
-            lost, said = [x for x in cells if x["lost"]], [x["verdict"] for x in cells]
-            at = ", ".join(str(x["updates"]) for x in lost)
-            yield {
-                "setting": f"{own.title}, {own.updates} updates" if arm == "plain" else "",
-                "arm": title,
-                "lost": f"{len(lost)} of {len(cells)}" + (f", at {at}" if at else ""),
-                "an ERROR stands": f"{sum(x.startswith('lost') for x in said)} of {len(cells)}",
-                "gap": spread(cells, "gap"),
-                "GradScale": f"{statistics.median(x['grad_scale'] for x in cells):.2g}",
-                "W2 at t = 3": spread(cells, "w2_3"),
-                "at t = 10": spread(cells, "w2_10"),
-            }
-
-
 def slots(rows: Rows) -> dict[str, str]:
-    real = [x["w2_real"] for x in rows]
-    return {"arms": table_of([*lines(rows)]), "real": f"{statistics.median(real):.3g}"}
+    lines = []
+    for setting, (title, updates, *_) in reversed(SETTINGS.items()):
+        for arm, name in ARMS.items():
+            cells = [x for x in rows if (x["setting"], x["arm"]) == (setting, arm)]
+            lost = [str(x["updates"]) for x in cells if x["lost"]]
+            errors = sum(x["verdict"].startswith("lost") for x in cells)
+            line = {
+                "setting": f"{title}, {updates} updates" if arm == "plain" else "",
+                "arm": name,
+                "lost, at": f"{len(lost)} of {len(cells)}: {', '.join(lost)}".removesuffix(": "),
+                "an ERROR stands": f"{errors} of {len(cells)}",
+            }
+            lines += [line | {head: spread(cells, x) for x, head in HEADS.items()}] if cells else []
+    return {"arms": table_of(lines), "real": spread(rows, "w2_real")}
 
 
 GRID = Grid("energy_matching", CELLS, measure, slots, judge=WARM, trains_here=True)
