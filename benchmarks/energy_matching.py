@@ -25,8 +25,7 @@ WIDTH = 64  # published: 256, which takes five times as long
 WARM_UP = 20_000
 BATCH, SIGMA, DT = 128, 0.1, 0.01
 TAU, EPSILON = 0.8, 0.15
-CLAMP, TRIM = 0.02, 0.1
-DRAWN, LAST = 1024, 20
+CLAMP, TRIM, DRAWN, LAST = 0.02, 0.1, 1024, 20
 FAR = 100.0
 """A gap of the potential, or a coordinate of a sample, beyond which a run is lost."""
 SETTINGS: dict[str, tuple[str, int, float, int, float]] = {
@@ -49,14 +48,15 @@ WARM = {f"warm_s{seed}": {"seed": seed} for seed in SEEDS}
 
 def potential() -> nn.Sequential:
     """V(x) of points of the plane, (B, 1); low on data."""
-    hidden = [layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.SiLU())]
+    hidden = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.SiLU())]
     return nn.Sequential(nn.Linear(2, WIDTH), nn.ReLU(), *hidden, nn.Linear(WIDTH, 1))
 
 
 def gaussians(n: int) -> Tensor:
     """Eight of variance 0.1, on a circle of radius 5."""
     angle = torch.randint(8, (n,)) * (math.pi / 4)
-    return 5 * torch.stack([angle.cos(), angle.sin()], 1) + 0.1**0.5 * torch.randn(n, 2)
+    centres = 5 * torch.stack([angle.cos(), angle.sin()], 1)
+    return centres.add(0.1**0.5 * torch.randn(n, 2))
 
 
 def moons(n: int) -> Tensor:
