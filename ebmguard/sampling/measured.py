@@ -126,7 +126,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         f"{stays:.0%} of the samples stay (a rejection?)": stays > 0,
     }
     notes = tuple(note for note, holds in said.items() if holds)
-    if not any(step.noise for step in steps):
+    if not any(step.noise > _SURE * step.noise_error for step in steps):
         return Measured(_NO_NOISE, notes=notes)
     factor, *others = (_factor(seen) for seen, _ in told)
     if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in others):

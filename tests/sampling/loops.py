@@ -400,6 +400,9 @@ LOOPS = {
         ),
         "noise that torch did not draw",
     ),
+    "noise of size 0": refused(
+        stepping(lambda x, g, t: x + STEP * g + noise(x, 0.0)), "gradient steps without noise"
+    ),
     "no noise": refused(stepping(lambda x, g, t: x + STEP * g), "gradient steps without noise"),
     "a size for each sample": refused(stepping(by_sample), "step sizes differ between samples"),
     "noise for some samples": refused(two_kinds(0.3, std=0.0), "differ between samples"),
