@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -279,6 +280,23 @@ CODEBASES = {
         off=({}, {"noise_scale": 0.0}),
         on=((4.0, {}), (200.0, {})),
         tempered=((200.0, {}, 0.5),),  # o = 1 / (0.04 · 0.25²) = 400 at the lowest level
+    ),
+    "cooperative recovery": Codebase(
+        partial(structures.train_recovery, is_cooperative=True),
+        off=({},),
+        on=((4.0, {}), (200.0, {})),
+        tempered=((200.0, {}, 0.5),),
+    ),
+    "energy matching": Codebase(
+        structures.train_energy_matching,
+        off=({},),
+        on=((0.5, {}),),
+        tempered=((0.5, {}, 0.75),),  # o = 1 / 0.5 at the end of all chains
+        sign=-1,
+        factor=lambda options: 2.0,
+    ),
+    "ebmkit": Codebase(
+        structures.train_ebmkit, off=({},), on=((0.5, {}),), tempered=((0.5, {}, 0.5),), sign=-1
     ),
     "method": Codebase(
         structures.train_method,

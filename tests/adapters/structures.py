@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ebm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -37,9 +38,9 @@ class Recovery:
     def step_size_square(self, t: Tensor) -> Tensor:
         return 0.04 * SIGMAS.to(torch.get_default_dtype())[t] ** 2
 
-    def p_sample_langevin(self, tilde_x: Tensor, t: Tensor) -> Tensor:
+    def p_sample_langevin(self, tilde_x: Tensor, t: Tensor, start: Tensor | None = None) -> Tensor:
         sigma, b0 = SIGMAS.to(tilde_x)[t].unsqueeze(-1), self.step_size_square(t)
-        y = tilde_x.clone().requires_grad_()
+        y = (tilde_x if start is None else start).detach().clone().requires_grad_()
         for _ in range(4):
             f = self.trial.temper(self.net(y, t)).sum(1)
             log_p = f / b0 - ((y - tilde_x) ** 2 / 2 / sigma**2).sum(1)
@@ -49,12 +50,16 @@ class Recovery:
         return y.detach()
 
 
-def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
-    """The density of x at level t is exp(f / b0(t)) times a Gaussian around its partner."""
+def train_recovery(trial: Trial, *, noise_scale: float = 1.0, is_cooperative: bool = False) -> Run:
+    """The density of x at level t is exp(f / b0(t)) times a Gaussian around its partner.
+
+    Cooperative: chains start from a network, each side has a backward pass, and data come first.
+    """
     torch.manual_seed(7)
-    net = Levels()
+    net, proposal = Levels(), nn.Linear(2, 2)
     diffusion: Any = Recovery(net, trial, noise_scale)
-    run = Run(net, torch.optim.Adam(net.parameters(), lr=1e-2))
+    run = Run(net, torch.optim.Adam(net.parameters(), lr=1e-2), extra={"proposal": proposal})
+    p_optimizer = torch.optim.Adam(proposal.parameters(), lr=1e-2)
     b0 = diffusion.step_size_square(torch.arange(3))
     settings = {"model": net, "output_scale": 1 / b0[0].item()}
     _, diffusion.p_sample_langevin = trial.around(run, None, diffusion.p_sample_langevin, settings)
@@ -62,18 +67,29 @@ def train_recovery(trial: Trial, *, noise_scale: float = 1.0) -> Run:
     for _ in range(trial.n):
         x_0, t = data[torch.randint(40, (8,))], torch.randint(3, (8,))
         tilde_x = x_0 + SIGMAS.to(x_0)[t].unsqueeze(-1) * torch.randn(8, 2)
-        x_neg = diffusion.p_sample_langevin(tilde_x, t)
-        pos_f, neg_f = net(x_0, t).sum(1), net(x_neg, t).sum(1)
         pair, weight = torch.arange(8), SIGMAS[0] / SIGMAS.to(x_0)[t]
         groups = (pair, pair, b0[0] / b0[t])
+        run.optimizer.zero_grad()
+        pos_f = net(x_0, t).sum(1)
+        is_early = is_cooperative and not run.guards
+        if is_early:
+            (-(pos_f * weight).mean()).backward()
+        start = proposal(tilde_x) if is_cooperative else tilde_x
+        x_neg = diffusion.p_sample_langevin(tilde_x, t, start)
+        neg_f = net(x_neg, t).sum(1)
         run.calls.append(Call(pos_f, neg_f, x_neg, groups, weight))
         for g in run.guards:
             pos_f, neg_f = g.reweight(pos_f, neg_f, groups=groups)
-        loss = (-(pos_f - neg_f) * weight).mean()
-        run.optimizer.zero_grad()
-        loss.backward()
+        if is_cooperative:
+            if not is_early:
+                (-(pos_f * weight).mean()).backward()
+            (neg_f * weight).mean().backward()
+            p_optimizer.zero_grad()
+            (x_neg - start).square().sum(1).mean().backward()
+            p_optimizer.step()
+        else:
+            (-(pos_f - neg_f) * weight).mean().backward()
         run.optimizer.step()
-        run.others.append(loss.item())
     return run.end()
 
 
@@ -300,4 +316,65 @@ def train_gwg(trial: Trial, *, gain: float = 1.0) -> Run:
         loss.backward()
         run.optimizer.step()
         run.others.append(obj.item())
+    return run.end()
+
+
+# -- energy matching: flow matching beside chains whose temperature rises, half of them from data --
+
+
+def train_energy_matching(trial: Trial, *, epsilon: float = 0.5) -> Run:
+    """Chains from data are at the highest temperature, those from the source end there."""
+    run = begin(lambda: Energy(shape=(2,)))
+    data, dt = torch.randn(40, 2) + 3, 0.1
+
+    def gibbs_sampler(model: Any, x: Tensor, start: Tensor) -> Tensor:
+        for step in range(10):
+            t = start + (1 - start) * (step + 1) / 10
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(trial.temper(model(x)).sum(), x)
+            std = (2 * dt * epsilon * ((t - 0.8) / 0.2).clamp(0, 1)).sqrt()
+            x = x - dt * slope + std.unsqueeze(-1) * torch.randn_like(x)
+        return x.detach()
+
+    settings = {"convention": "energy", "output_scale": 1 / epsilon}
+    cd_loss, gibbs_sampler = trial.around(run, falling_difference, gibbs_sampler, settings)
+    start = torch.tensor([1.0, 0.0]).repeat_interleave(4)
+    for _ in range(trial.n):
+        x0, x1 = torch.randn(8, 2), data[torch.randint(40, (8,))]
+        x_t = torch.lerp(x0, x1, torch.rand(8, 1)).requires_grad_()
+        (slope,) = torch.autograd.grad(run.model(x_t).sum(), x_t, create_graph=True)
+        x_neg = gibbs_sampler(run.model, torch.cat([x1[:4], x0[4:]]), start)
+        v_pos, v_neg = run.model(x1), run.model(x_neg)
+        run.calls.append(Call(v_pos, v_neg, x_neg))
+        run.optimizer.zero_grad()
+        ((slope + x1 - x0).square().mean() + 2 * cd_loss(v_pos, v_neg)).backward()
+        run.optimizer.step()
+    return run.end()
+
+
+# -- ebmkit: its own Trainer, whose loss draws the negatives --------------------------------------
+
+
+def train_ebmkit(trial: Trial) -> Run:
+    run = begin(lambda: Energy(shape=(2,)))
+
+    class Langevin(ebm.LangevinDynamics):
+        def step(self, energy: Any, x: Tensor) -> Any:
+            return super().step(lambda x: trial.temper(energy(x)), x)
+
+    class Guarded(ebm.ContrastiveDivergence):
+        def forward(self, energy: Any, x: Tensor) -> Any:
+            out: Any = super().forward(energy, x)
+            e_pos, e_neg = energy(x), energy(out.x_neg)
+            run.calls.append(Call(e_pos, e_neg, out.x_neg))
+            if run.guards:
+                out.loss = contrast(e_pos, e_neg)
+            return out
+
+    run.chains = ebm.ReplayBuffer(40, (2,))
+    cd: Any = Guarded(Langevin(step_size=0.1, steps=4), buffer=run.chains)
+    settings = {"methods": ("sample",), "convention": "energy", "output_scale": 1.0}
+    contrast, cd.sampler = trial.around(run, None, cd.sampler, settings)
+    trainer = ebm.Trainer(run.model, cd, run.optimizer, device="cpu")
+    run.others = trainer.fit(torch.randn(40, 2), steps=trial.n, batch_size=8, verbose=False)
     return run.end()

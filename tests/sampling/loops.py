@@ -297,6 +297,31 @@ def by_sample(x: Tensor, g: Tensor, t: int) -> Tensor:
     return x + sizes * STEP * g + sizes.sqrt() * noise(x)
 
 
+def two_kinds(share: float, *, step: float = STEP, std: float = NOISE) -> Any:
+    """The first samples have a step or a noise of their own."""
+
+    def update(x: Tensor, g: Tensor, t: int) -> Tensor:
+        is_first = (torch.arange(len(x)) < share * len(x))[:, None, None, None]
+        size, noises = torch.where(is_first, step, STEP), torch.where(is_first, std, NOISE)
+        return x + size * g + noises * torch.randn_like(x)
+
+    return stepping(update)
+
+
+def ramped(*, is_alike: bool) -> Any:
+    """No noise, then a temperature that rises; or half of the chains have its end's throughout."""
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        begun = (torch.arange(len(x)) < len(x) // 2) & (not is_alike)
+        for t in torch.linspace(0, 1, 20):
+            share = torch.where(begun, 1.0, ((t - 0.8) / 0.2).clamp(0, 1))
+            std = NOISE * share.sqrt()[:, None, None, None]
+            x = x - STEP * gradient_at(f, x) + std * torch.randn_like(x)
+        return x
+
+    return sample
+
+
 def plain(x: Tensor, g: Tensor, t: int) -> Tensor:
     return x + STEP * g + noise(x)
 
@@ -375,8 +400,16 @@ LOOPS = {
         ),
         "noise that torch did not draw",
     ),
+    "noise of size 0": refused(
+        stepping(lambda x, g, t: x + STEP * g + noise(x, 0.0)), "gradient steps without noise"
+    ),
     "no noise": refused(stepping(lambda x, g, t: x + STEP * g), "gradient steps without noise"),
     "a size for each sample": refused(stepping(by_sample), "step sizes differ between samples"),
+    "noise for some samples": refused(two_kinds(0.3, std=0.0), "differ between samples"),
+    "two temperatures": refused(two_kinds(0.25, std=2 * NOISE), "differ between samples"),
+    "two step sizes": refused(two_kinds(0.1, step=2 * STEP), "differ between samples"),
+    "temperature that rises": refused(ramped(is_alike=True), "along the chain (from no noise to o"),
+    "the same, half at its end": refused(ramped(is_alike=False), "differ between samples"),
     "a square of the output": refused(
         stepping(plain, energy=lambda f, x: f(x).square()), "differentiated as it is"
     ),
