@@ -154,10 +154,13 @@ class Rollback:
         changed += ["new random numbers"] if self.reseeded else []
         changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "
+        left = f"{self.budget_left} left."
+        if not self.budget_left:
+            left = "None is left: a later ERROR is not taken back."
         return (
             f"Rollback {self.attempt} at step {self.step}{again}: {why}. Back to the "
             f"{kind}snapshot of step {self.restored_step}, with "
-            f"{', '.join(changed) or 'nothing changed'}. {self.budget_left} left."
+            f"{', '.join(changed) or 'nothing changed'}. {left}"
         )
 
     def record(self) -> dict[str, Any]:

@@ -127,13 +127,34 @@ def test_an_error_in_the_first_step_goes_back_to_before_it() -> None:
     assert run.state()["model"] == before
 
 
-def test_the_budget_ends_the_run_with_a_typed_error() -> None:
-    run = Run(Recovery(**SAME, **QUICK, budget=2), detector=Scripted([10, 20, 30]))
+SPENT: dict[str, Any] = {**SAME, **QUICK, "budget": 2}
+
+
+def test_a_run_that_lives_goes_on_once_the_budget_is_spent() -> None:
+    run = Run(Recovery(**SPENT), detector=Scripted([10, 20, 30, 45, 80]))
+    run_until(run, 30)
+    at = run.guard.step
+    run_until(run, 70)
+    assert run.guard.step == at + 70
+    assert [each["message"].endswith("not taken back.") for each in run.memory.recoveries] == [0, 1]
+    errors = [each for each in run.memory.alerts if each["level"] == "ERROR"]
+    assert [each.get("action") for each in errors] == ["rollback", "rollback", None, None, None]
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-6, float("nan")])
+def test_a_run_that_is_lost_ends_with_a_typed_error_once_the_budget_is_spent(
+    factor: float,
+) -> None:
+    run = Run(Recovery(**SPENT), detector=Scripted([10, 20, *range(70, 110)]))
+    run_until(run, 70)
+    with torch.no_grad():
+        for p in run.model.net[-1].parameters():
+            p.mul_(factor)
+    run.optimizer.param_groups[0]["lr"] = 0.0  # or the small one would grow again
     with pytest.raises(BudgetSpentError, match="budget of rollbacks is spent") as caught:
         run_until(run, 40)
     assert caught.value.rollbacks == 2
     assert caught.value.alert.rule == "energy_blowup"
-    assert len(run.guard.rollbacks) == 2
 
 
 def test_trouble_after_a_snapshot_keeps_it_from_being_certified() -> None:
