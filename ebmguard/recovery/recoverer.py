@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
@@ -20,7 +18,7 @@ from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive
 from .chains import Chains
-from .changes import LearningRate, purge, reseed
+from .changes import LearningRate, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import (
     CONSTANT,
@@ -182,10 +180,7 @@ class Recoverer(Stateful):
                 break
         self.rate.factor = self.effect.lr
         reseeded = reseed(self.attempt, generators_of(trainer)) if self.settings.reseed else 0
-        seeded = torch.Generator().manual_seed(self.attempt)
-        purged = purge(trainer.buffer, seeded) if self.settings.purge else 0
-        purged = sum(self._ranks.from_all(purged))
-        rollback = replace(rollback, changes=changes, reseeded=reseeded, purged_rows=purged)
+        rollback = replace(rollback, changes=changes, reseeded=reseeded)
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
             _log.warning(rollback.message)
