@@ -107,7 +107,7 @@ class Recoverer(Stateful):
         ):
             snapshots.disquiet(judged - 1)
             return False
-        for ripe in snapshots.certify(judged, *self._health(settings.certify_after)):
+        for ripe in snapshots.certify(judged, self._health):
             if self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, ripe.state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)

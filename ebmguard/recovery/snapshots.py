@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ __all__ = [
 
 # The share of its best spread under which f is a constant: that of the rule ``collapsed``.
 CONSTANT = 0.003
+Health = Callable[[int], tuple[bool, float]]
 _PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
 
@@ -227,13 +228,15 @@ class Snapshots:
         # The first one stays as the last resort: there is nothing deeper.
         del self.waiting[self._ripe(quiet_until) or int(not self.certified) :]
 
-    def certify(self, step: int, settled: bool = True, spread: float = math.inf) -> list[Snapshot]:
+    def certify(self, step: int, health: Health = lambda _: (True, math.inf)) -> list[Snapshot]:
         """Certify what has been quiet for long enough by ``step``; return the new ones.
 
-        Those are dropped before which, or after which (``settled``, ``spread``), GradScale was too
-        low or f had become a constant by the measure of the run.
+        Those are dropped before which, or after which (``health`` of the last so many steps),
+        GradScale was too low or f had become a constant by the measure of the run.
         """
-        count, most, ripe = self._ripe(step), self.spread, list[Snapshot]()
+        if not (count := self._ripe(step)):
+            return []
+        (settled, spread), most, ripe = health(self.certify_after), self.spread, list[Snapshot]()
         for each in self.waiting[:count]:
             if settled and each.settled and min(each.spread, spread) >= CONSTANT * most:
                 each.spread = most = max(each.spread, most)
