@@ -170,56 +170,25 @@ def why_not(result: Any) -> str:
     return ", ".join(text for text, failed in reasons.items() if failed)
 
 
-def path(result: Any) -> str:
-    """The steps of the rollbacks, and to which they went."""
-    steps = [f"{each['step']} ({each['restored_step']})" for each in result["rollbacks"]]
-    return ", ".join(steps) or "–"
-
-
-BY_POLICY = {
+COLUMNS = {
     "policy": lambda own: POLICIES[own["policy"].iloc[0]][0],
     "saved": lambda own: f"{(own['why_not'] == '').sum()} of {len(own)}",
-    "reached the end": lambda own: str((own["reached"] >= own["until"]).sum()),
+    "until step": lambda own: f"{own['until'].iloc[0]:,}",
+    "reached it": lambda own: str((own["reached"] >= own["until"]).sum()),
     "rollbacks (median, most)": lambda own: f"{own['count'].median():g}, {own['count'].max()}",
-    "relapses": lambda own: str(own["relapses"].sum()),
     "accuracy": lambda own: percent(own["accuracy"].median()),
     "median |gap|": lambda own: number(own["median_abs_gap"].median()),
     "reference GradScale": lambda own: number(own["reference_grad_scale"].median(), ".2f"),
     "SGLD steps": lambda own: f"× {own['sgld_steps'].median():.2f}",
-    "seconds": lambda own: f"{own['seconds'].median():.0f}",
-}
-NOT_SAVED = {
-    "policy": lambda row: POLICIES[row["policy"]][0],
-    "until": lambda row: f"{row['until']:,}",
-    "seed": lambda row: str(row["seed"]),
-    "rollbacks at (to)": path,
-    "why it does not count": lambda row: row["why_not"],
 }
 
 
 def slots(rows: Rows) -> dict[str, str]:
     judged = [{**run, **each, "why_not": why_not(each)} for run in rows for each in run["judged"]]
-    frame = pd.DataFrame(judged).assign(
-        count=[len(row["rollbacks"]) for row in judged],
-        relapses=[sum(x["relapse"] for x in row["rollbacks"]) for row in judged],
-    )
+    frame = pd.DataFrame(judged).assign(count=[len(row["rollbacks"]) for row in judged])
     of = dict(iter(frame.groupby(["until", "policy"])))
-    by_policy = {
-        until: table([of[until, policy] for policy in POLICIES if (until, policy) in of], BY_POLICY)
-        for until in (STEPS, LONG)
-    }
-    lost = [row for row in judged if row["why_not"] and row["policy"] != "none"]
-    log = ["```"]
-    for row in judged:
-        if row["policy"] == "default" and row["until"] == LONG:
-            log.append(f"seed {row['seed']}: {percent(row['accuracy'])} at the end")
-            log += [f"  {record['message']}" for record in row["rollbacks"]]
-    return {
-        "steps": by_policy[STEPS],
-        "long": by_policy[LONG],
-        "lost": table(lost, NOT_SAVED),
-        "log": "\n".join([*log, "```"]),
-    }
+    cells = [(until, policy) for until in (STEPS, LONG) for policy in POLICIES]
+    return {"policies": table([of[cell] for cell in cells if cell in of], COLUMNS)}
 
 
 GRID = Grid("rollback", CELLS, measure, slots)

@@ -95,7 +95,7 @@ class Situation:
         """Whether a remedy makes sense here."""
         forbidden: dict[str, bool] = {
             Remedy.ROLL_BACK: self.rolls_back,
-            Remedy.RAISE_BETA: self.beta_star >= self.most,
+            Remedy.RAISE_BETA: self.beta_star >= self.most or self.samples_above,
             Remedy.LOWER_BETA: self.beta_star <= max(0.0, self.least),
             Remedy.TOWARDS_ZERO: self.beta_star >= 0,
             Remedy.BELOW_ZERO: self.least >= 0,

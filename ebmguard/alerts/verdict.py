@@ -64,7 +64,7 @@ class Verdict:
     Attributes:
         name: "healthy"; "look", a WARN; "lost", an ERROR whose state has not been left;
             "recovered", one that was left without help; "saved", one that rollbacks took back;
-            "ended", a lost run that the guard ended, by an error or with its budget spent.
+            "ended", a lost run that the guard ended by an error, as action="raise" does.
         step: since when it is to be looked at or lost, or when it recovered or was last saved.
         rule: of the alert that it rests on, if any.
         rollbacks: how many there were.

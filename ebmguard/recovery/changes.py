@@ -1,4 +1,4 @@
-"""What a rollback changes: random numbers, poisoned rows of the buffer, the learning rate."""
+"""What a rollback changes in place: random numbers and the learning rate."""
 
 from __future__ import annotations
 
@@ -9,16 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
-__all__ = ["LearningRate", "purge", "random_state", "reseed", "restore_random_state"]
-
-_FAR = 10.0  # as no chain of a healthy buffer
-_MAD_TO_SIGMA = 1.4826
-# Fresh rows and chains at a clamp all have about the same largest entry, and a MAD near 0; chains
-# that have moved lie a few times farther out.
-_FLOOR = 0.3
+__all__ = ["LearningRate", "random_state", "reseed", "restore_random_state"]
 
 
 def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
@@ -69,42 +62,6 @@ def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
 def _seed(state: bytes, of: str) -> int:
     digest = hashlib.blake2b(state + of.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
-
-
-def poisoned_rows(samples: Tensor) -> Tensor:
-    """Which rows of ``(rows, ...)`` are not finite, or far outside the others; bool ``(rows,)``.
-
-    Far is 10 robust standard deviations above the median of the rows' largest absolute entries.
-    """
-    largest = samples.reshape(len(samples), -1).abs().amax(-1).double()
-    finite = torch.isfinite(largest)
-    if not finite.any():
-        return ~finite
-    known = largest[finite]
-    centre = known.median()
-    scale = torch.maximum(_MAD_TO_SIGMA * (known - centre).abs().median(), _FLOOR * centre)
-    return ~finite | (largest > centre + _FAR * scale)
-
-
-def purge(buffer: object, generator: torch.Generator) -> int:
-    """Overwrite poisoned rows of a replay buffer by healthy ones of their class; say how many.
-
-    The generator is on the CPU. Classes are equal blocks of rows; without a healthy row one stays,
-    as does a buffer whose ``samples``, or itself, is not one tensor.
-    """
-    samples = getattr(buffer, "samples", buffer)
-    if not (isinstance(samples, Tensor) and samples.ndim and len(samples)):
-        return 0
-    poisoned, count = poisoned_rows(samples), 0
-    classes = getattr(buffer, "classes", 1)
-    for own, bad in zip(samples.chunk(classes), poisoned.chunk(classes), strict=True):
-        healthy = (~bad).nonzero().squeeze(1)
-        replaced = int(bad.sum())
-        if replaced and len(healthy):
-            chosen = torch.randint(len(healthy), (replaced,), generator=generator)
-            own[bad] = own[healthy[chosen.to(own.device)]]
-            count += replaced
-    return count
 
 
 class LearningRate:

@@ -67,7 +67,6 @@ class Recovery:
             is passed over.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
-        purge: replace rows of the replay buffer that are not finite, or lie far outside the others.
         every: steps between snapshots.
         certify_after: quiet steps after which a snapshot counts as good: more than rules need.
         relapse_within: an ERROR so few steps after a restore is a relapse, as is one within twice
@@ -81,7 +80,6 @@ class Recovery:
     ladder: tuple[Change, ...] | None = None
     budget: int = 5
     reseed: bool = True
-    purge: bool = True
     every: int = 50
     certify_after: int = 50
     relapse_within: int = 100
@@ -129,7 +127,7 @@ class Rollback:
         relapse, condemned: whether the last restore had not held, and snapshots given up for it.
         changes: ``beta_star``, ``sgld_steps``, ``lr`` (of parameter groups that differ
             ``largest_lr``) to their values before and after.
-        reseeded, purged_rows: number of random generators, and of rows of the buffer replaced.
+        reseeded: number of random generators.
     """
 
     alert: Alert
@@ -142,7 +140,6 @@ class Rollback:
     budget_left: int
     changes: dict[str, tuple[float, float]] = field(default_factory=dict)
     reseeded: int = 0
-    purged_rows: int = 0
 
     @property
     def message(self) -> str:
@@ -152,12 +149,14 @@ class Rollback:
         pairs = self.changes.items()
         changed = [f"{_WORDS.get(what, what)} {old:.3g} -> {new:.3g}" for what, (old, new) in pairs]
         changed += ["new random numbers"] if self.reseeded else []
-        changed += [f"{self.purged_rows} buffer rows replaced"] if self.purged_rows else []
         kind = "" if self.certified else "uncertified "
+        left = f"{self.budget_left} left."
+        if not self.budget_left:
+            left = "None is left: a later ERROR is not taken back."
         return (
             f"Rollback {self.attempt} at step {self.step}{again}: {why}. Back to the "
             f"{kind}snapshot of step {self.restored_step}, with "
-            f"{', '.join(changed) or 'nothing changed'}. {self.budget_left} left."
+            f"{', '.join(changed) or 'nothing changed'}. {left}"
         )
 
     def record(self) -> dict[str, Any]:

@@ -6,23 +6,22 @@ import logging
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import torch
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
 from ..ranks import Ranks
-from ..tags import BETA_STAR, GRAD_SCALE
+from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive
 from .chains import Chains
-from .changes import LearningRate, purge, reseed
+from .changes import LearningRate, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import (
+    CONSTANT,
     Snapshot,
     Snapshots,
     capture,
@@ -43,6 +42,7 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
+_BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
 class Recoverer(Stateful):
@@ -75,23 +75,28 @@ class Recoverer(Stateful):
         self._restored: int | None = None  # the step of the last rollback's snapshot
         self._broke = 0  # that of its ERROR
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
-        self._scales = deque[float](maxlen=max(_STEPS_BEFORE, settings.certify_after))
+        longest = max(_STEPS_BEFORE, settings.certify_after)
+        self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
         self._has_begun = False
         self.rate = LearningRate()
         self.chains = Chains()
 
     def read(self, row: Mapping[str, float]) -> None:
-        """Take the row of a step that is over: GradScale says whether negatives compete."""
+        """Take the row of a step that is over: whether negatives compete, and f tells apart."""
         value = row.get(GRAD_SCALE, math.nan)
+        if ENERGY_GAP in row:
+            spread = max(abs(row[ENERGY_GAP]), row.get("f_pos/std", 0.0))
+            self._spreads.append(spread if math.isfinite(spread) else math.inf)
         if row.get(BETA_STAR, math.nan) == 0:
             self._scales.clear()  # the weights say nothing
         elif math.isfinite(value):
             self._scales.append(value)
 
-    def _is_settled(self, steps: int) -> bool:
-        """Whether GradScale was healthy over the last steps, or is unknown."""
-        last = [*self._scales][-steps:]
-        return not last or statistics.median(last) >= _SETTLED
+    def _health(self, steps: int) -> tuple[bool, float]:
+        """Of the last steps: whether GradScale was healthy or is unknown, and the spread of f."""
+        scales, spreads = [*self._scales][-steps:], [*self._spreads][-steps:]
+        settled = not scales or statistics.median(scales) >= _SETTLED
+        return settled, statistics.median(spreads or [0.0])
 
     def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
         """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
@@ -102,16 +107,15 @@ class Recoverer(Stateful):
         ):
             snapshots.disquiet(judged - 1)
             return False
-        for ripe in snapshots.certify(judged, settled=self._is_settled(settings.certify_after)):
+        for ripe in snapshots.certify(judged, self._health):
             if self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, ripe.state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
-        settled = self._is_settled(_STEPS_BEFORE)
         state = self._captured(trainer, guard_state)
-        self._snapshots.waiting.append(Snapshot(step, state, settled))
+        self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
 
     def keep_first(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
         """Take one before the first update: what the run can go back to if that is the last."""
@@ -121,16 +125,26 @@ class Recoverer(Stateful):
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
         return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether no rollback is left: the run goes on as it would alone."""
+        return self.attempt >= self.settings.budget
+
+    def check_alive(self, alerts: Sequence[Alert], *, is_lost: bool) -> None:
+        """End, with a ``BudgetSpentError``, a lost run whose energies stay out of proportion."""
+        if not (is_lost and self.is_spent and len(self._spreads) == self._spreads.maxlen):
+            return
+        most, spread = self._snapshots.spread, self._health(self.settings.certify_after)[1]
+        errors = [each for each in alerts if each.level is Level.ERROR]
+        if errors and not CONSTANT * most <= spread <= _BROKEN * (most or 1.0):
+            raise BudgetSpentError(errors[-1], self.attempt)
+
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back; return the first half of a rollback, and the guard's own part.
 
-        Raises:
-            BudgetSpentError: no rollback is left.
-            ConfigError: something was attached after the snapshot was taken.
+        Raises a ``ConfigError`` where something was attached after the snapshot was taken.
         """
         settings, snapshots = self.settings, self._snapshots
-        if self.attempt >= settings.budget:
-            raise BudgetSpentError(error, self.attempt)
         snapshots.disquiet(error.step)
         relapse, condemned = False, tuple[int, ...]()
         if (last := self._restored) is not None:
@@ -146,6 +160,7 @@ class Recoverer(Stateful):
         self.attempt += 1
         self._restored, self._broke = snapshot.step, error.step
         self._scales.clear()
+        self._spreads.clear()
         at = (step - 1, snapshot.step, self.attempt)
         certified, left = snapshot in snapshots.certified, settings.budget - self.attempt
         rollback = Rollback(error, *at, certified, relapse, condemned, left)
@@ -159,31 +174,32 @@ class Recoverer(Stateful):
         usual = trainer.sgld_steps if knows_steps else None
         groups = () if trainer.optimizer is None else trainer.optimizer.param_groups
         own_rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
-        for change in self._rungs(rollback.alert):
+        for change in self._rungs(rollback, now):
             changes, self.effect = self._applied(change, now, usual, own_rates)
             if changes or change == Change():
                 break
         self.rate.factor = self.effect.lr
         reseeded = reseed(self.attempt, generators_of(trainer)) if self.settings.reseed else 0
-        seeded = torch.Generator().manual_seed(self.attempt)
-        purged = purge(trainer.buffer, seeded) if self.settings.purge else 0
-        purged = sum(self._ranks.from_all(purged))
-        rollback = replace(rollback, changes=changes, reseeded=reseeded, purged_rows=purged)
+        rollback = replace(rollback, changes=changes, reseeded=reseeded)
         self.rollbacks.append(rollback)
         if self._ranks.is_first:
             _log.warning(rollback.message)
         return rollback
 
-    def _rungs(self, alert: Alert) -> Iterator[Change]:
+    def _rungs(self, rollback: Rollback, now: Situation) -> Iterator[Change]:
         """The changes to try in turn, until one changes something here."""
         if ladder := self.settings.ladder:
             for change in ladder[min(self._rung, len(ladder) - 1) :]:
                 self._rung += 1
                 yield change
             return
+        alert, tried = rollback.alert, [remedy for remedy, _ in self._tried]
+        now = replace(now, samples_above=alert.tag == ENERGY_GAP and alert.value < 0)
         causes = sorted({*BY_CAUSE} & {*alert.remedies}, key=alert.remedies.index)
-        order = dict.fromkeys((*causes, *FALLBACK))
-        for remedy in sorted(order, key=[tried for tried, _ in self._tried].count):
+        order = filter(now.allows, dict.fromkeys((*causes, *FALLBACK)))
+        for remedy in sorted(order, key=tried.count):
+            if remedy in tried and not rollback.relapse:
+                return  # what has held for so long is not taken farther
             named = remedy in causes  # it may undo what no alert has named
             before = [other for other, was_named in self._tried if was_named or not named]
             if not any(contradict(remedy, other) for other in (*causes, *before)):
@@ -282,6 +298,7 @@ class Recoverer(Stateful):
         self.rate.factor = self.effect.lr
         self._snapshots.certified, self._snapshots.waiting = [], []
         self._scales.clear()
+        self._spreads.clear()
         self._has_begun = True
         if self._archive is not None:
             self._archive.saved = None

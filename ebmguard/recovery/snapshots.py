@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from .archive import described, difference
 from .changes import random_state, restore_random_state
 
 __all__ = [
+    "CONSTANT",
     "Snapshot",
     "Snapshots",
     "capture",
@@ -28,6 +30,9 @@ __all__ = [
     "restore",
 ]
 
+# The share of its best spread under which f is a constant: that of the rule ``collapsed``.
+CONSTANT = 0.003
+Health = Callable[[int], tuple[bool, float]]
 _PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
 
@@ -204,6 +209,8 @@ class Snapshot:
     step: int
     state: dict[str, Any]
     settled: bool = True  # GradScale was healthy before it
+    # By what f told samples apart before it; of a certified one, the most that the run had so far.
+    spread: float = 0.0
 
 
 @dataclass(eq=False)
@@ -221,13 +228,19 @@ class Snapshots:
         # The first one stays as the last resort: there is nothing deeper.
         del self.waiting[self._ripe(quiet_until) or int(not self.certified) :]
 
-    def certify(self, step: int, *, settled: bool = True) -> list[Snapshot]:
+    def certify(self, step: int, health: Health = lambda _: (True, math.inf)) -> list[Snapshot]:
         """Certify what has been quiet for long enough by ``step``; return the new ones.
 
-        Those are dropped before which, or after which (``settled``), GradScale was too low.
+        Those are dropped before which, or after which (``health`` of the last so many steps),
+        GradScale was too low or f had become a constant by the measure of the run.
         """
-        count = self._ripe(step)
-        ripe = [each for each in self.waiting[:count] if settled and each.settled]
+        if not (count := self._ripe(step)):
+            return []
+        (settled, spread), most, ripe = health(self.certify_after), self.spread, list[Snapshot]()
+        for each in self.waiting[:count]:
+            if settled and each.settled and min(each.spread, spread) >= CONSTANT * most:
+                each.spread = most = max(each.spread, most)
+                ripe.append(each)
         # The first one stays as the last resort here too.
         del self.waiting[int(not (ripe or self.certified)) : count]
         for each in ripe:
@@ -235,6 +248,11 @@ class Snapshots:
             if len(self.certified) > self.keep:
                 del self.certified[self._superfluous(step)]
         return ripe
+
+    @property
+    def spread(self) -> float:
+        """The largest that a certified one had; 0 where none is known."""
+        return self.certified[-1].spread if self.certified else 0.0
 
     def best(self) -> Snapshot | None:
         """The newest certified one; without any, the oldest that there is."""

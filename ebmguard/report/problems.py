@@ -162,7 +162,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
             fix = "a lower learning rate"
-            fix += "." if run.rollbacks else '; action="rollback", which replaces such rows, too.'
+            fix += "." if run.rollbacks else '; action="rollback".'
             yield error("nonfinite", f"step {min(steps):,}", text, fix)
     skipped = [value > 0 for _, value in run.series("scaler/skipped")]
     if sum(skipped) > 0.05 * len(skipped):

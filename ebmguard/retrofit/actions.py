@@ -50,6 +50,11 @@ class Actions:
         self._usual_steps: int | None = None
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
+    @property
+    def answers(self) -> bool:
+        """Whether an ERROR of now will be followed by its action."""
+        return self.acts and not (self.recoverer and self.recoverer.is_spent)
+
     def attach(self, trainer: Trainer) -> None:
         """Take what is attached."""
         steps = trainer.sgld_steps
@@ -114,7 +119,7 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
-        if self.acts and self.pending is None:
+        if self.answers and self.pending is None:
             self.pending = next((each for each in alerts if each.level is Level.ERROR), None)
         if row.is_over and "grad_scale" in row.numbers:
             for controller in (self._steps, self.steer):

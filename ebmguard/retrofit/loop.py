@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..check import SelfCheck, Setup, find_problems
-from ..errors import BudgetSpentError, ConfigError, SamplerError
+from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
@@ -108,7 +108,7 @@ class Loop:
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
-            acts = {} if self.settings.action == "warn" else {"action": self.settings.action}
+            acts = {"action": self.settings.action} if self.actions.answers else {}
             records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
             self.writer.write_alerts(records)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
@@ -255,22 +255,21 @@ class Loop:
     def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""
         if self.settings.action == "raise" and (alert := self.actions.take_pending()) is not None:
-            self._end()
+            self.course.is_ended = True
+            self.writer.write_verdict(self.course.since, str(self.course.verdict))
+            self.writer.flush()
             raise error_for(alert, self._judge.rules)(alert)
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
         actions, step = self.actions, self.rows.step
         error = actions.take_pending()
         if error is None:
+            recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
             if recoverer.observe(step, step - self.rows.lag, self._judge.active):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
-        try:
-            rollback, guard_state = recoverer.restore(step, self.trainer, error)
-        except BudgetSpentError:
-            self._end()
-            raise
+        rollback, guard_state = recoverer.restore(step, self.trainer, error)
         self.load_own_state(guard_state)
         self._judge.after_rollback()
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
@@ -279,12 +278,6 @@ class Loop:
         actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
-
-    def _end(self) -> None:
-        """Before the error that ends the run."""
-        self.course.is_ended = True
-        self.writer.write_verdict(self.course.since, str(self.course.verdict))
-        self.writer.flush()
 
     @property
     def situation(self) -> Situation:

@@ -28,6 +28,7 @@ R = Remedy
         (R.TOWARDS_ZERO, {"beta_star": -0.1}, {"beta_star": 0.1}),
         (R.BELOW_ZERO, {"beta_star": 0.0}, {"beta_star": 0.5, "least": 0.1}),
         (R.MORE_STEPS, {"samples_above": False}, {"samples_above": True}),
+        (R.RAISE_BETA, {"samples_above": False}, {"samples_above": True}),
         (R.FEWER_STEPS, {"sgld_steps": 2}, {"sgld_steps": 1}),
         (R.LESS_NOISE, {"noise_std": 0.01}, {"noise_std": 0.0}),
         (R.ROLL_BACK, {}, {"rolls_back": True}),

@@ -346,7 +346,7 @@ def test_guards_act_in_training_steps_only(sanity):
 def test_rollback_inside_of_the_trainers_loop():
     """The Trainer goes on counting; what the guard knows goes back, bit by bit."""
     recovery = Recovery(
-        ladder=(Change(),), reseed=False, purge=False, every=2, certify_after=3, relapse_within=3
+        ladder=(Change(),), reseed=False, every=2, certify_after=3, relapse_within=3
     )
     states: list[list[Tensor]] = []
 

@@ -69,7 +69,7 @@ CASES: dict[str, tuple[list[tuple[int, tuple[float, float]]], dict[str, Any], st
     "one NaN, and calm": ([(60, CALM), (1, NAN), (100, CALM)], {}, "recovered", "lower the"),
     "a gap that comes back": ([(60, CALM), (5, HUGE), (100, CALM)], {}, "recovered", "lower the"),
     "ended by an error": ([(60, CALM), (200, HUGE)], {"action": "raise"}, "ended", MINE),
-    "ended by a spent budget": ([(60, CALM), (200, HUGE)], SPENT, "ended", "lower the"),
+    "lost with its budget spent": ([(60, CALM), (200, HUGE)], SPENT, "lost", "lower the"),
     "saved": (
         [(60, CALM), (1, HUGE), (100, CALM)],
         BACK,

@@ -140,12 +140,28 @@ def test_advice_undoes_what_no_alert_has_named_and_no_earlier_advice(
     assert changes_of(run, 3) == [LR, *expected]
 
 
-def test_a_run_that_was_healthy_for_a_while_does_not_lower_its_rate_to_nothing() -> None:
-    detector = Scripted([12, 60, 120], remedies=[R.LOWER_LR, R.MORE_STEPS])
+def test_what_has_held_for_long_is_not_taken_farther() -> None:
+    """Only a relapse repeats a change: no chain of late ERRORs lowers the rate to nothing."""
+    detector = Scripted([12, 60, 120, 200, 203], remedies=[R.LOWER_LR, R.MORE_STEPS])
     run = Run(Recovery(**QUICK), detector=detector)
-    found = changes_of(run, 124)
-    assert not any(each.relapse for each in run.guard.rollbacks)
-    assert [sorted(each) for each in found] == [["lr"], ["sgld_steps"], ["beta_star"]]
+    found = changes_of(run, 206)
+    assert [each.relapse for each in run.guard.rollbacks] == [False] * 4 + [True]
+    assert [sorted(each) for each in found] == [["lr"], ["sgld_steps"], ["beta_star"], [], ["lr"]]
+
+
+@pytest.mark.parametrize(
+    ("gap", "expected"),
+    [(9.0, ["lr", "beta_star", "sgld_steps", "lr", "beta_star"]), (-9.0, ["lr"] * 5)],
+)
+def test_where_samples_lie_above_the_data_neither_beta_star_nor_steps_are_raised(
+    gap: float, expected: list[str]
+) -> None:
+    course = Course()
+    found: list[str] = []
+    for _ in expected:
+        course.go(course.step + 10)
+        found += course.error(gap).changes
+    assert found == expected
 
 
 def test_rates_that_differ_are_said_so() -> None:
@@ -197,7 +213,7 @@ class Course:
         self.recoverer = Recoverer(Recovery(**settings), Ranks(None))
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self.trainer = Trainer().extended(model=model, optimizer=optimizer)
+        self.trainer = Trainer().extended(model=model, optimizer=optimizer, sgld_steps=5)
         self.step = 0
 
     def go(
@@ -206,20 +222,24 @@ class Course:
         scale: float = 0.9,
         beta_star: float = 0.5,
         active: Mapping[str, Level] = {},
+        gap: float = 0.0,
+        spread: float = 1.0,
     ) -> list[int]:
         """Certified snapshots after steps up to this one."""
+        row = {"beta_star": beta_star, "grad_scale": scale, "energy_gap": gap, "f_pos/std": spread}
         while self.step < to:
-            self.recoverer.read({"beta_star": beta_star, "grad_scale": scale})
+            self.recoverer.read(row)
             self.step += 1
             if self.recoverer.observe(self.step, self.step, active):
                 self.recoverer.keep(self.step, self.trainer, None)
         return [each.step for each in self.recoverer._snapshots.certified]
 
-    def error(self) -> Rollback:
-        alert = Alert("energy_blowup", Level.ERROR, self.step, "energy_gap", 9.0, 1.0, 0)
+    def error(self, gap: float = 9.0) -> Rollback:
+        alert = Alert("energy_blowup", Level.ERROR, self.step, "energy_gap", gap, 1.0, 0)
         rollback, _ = self.recoverer.restore(self.step + 1, self.trainer, alert)
         self.step = rollback.restored_step
-        return self.recoverer.change(rollback, self.trainer, Situation(), knows_steps=False)
+        now = Situation(beta_star=0.0, sgld_steps=5)
+        return self.recoverer.change(rollback, self.trainer, now, knows_steps=True)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +262,32 @@ def test_no_snapshot_is_certified_while_no_negative_competes(
     steps = course.go(360, beta_star=beta_star)
     assert steps[-1] == newest
     assert (250 in steps) == (newest != 200 and low_from != 228)
+
+
+@pytest.mark.parametrize(
+    ("rows", "newest"),
+    [
+        ({"spread": 1.0}, 350),
+        ({"spread": 1e-2}, 350),
+        # A constant, by the measure of this run; 250 has some of it in the rows that certify it.
+        ({"spread": 1e-4}, 250),
+        ({"spread": 1e-4, "gap": 1.0}, 350),  # which tells data and samples apart
+    ],
+)
+def test_no_snapshot_of_a_constant_is_certified(rows: dict[str, Any], newest: int) -> None:
+    course = Course(keep=20)
+    course.go(290)
+    assert course.go(400, **rows)[-1] == newest
+    assert course.error().restored_step == newest
+    # What the run was before it was taken back is still the measure.
+    assert course.go(500, spread=1e-4)[-1] == newest
+
+
+def test_a_network_that_never_told_samples_apart_has_snapshots() -> None:
+    """As one whose last layer starts at 0."""
+    course = Course()
+    course.go(200, spread=1e-9)
+    assert course.go(400)[-1] == 350
 
 
 def test_a_sampler_that_fails_keeps_snapshots_away() -> None:

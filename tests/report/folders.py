@@ -77,7 +77,6 @@ def write(path: Path, *, rescued: bool = True, finished: bool = True) -> Path:
                 "condemned": [],
                 "changes": {"beta_star": [0.0, 0.5], "lr_factor": [1.0, 0.3]},
                 "reseeded": 2,
-                "purged_rows": 7,
                 "budget_left": 4,
                 "message": f"Rollback 1 at step {LOST_AT + 12}: back to step {BACK_TO}. 4 left.",
             }

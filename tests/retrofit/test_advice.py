@@ -119,9 +119,9 @@ def test_a_rate_that_changes_is_a_change():
     model = torch.nn.Linear(2, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     g = make(UP_AND_DOWN, model=model, optimizer=sgd)
-    advised(g, 1, optimizer=sgd)
+    advised(g, 1, 9.0, sgd)
     sgd.param_groups[0]["lr"] = 0.01
-    found = advised(g, 3, optimizer=sgd)
+    found = advised(g, 3, 9.0, sgd)
     assert found == [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()]
 
 

@@ -32,7 +32,6 @@ RECOVERY: dict[str, Any] = {
     "condemned": [],
     "changes": {"beta_star": [0.0, 0.5], "sgld_steps": [20, 40]},
     "reseeded": 3,
-    "purged_rows": 12,
     "budget_left": 4,
     "message": "back to step 4 after energy_blowup",
 }
