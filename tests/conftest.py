@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -28,6 +29,39 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+HERE = Path(__file__).parent
+HEAVY = ("adapters", "frameworks", "never_silent", "reference_training", "trace", "whole")
+"""Rooms whose tests train, or start processes, wherever one looks."""
+HEAVY_WORDS = re.compile(
+    r"\b(subprocess|forks?|spawn|Popen|benchmarks|reference_training)\b|compile="
+)
+"""In a file: its tests train, compile or start processes."""
+COVERED_ELSEWHERE = ("never_silent", "whole")
+"""What runs in these runs in the rooms' own tests too; the tracer takes two fifths of the time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="no file whose tests train, compile or start processes"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--fast` what takes long is not even imported."""
+    if not config.getoption("--fast") or not collection_path.is_relative_to(HERE):
+        return None
+    if collection_path.relative_to(HERE).parts[:1] in [(room,) for room in HEAVY]:
+        return True
+    is_test = collection_path.match("test_*.py")
+    return True if is_test and HEAVY_WORDS.search(collection_path.read_text("utf-8")) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What other tests cover is not traced."""
+    if item.path.is_relative_to(HERE) and item.path.relative_to(HERE).parts[0] in COVERED_ELSEWHERE:
+        item.add_marker("no_cover")
 
 
 @pytest.fixture(autouse=True)
