@@ -16,7 +16,7 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 # And keeps what it has compiled: each process of the tests would compile torch again.
 export PYTHONDONTWRITEBYTECODE :=
 # Test processes fill the cores, so each computes on one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-slow test-adapters test-matrix lint style types suite format docs demo \
@@ -98,7 +98,7 @@ $(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
 	@touch $@
 
 test-adapters: $(FRAMEWORKS)/.ready
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 --dist worksteal tests/adapters tests/frameworks tests/test_examples.py \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n auto --dist worksteal tests/adapters tests/frameworks tests/test_examples.py \
 	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 

@@ -32,13 +32,21 @@ for _number, _handler in (
 
 
 HERE = Path(__file__).parent
-HEAVY = ("adapters", "frameworks", "never_silent", "reference_training", "trace", "whole")
-"""Rooms whose tests train, or start processes, wherever one looks."""
+HEAVY = (
+    *("adapters", "frameworks", "never_silent", "recovery", "reference_training", "trace", "whole"),
+    *("alerts/test_sampler_rules.py", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
+    *("retrofit/test_ensembles.py", "retrofit/test_faults.py"),
+)
+"""Rooms and files whose tests train, or take long otherwise."""
 HEAVY_WORDS = re.compile(
-    r"\b(subprocess|forks?|spawn|Popen|benchmarks|reference_training)\b|compile="
+    r"\b(subprocess|forks?|spawn|Popen|benchmarks|reference_training)\b"
+    r"|torch\.compile|compile="
 )
 """In a file: its tests train, compile or start processes."""
-COVERED_ELSEWHERE = ("never_silent", "whole")
+COVERED_ELSEWHERE = (
+    *("never_silent", "whole", "test_foreseeing.py", "test_gpu_benchmarks.py", "test_grid.py"),
+    *("test_long_runs.py", "test_population.py", "test_shortrun_beta.py", "test_true_scale.py"),
+)
 """What runs in these runs in the rooms' own tests too; the tracer takes two fifths of the time."""
 
 
@@ -52,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """With `--fast` what takes long is not even imported."""
     if not config.getoption("--fast") or not collection_path.is_relative_to(HERE):
         return None
-    if collection_path.relative_to(HERE).parts[:1] in [(room,) for room in HEAVY]:
+    if collection_path.relative_to(HERE).as_posix() in HEAVY:
         return True
     is_test = collection_path.match("test_*.py")
     return True if is_test and HEAVY_WORDS.search(collection_path.read_text("utf-8")) else None
