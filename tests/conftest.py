@@ -16,7 +16,7 @@ from typeguard import install_import_hook
 install_import_hook(["ebmguard.diagnostics"])
 
 # Reproducible anywhere, and never failing because a machine is slow.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("ci")
 
 # One thread per test process where nothing else is asked for: pytest-xdist fills the cores.
