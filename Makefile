@@ -16,16 +16,17 @@ INSTALL := $(PIP) install --quiet --no-compile -c constraints.txt
 # And keeps what it has compiled: each process of the tests would compile torch again.
 export PYTHONDONTWRITEBYTECODE :=
 # Test processes fill the cores, so each computes on one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help test test-slow test-adapters test-matrix lint format docs demo \
+.PHONY: help test test-fast test-slow test-adapters test-matrix lint style types suite format docs demo \
   bench-digits bench-overhead bench-long bench-toy \
   bench-population bench-remedies bench-rollback bench-steering gpu \
   screenshots figures sweep-toy fuzz clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
+	@echo "make test-fast       the tests that neither train, compile nor start processes: within a minute"
 	@echo "make test-slow       the tests that train for minutes or build the wheel"
 	@echo "make test-adapters   the adapters against the real frameworks, in .venv-adapters"
 	@echo "make test-matrix     the suite under other instruction sets, threads, Pythons and versions: hours"
@@ -66,14 +67,25 @@ $(VENV)/.train: $(VENV)/.created $(PROJECT)
 	$(INSTALL) -e ".[train]"
 	@touch $@
 
-lint: $(VENV)/.dev
+lint: style types
+
+style: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
 
-test: lint
+# Types on one core beside the tests, which wait for each other now and then.
+test: style
+	@$(MAKE) --no-print-directory -j 2 types suite
+
+suite: $(VENV)/.dev
 	$(PYTEST) -m "not slow" --ignore=tests/frameworks --cov=ebmguard --cov-report=term-missing:skip-covered \
 	  --cov-fail-under=95
+
+test-fast: $(VENV)/.dev
+	$(PYTEST) -m "not slow" --fast
 
 test-slow: $(VENV)/.dev
 	$(PYTEST) -m slow --ignore=tests/frameworks
@@ -86,7 +98,7 @@ $(FRAMEWORKS)/.ready: $(VENV)/.created $(PROJECT)
 	@touch $@
 
 test-adapters: $(FRAMEWORKS)/.ready
-	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n 2 tests/adapters tests/frameworks tests/test_examples.py \
+	OMP_NUM_THREADS=1 $(FRAMEWORKS)/bin/python -m pytest -n auto --dist worksteal tests/adapters tests/frameworks tests/test_examples.py \
 	  --cov=./adapters --cov-config=tests/frameworks/coverage.ini \
 	  --cov-report=term-missing:skip-covered --cov-fail-under=95
 

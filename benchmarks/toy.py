@@ -11,24 +11,21 @@ block lies between two synchronisations.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import itertools
 import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ebmguard.reference_training.device import find_device
 from ebmguard.reference_training.toy import network as toy
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.sampler import make_training_sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS, Scenario
 from ebmguard.reference_training.toy.train import Ensemble
 
@@ -43,7 +40,7 @@ SIZES = {1: (1, 1), 2: (2, 1), 4: (4, 1), 8: (4, 2)} | {6 * n: (6, n) for n in (
 MEMBERS, BETA = 24, 0.5
 PERIOD = 50
 """Updates between two flushes, and between two slow tiers of the diagnostics."""
-UPDATE_TARGET, CHAINS_TARGET = "8", "3"
+TARGET = "8"
 STANDING = 1e-12
 """A learning rate at which networks stay as they are, so that all updates do the same work."""
 
@@ -162,7 +159,7 @@ def updates(stage: Stage) -> Lines:
     found = stage.alternate(turns | {x: Turn(each.step, PERIOD) for x, each in ours.items()})
     return [
         {"loop over single models": loop, "ensemble, guarded": title}
-        | compared(found[loop], found[title], UPDATE_TARGET if "1x1" in loop else "")
+        | compared(found[loop], found[title], TARGET if "1x1" in loop else "")
         for title in ours
         for loop in single
     ]
@@ -183,52 +180,6 @@ def sizes(stage: Stage) -> Lines:
             lines[-1][f"update{mode}, ms"] = f"{ms:.2f}"
             lines[-1][f"a member{mode}, ms"] = f"{ms / members:.3f}"
     return lines
-
-
-def chains(stage: Stage) -> Lines:
-    """Chains alone, against torchebm's."""
-    if importlib.util.find_spec("torchebm") is None:
-        return [{"skipped": "torchebm is not installed here (pip install torchebm==0.8.9)"}]
-    turns = {
-        f"ours{mode}": Turn(our_chains(stage.ensemble(graphed=graphed).task, graphed), stage.block)
-        for mode, graphed in stage.modes.items()
-    }
-    theirs = Turn(torchebm_chains(stage.settings, stage.device), stage.block)
-    found = stage.alternate(turns | {"torchebm": theirs})
-    return [{"ensemble": x, **compared(found["torchebm"], found[x], CHAINS_TARGET)} for x in turns]
-
-
-def our_chains(task: Any, graphed: bool) -> Callable[[], object]:
-    """The chains of every member, without a guard."""
-    device = task.record.device if graphed else torch.device("cpu")  # where nothing is a graph
-    sample_q = make_training_sampler(task.settings, device)
-    return lambda: sample_q(task.network, *task.draws.chains(task.settings.n_neg))
-
-
-def torchebm_chains(settings: Scenario, device: torch.device) -> Callable[[], object]:
-    """torchebm's Langevin sampler on the network of linear layers."""
-    core: Any = importlib.import_module("torchebm.core")
-    samplers: Any = importlib.import_module("torchebm.samplers")
-    dim = DISTRIBUTIONS[settings.data].dim
-    network = toy_network(dim, convolutions=False).to(device)
-
-    def energy(_: object, x: Tensor) -> Tensor:
-        f: Tensor = network(x)
-        return -f.squeeze(-1)
-
-    model = type("Energy", (core.BaseModel,), {"forward": energy})(device=device)
-    # Its noise is sqrt(2 step_size) noise_scale.
-    noise_scale = settings.noise_std / (2 * settings.step_size) ** 0.5
-    sampler = samplers.LangevinDynamics(
-        model, step_size=settings.step_size, noise_scale=noise_scale, device=device
-    )
-    rng = torch.Generator(device).manual_seed(0)
-
-    def chains() -> object:
-        x0 = torch.randn((settings.n_neg, dim), generator=rng, device=device)
-        return sampler.sample(x=settings.init_std * x0, n_steps=settings.sgld_steps, generator=rng)
-
-    return chains
 
 
 def waits(stage: Stage) -> Lines:
@@ -252,7 +203,7 @@ def main(words: Sequence[str] | None = None) -> None:
     logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
     device = find_device(given.device)
     print(provenance(device, ["python", "-m", "benchmarks.toy", "--rounds", str(given.rounds)]))
-    for measure in (updates, sizes, chains, waits):
+    for measure in (updates, sizes, waits):
         print(f"\n### {(measure.__doc__ or '').rstrip('.')}")
         for name in NAMES:
             with tempfile.TemporaryDirectory() as folder:

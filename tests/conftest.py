@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from typeguard import install_import_hook
 install_import_hook(["ebmguard.diagnostics"])
 
 # Reproducible anywhere, and never failing because a machine is slow.
-hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.load_profile("ci")
 
 # One thread per test process where nothing else is asked for: pytest-xdist fills the cores.
@@ -28,6 +29,47 @@ for _number, _handler in (
 ):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _handler)
+
+
+HERE = Path(__file__).parent
+HEAVY = (
+    *("adapters", "frameworks", "never_silent", "recovery", "reference_training", "trace", "whole"),
+    *("alerts/test_sampler_rules.py", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
+    *("retrofit/test_ensembles.py", "retrofit/test_faults.py"),
+)
+"""Rooms and files whose tests train, or take long otherwise."""
+HEAVY_WORDS = re.compile(
+    r"\b(subprocess|forks?|spawn|Popen|benchmarks|reference_training)\b"
+    r"|torch\.compile|compile="
+)
+"""In a file: its tests train, compile or start processes."""
+COVERED_ELSEWHERE = (
+    *("never_silent", "whole", "test_foreseeing.py", "test_gpu_benchmarks.py", "test_grid.py"),
+    *("test_long_runs.py", "test_population.py", "test_shortrun_beta.py", "test_true_scale.py"),
+)
+"""What runs in these runs in the rooms' own tests too; the tracer takes two fifths of the time."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--fast", action="store_true", help="no file whose tests train, compile or start processes"
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--fast` what takes long is not even imported."""
+    if not config.getoption("--fast"):
+        return None
+    if any(collection_path.is_relative_to(HERE / name) for name in HEAVY):
+        return True
+    is_test = collection_path.match("test_*.py")
+    return True if is_test and HEAVY_WORDS.search(collection_path.read_text("utf-8")) else None
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """What other tests cover is not traced."""
+    if any(item.path.is_relative_to(HERE / name) for name in COVERED_ELSEWHERE):
+        item.add_marker("no_cover")
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,13 @@ README = (forks.ROOT / "README.md").read_text()
 START = (forks.ROOT / "docs" / "index.md").read_text()
 LONGEST = 60
 Start = Callable[..., subprocess.CompletedProcess[str]]
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def anew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """What a person types."""
+def torchrun(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """What a person types for two ranks."""
+    own = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     return subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *own, *words],
         cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -40,7 +39,7 @@ def anew(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 # Of each script how it is started, its arguments, and what it prints.
 TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
     "ring": (
-        anew,
+        forks.run,
         (),
         r"(step \d+: gap .*\n){5}samples: mean radius (0\.9|1\.[01])\d\n",
     ),
@@ -53,7 +52,7 @@ TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
     "own_rule_and_sink": (forks.run, (), r"(?s)step 0: .*WARN drifting at step \d+\n.*"),
     # Gloo writes lines of its own to the same place in some versions.
     "two_ranks": (
-        partial(anew, *TORCHRUN),
+        torchrun,
         ("10",),
         r"(?s)(\[Gloo\].*\n)?2 ranks, 10 steps, GradScale 0\.9\d\d\n",
     ),

@@ -17,7 +17,6 @@ from benchmarks import true_scale, true_scale_cell, true_scale_model
 from benchmarks.true_scale_cell import JUDGED, UPDATES, Cell, Chains, judged, negatives
 from benchmarks.true_scale_model import Couplings, Data, Network, Networks, standard, whole
 from ebmguard.likelihood import Gaussian
-from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.samplers import sgld
 from ebmguard.steering import AdaptiveSteps
 
@@ -227,23 +226,6 @@ def test_a_run_that_was_lost_has_no_number_in_the_end():
     assert line.pop(f"ESS after {JUDGED[0]:,}") == "30, 40"
     assert {*[*line.values()][5:]} == {"–"}
     assert true_scale.median_of([run], []) == "none (0 of 1, 1 lost)"
-    axes = new_figure(3, 3).subplots()
-    true_scale.panel(axes, [run], {"the base": -21.0, "mixture": -12.0, "kernels": -18.0})
-    assert [line.get_marker() for line in axes.lines if line.get_marker() in "ox"] == ["x"]
-
-
-def test_runs_whose_number_does_not_count_stand_at_the_foot_of_the_picture():
-    runs = [run_of(0.1, *sides, seed) for seed, sides in enumerate([(20, 20.5), (17, 17.5)])]
-    far = [run_of(0.1, *sides, 2, ["they differ"]) for sides in [(-70, -66), (90, 93)]]
-    axes = new_figure(3, 3).subplots()
-    known = {"the base": -21.0, "mixture": -12.0, "kernels": -18.0}
-    true_scale.panel(axes, [each | {"sampler": "fresh"} for each in runs + far], known)
-    points = [float(line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"]
-    assert points == [-20.25, -17.25, -21.0 - 2, -21.0 - 2]
-
-
-def test_cells_have_names_of_their_own():
-    assert len(true_scale_cell.CELLS) == len(true_scale_cell.LIST) == 43
 
 
 def test_kernels_are_summed_exactly():
@@ -258,7 +240,6 @@ def test_kernels_are_summed_exactly():
 @pytest.mark.parametrize(
     ("cell", "base"),
     [
-        (Cell("fresh", 0, betas=(0.0, 0.2)), "-21.5"),
         (Cell("mala", 0, betas=(0.0, 0.2)), "-21.5"),
         (Cell("adaptive", 0, betas=(0.1,)), "-21.5"),
         (Cell("annealed", 0, betas=(1.0,)), "-21.5"),

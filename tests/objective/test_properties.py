@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from ebmguard.objective import (
 )
 from tests.objective.oracles import VARIANTS, energies, proposal, slopes
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 NOT_FINITE = st.sampled_from([float("nan"), float("inf"), float("-inf")])
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 SUBNORMAL = torch.finfo(torch.float32).smallest_normal * torch.finfo(torch.float32).eps
@@ -86,7 +85,6 @@ def _off_the_limits(case: Case) -> bool:
 
 
 @given(SOME_VARIANT, cases().filter(_off_the_limits))
-@SETTINGS
 def test_gradients_are_finite_and_their_sides_sum_to_zero(variant: Variant, case: Case) -> None:
     loss = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
     assert loss.isfinite()
@@ -110,7 +108,6 @@ def test_gradients_are_finite_and_their_sides_sum_to_zero(variant: Variant, case
 
 
 @given(cases().filter(_off_the_limits))
-@SETTINGS
 def test_weights_are_probabilities(case: Case) -> None:
     w = weights(case.neg, case.beta).detach()
     usable = case.usable(case.neg)
@@ -128,7 +125,6 @@ def test_weights_are_probabilities(case: Case) -> None:
 
 
 @given(SOME_VARIANT, cases(finite=True), st.integers(-10, 10))
-@SETTINGS
 def test_only_the_product_of_exponent_and_energy_counts(
     variant: Variant, case: Case, power: int
 ) -> None:
@@ -147,7 +143,6 @@ def test_only_the_product_of_exponent_and_energy_counts(
 
 
 @given(SOME_VARIANT, moderate(), st.floats(-1e6, 1e6))
-@SETTINGS
 def test_a_common_shift_changes_nothing(variant: Variant, case: Case, shift: float) -> None:
     one = contrastive_loss(case.pos, case.neg, case.beta, variant=variant)
     other = contrastive_loss(case.pos + shift, case.neg + shift, case.beta, variant=variant)
@@ -158,7 +153,6 @@ def test_a_common_shift_changes_nothing(variant: Variant, case: Case, shift: flo
 
 
 @given(SOME_VARIANT, moderate(), st.randoms(use_true_random=False))
-@SETTINGS
 def test_order_within_a_side_does_not_matter(variant: Variant, case: Case, random) -> None:
     def shuffled(start: int, stop: int) -> list[int]:
         order = list(range(start, stop))
@@ -178,7 +172,6 @@ def test_order_within_a_side_does_not_matter(variant: Variant, case: Case, rando
 
 
 @given(moderate())
-@SETTINGS
 def test_likelier_positives_count_for_less_by_eq_31_and_32(case: Case) -> None:
     found = coefficients(case.pos, case.neg, case.beta)[0].detach()
     log_w, log_w_neg = (case.beta * f.detach() for f in (case.pos, case.neg))
@@ -189,7 +182,6 @@ def test_likelier_positives_count_for_less_by_eq_31_and_32(case: Case) -> None:
 
 
 @given(moderate())
-@SETTINGS
 def test_true_swaps_its_scales_between_the_halves(case: Case) -> None:
     half = len(case.pos) // 2
     first, second = case.pos[:half], case.pos[half:]
@@ -218,7 +210,6 @@ def proposals(draw: st.DrawFn) -> tuple[Case, tuple[Tensor, Tensor]]:
 
 
 @given(SOME_VARIANT, proposals(), st.floats(-1e3, 1e3))
-@SETTINGS
 def test_a_constant_in_log_q_changes_nothing_and_sides_sum_to_zero(
     variant: Variant, given: tuple[Case, tuple[Tensor, Tensor]], constant: float
 ) -> None:
@@ -237,7 +228,6 @@ def test_a_constant_in_log_q_changes_nothing_and_sides_sum_to_zero(
 
 
 @given(SOME_VARIANT, moderate(), st.sampled_from([torch.float32, torch.float64]))
-@SETTINGS
 def test_a_log_density_of_zero_is_none_bit_for_bit(
     variant: Variant, case: Case, dtype: torch.dtype
 ) -> None:
@@ -251,7 +241,6 @@ def test_a_log_density_of_zero_is_none_bit_for_bit(
 
 
 @given(proposals())
-@SETTINGS
 def test_any_weights_at_all_can_be_asked_for(given: tuple[Case, tuple[Tensor, Tensor]]) -> None:
     case, (r_pos, r_neg) = given
     log_q = case.beta * case.pos.detach() - r_pos, case.beta * case.neg.detach() - r_neg

@@ -70,8 +70,7 @@ def same_row(actual: dict[str, float], expected: dict[str, float]) -> None:
     assert actual == pytest.approx(expected, rel=1e-9, abs=1e-12, nan_ok=True)
 
 
-@pytest.mark.parametrize("output_scale", [OUTPUT_SCALE, None])
-@pytest.mark.parametrize("judge_in_loss", [True, False])
+@pytest.mark.parametrize(("judge_in_loss", "output_scale"), [(True, OUTPUT_SCALE), (False, None)])
 def test_rows_of_members_are_those_of_guards_of_single_models(judge_in_loss, output_scale):
     memory = Memory()
     options: dict[str, Any] = {
@@ -149,9 +148,17 @@ def test_members_are_counted_along_the_flattened_model_dimensions():
     assert [alert.member for alert in g.alerts] == [4]
 
 
-@pytest.mark.parametrize("optimizer", [None, "sgd", "fused adam"])
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("bad", [100.0, torch.nan])
+@pytest.mark.parametrize(
+    ("bad", "judge_in_loss", "optimizer"),
+    [
+        (100.0, True, None),
+        (100.0, False, "sgd"),
+        (100.0, False, "fused adam"),
+        (torch.nan, True, "sgd"),
+        (torch.nan, False, None),
+        (torch.nan, True, "fused adam"),
+    ],
+)
 def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, bad):
     memory, told = Memory(), list[Alert]()
     together = ensemble(
@@ -276,9 +283,10 @@ class Run:
         return [(step, repr(sorted(row.items()))) for step, row in self.memory.rows]
 
 
-@pytest.mark.parametrize("saved_after", [30, 45])
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("optimizer", [True, False])
+@pytest.mark.parametrize(
+    ("saved_after", "judge_in_loss", "optimizer"),
+    [(30, True, True), (45, True, False), (45, False, True), (30, False, False)],
+)
 def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, saved_after):
     whole, first, second = (Run(judge_in_loss=judge_in_loss, optimizer=optimizer) for _ in range(3))
     whole.go(0, 60)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 from ebmguard.sinks import read_jsonl
+from tests import forks
 
-# Imports torch once, and forks a trainer for each way to end.
+# Forks a trainer for each way to end.
 TRAINERS = """
     import gc, os, signal, sys
     import torch
@@ -55,7 +53,6 @@ TRAINERS = """
             gc.collect()
             os._exit(0)
 
-    torch.optim.SGD(f.parameters(), lr=0.0)  # imports the rest of torch, which takes a second
     for ending in sys.argv[2:]:
         child = os.fork()
         if child == 0:
@@ -82,13 +79,7 @@ ENDINGS = {
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ends")
-    result = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(TRAINERS), str(folder), *ENDINGS],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    result = forks.run("-c", textwrap.dedent(TRAINERS), str(folder), *ENDINGS, OMP_NUM_THREADS="1")
     codes = [int(line) for line in result.stdout.split()]
     assert len(codes) == len(ENDINGS), result.stderr
     steps = [

@@ -5,6 +5,7 @@ Each is noticed within one flush, by the rule that is its own, and a rollback br
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -121,8 +122,7 @@ FAULTS: dict[str, tuple[Any, str, Level]] = {
 }
 
 
-@pytest.mark.parametrize("beta_star", [0.0, 0.5])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "beta_star"), [*zip(FAULTS, itertools.cycle((0.0, 0.5)))])
 def test_is_noticed_within_one_flush_by_its_own_rule(name, beta_star):
     arm, rule, level = FAULTS[name]
     world = run(arm, beta_star=beta_star)
@@ -147,8 +147,7 @@ def test_without_a_fault_there_is_no_error(beta_star):
     assert "stale_chains" not in {alert.rule for alert in world.guard.alerts}
 
 
-@pytest.mark.parametrize("beta_star", [0.0, 0.5])
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(("name", "beta_star"), [*zip(FAULTS, itertools.cycle((0.0, 0.5)))])
 def test_a_rollback_brings_the_run_back(name, beta_star):
     arm, rule, level = FAULTS[name]
     world = run(
