@@ -12,8 +12,7 @@ from ..engine.interrupt import INTERRUPTED
 from .cell import Cell
 from .grid import Grid
 from .plan import Plan, Task
-from .stop import Stop
-from .sweep import Sweep
+from .sweep import Stop, Sweep
 from .view import View
 
 FAILED = 1

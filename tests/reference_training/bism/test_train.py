@@ -11,8 +11,8 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.checkerboard import Checkerboard
 from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.images import Checkerboard
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.watched import told
