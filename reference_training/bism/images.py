@@ -73,11 +73,7 @@ class FlatImages:
 def open_data(
     name: str, root: str | None, device: torch.device | None = None
 ) -> Checkerboard | Distribution | FlatImages:
-    """The data of a name; images are on a device.
-
-    Raises:
-        ConfigError: the images are not there, or are not what was published.
-    """
+    """The data of a name; images are on a device."""
     if name not in IMAGES:
         return Checkerboard() if name == "checkerboard" else DISTRIBUTIONS[name]
     images = kept_data(name, root, valid_images=0).to(device or torch.device("cpu"))

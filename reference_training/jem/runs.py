@@ -235,9 +235,6 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
 
     Args:
         paths: run folders, or folders with run folders somewhere below.
-
-    Raises:
-        ConfigError: there is no JEM run in one of them.
     """
     found: dict[Path, JemRun] = {}
     for path in paths:
@@ -255,11 +252,7 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
 
 
 def load_run(path: Path) -> JemRun:
-    """Read a folder that `ebmguard train jem` has written, or is writing.
-
-    Raises:
-        ConfigError: it holds no JEM run.
-    """
+    """Read a folder that `ebmguard train jem` has written, or is writing."""
     if not (path / CONFIG).is_file() or not _is_jem(path / CONFIG):
         raise ConfigError(f"{path} is not a run folder of `ebmguard train jem`")
     config = read_json(path / CONFIG)

@@ -20,32 +20,16 @@ DECAY_EPOCHS = (160, 180)
 
 @dataclass(frozen=True)
 class Scenario:
-    """One training setup.
+    """One training setup, by the names of the options of :class:`.config.JemConfig`.
 
     Attributes:
-        depth, width: of the wide residual network, see :class:`..networks.WideResNet`.
-        early_stride: its blocks halve the resolution in their first convolution.
-        iterations: updates.
-        lr: Adam's learning rate after the warm-up.
-        warmup: updates over which it rises linearly from 0.
-        decay_at: updates from which on it is multiplied by ``decay_rate``, once for each.
-        decay_rate: see ``decay_at``.
-        n_pos, n_neg: images and samples of an update.
-        n_labelled: images of the classifier's own batch; 0: the labels of the positives serve.
+        early_stride: a block halves the resolution in its first convolution.
+        decay_at: updates from which on the learning rate is multiplied by ``decay_rate``, once for
+            each.
         epochs: images come in shuffled epochs, as in the published trainer; otherwise each batch
             is drawn with replacement.
-        sgld_steps, step_size, noise_std: x += step_size * df/dx + noise_std * z, so often.
-        buffer_size: chains in the replay buffer.
-        reinit_rate: share of the drawn chains that starts afresh.
-        data_noise: standard deviation of the noise on training images.
-        eval_noise: the same on validation and test images; the published trainer has it there too.
-        train_images, valid_images, test_images: how many are used; None is all that there are.
-        eval_every: updates between evaluations.
-        quality_samples: samples of the replay buffer whose Inception score and FID an evaluation
-            takes; 0 takes none.
-        alert_context: updates before the first WARN and ERROR whose accuracy is evaluated too.
-        alert_window: updates after an alert that are evaluated one by one.
-        stop_after: updates that a diverged run goes on for.
+        eval_noise: ``data_noise`` of validation and test images, where the published trainer has
+            it too.
     """
 
     depth: int
