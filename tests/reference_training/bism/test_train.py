@@ -34,22 +34,6 @@ def test_the_checkerboards_density_is_that_of_its_samples():
     assert (board.log_density(cells).exp().sum() * 1e-4).item() == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("method", "fresh"), [("bidsm", False), ("bidsm", True), ("vnce", False), ("pcd3", False)]
-)
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method, fresh):
-    options = {"method": method, "fresh_inner": fresh}
-    whole = go(tmp_path / "whole", **options)
-    go(tmp_path / "cut", **options, iterations=17)
-    resumed = go(tmp_path / "cut", **options, resume=True)
-    for name in ("log_likelihood", "kl", "fisher"):
-        assert resumed[name] == whole[name]
-    rows = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert rows[0] == rows[1]
-    assert rows[0].count("update_loss") == 30
-    assert rows[0].count("drift") == (30 if method == "bidsm" else 0)
-
-
 def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
     go(tmp_path / "run", method="dsm")
     frames = load(tmp_path / "run")
