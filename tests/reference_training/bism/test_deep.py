@@ -171,9 +171,8 @@ def test_without_unrolled_steps_an_update_is_alternation():
 
 @pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
 def test_settings_are_the_published_ones(data, tmp_path):
-    config = DeepConfig(out=tmp_path, data=data)
-    config.check()
-    s = config.settings
+    s = DeepConfig(out=tmp_path, data=data).settings
+    assert s.update_problems() == []
     assert (s.method, s.inner_steps, s.unrolled_steps, s.lower) == ("bimdsm", 5, 0, "fisher")
     known = {
         "mnist": (1e-4, (0.1, 3.0), "geometric", 64, 6, 100_000),
