@@ -36,15 +36,11 @@ PUBLISHED_CONFIG: dict[str, Any] = {
 }
 """What the published runs have in common beside their scenario's settings."""
 
-NAMED_AT_FIRST = [
-    "data",
-    "variant",
-    "p_x_weight",
-    "p_y_x_weight",
-    "p_x_y_weight",
-    "class_conditional",
-]
-ADDED = {name: x for name, x in PUBLISHED_CONFIG.items() if name not in NAMED_AT_FIRST}
+ADDED = {
+    name: value
+    for name, value in PUBLISHED_CONFIG.items()
+    if name not in ("data", "variant", "class_conditional") and not name.endswith("_weight")
+}
 """Settings that older folders do not name: what all runs had before there was a choice."""
 
 PUBLISHED_SCENARIOS = tuple(TABLE_2)

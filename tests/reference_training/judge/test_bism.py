@@ -158,7 +158,7 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     [
         ({"samples": 1}, "samples is 1, expected 2 or more"),
         ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
-        ({"features": "own"}, 'features is "own", and a latent-variable model has no classifier'),
+        ({"features": "own"}, 'features is "own", and the model has no classifier'),
         ({"likelihood": True}, "likelihood is on, expected it off"),
     ],
 )
