@@ -88,37 +88,6 @@ class Scenario:
         return {**asdict(self), "decay_at": list(self.decay_at)}
 
 
-DIGITS = Scenario(
-    depth=10,
-    width=1,
-    early_stride=True,
-    iterations=2000,
-    lr=3e-3,
-    warmup=0,
-    decay_at=(),
-    decay_rate=1.0,
-    n_pos=64,
-    n_neg=64,
-    n_labelled=0,
-    epochs=False,
-    sgld_steps=5,
-    step_size=1.0,
-    noise_std=0.01,
-    buffer_size=2000,
-    reinit_rate=0.05,
-    data_noise=0.03,
-    eval_noise=0.0,
-    train_images=None,
-    valid_images=None,
-    test_images=None,
-    eval_every=50,
-    quality_samples=0,
-    alert_context=10,
-    alert_window=40,
-    stop_after=50,
-)
-"""Not in the paper: a JEM on 8x8 images that diverges within a minute on one CPU core."""
-
 DEFAULT = Scenario(
     depth=28,
     width=10,
@@ -151,6 +120,28 @@ DEFAULT = Scenario(
 )
 """The published trainer's own setting, with the warm-up of its documented command."""
 
+DIGITS = replace(
+    DEFAULT,
+    depth=10,
+    width=1,
+    early_stride=True,
+    iterations=2000,
+    lr=3e-3,
+    warmup=0,
+    decay_at=(),
+    decay_rate=1.0,
+    n_labelled=0,
+    epochs=False,
+    sgld_steps=5,
+    buffer_size=2000,
+    eval_noise=0.0,
+    eval_every=50,
+    quality_samples=0,
+    alert_context=10,
+    alert_window=40,
+    stop_after=50,
+)
+"""Not in the paper: a JEM on 8x8 images that diverges within a minute on one CPU core."""
 
 SCENARIOS: dict[str, Scenario] = {
     "digits": DIGITS,
