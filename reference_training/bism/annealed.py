@@ -78,9 +78,6 @@ def bracket(
             other half walks back.
         temperatures: of the annealing.
         generator: on the model's device.
-
-    Raises:
-        ConfigError: fewer than four chains, or no temperature.
     """
     v = model.gibbs(v, temperatures, generator)
     h = model.sample_hidden(v, generator)

@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Generator, Tensor
 
 from ..data import ImageData, kept_data
 from ..toy.distributions import DISTRIBUTIONS, Distribution
-from .checkerboard import Checkerboard
 
-__all__ = ["IMAGES", "FlatImages", "open_data"]
+__all__ = ["IMAGES", "Checkerboard", "FlatImages", "open_data"]
 
 IMAGES = {"digits": -1.0, "frey": 0.0}
 """Data sets by name, and the number that black is; white is 1. The digits' is that of the other
 trainers, the faces' that of the published noise and learning rate."""
+
+
+class Checkerboard:
+    """Two squares of four in the unit square, as published: uniform on those of one colour."""
+
+    @property
+    def dim(self) -> int:
+        """2."""
+        return 2
+
+    def sample(self, n: int, generator: Generator) -> Tensor:
+        """Independent samples, ``(n, 2)`` float32."""
+        device = generator.device
+        corner = torch.randint(2, (n, 1), generator=generator, device=device)
+        return (corner + torch.rand(n, 2, generator=generator, device=device)) / 2
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """log 2 on the two squares, ``(..., 2)`` to ``(...)`` in float64."""
+        column, row = (2 * x.double()).floor().unbind(-1)
+        inside = (column == row) & (column >= 0) & (column < 2)
+        return torch.full_like(column, math.log(2)).masked_fill(~inside, -math.inf)
 
 
 class FlatImages:
@@ -51,11 +73,7 @@ class FlatImages:
 def open_data(
     name: str, root: str | None, device: torch.device | None = None
 ) -> Checkerboard | Distribution | FlatImages:
-    """The data of a name; images are on a device.
-
-    Raises:
-        ConfigError: the images are not there, or are not what was published.
-    """
+    """The data of a name; images are on a device."""
     if name not in IMAGES:
         return Checkerboard() if name == "checkerboard" else DISTRIBUTIONS[name]
     images = kept_data(name, root, valid_images=0).to(device or torch.device("cpu"))

@@ -27,9 +27,6 @@ def page(out: Path) -> str:
     highest. The sliced Fisher divergence is that to the data but for a constant of the data, so
     that lower is better and it may be negative. Times are CPU time: of the updates alone, and of
     the whole run, evaluations and watched chains included.
-
-    Raises:
-        ConfigError: no run is finished.
     """
     runs = load(out / "*").runs
     if "fisher" not in runs:

@@ -15,16 +15,23 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 
 from .celeba import read_celeba
-from .cifar import CIFAR10, CIFAR100, read_cifar10, read_cifar100
 from .digits import read_digits
 from .download import fetch
 from .files import PublishedFiles
 from .frey import read_frey
 from .image_data import ImageData
 from .images import Images
-from .mnist import MNIST, read_mnist
+from .published import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    SVHN,
+    read_cifar10,
+    read_cifar100,
+    read_mnist,
+    read_svhn,
+)
 from .shrink import shrunk
-from .svhn import SVHN, read_svhn
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000

@@ -26,9 +26,6 @@ class Draws(Streams):
 
     Attributes:
         generator: source of all that is random here, but for the order of epochs.
-
-    Raises:
-        ConfigError: a batch has more images than there are.
     """
 
     def __init__(self, data: ImageData, settings: Scenario, seed: int, ranks: Ranks) -> None:

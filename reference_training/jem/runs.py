@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ebmguard.errors import ConfigError
 
@@ -36,16 +36,11 @@ PUBLISHED_CONFIG: dict[str, Any] = {
 }
 """What the published runs have in common beside their scenario's settings."""
 
-_ADDED = (
-    "image_size",
-    "energy_l2",
-    "clip_norm",
-    "activation",
-    "action",
-    "steer_beta",
-    "most_steps",
-)
-ADDED = {name: PUBLISHED_CONFIG[name] for name in _ADDED}
+ADDED = {
+    name: value
+    for name, value in PUBLISHED_CONFIG.items()
+    if name not in ("data", "variant", "class_conditional") and not name.endswith("_weight")
+}
 """Settings that older folders do not name: what all runs had before there was a choice."""
 
 PUBLISHED_SCENARIOS = tuple(TABLE_2)
@@ -57,15 +52,8 @@ FREE = ("eval_every", "quality_samples", "alert_context", "alert_window", "stop_
 """Settings that decide what is looked at, and not how the network is trained."""
 
 
-@dataclass(frozen=True)
-class Deviation:
-    """A setting that is not the published run's.
-
-    Attributes:
-        name: of the setting.
-        own: its value in the run.
-        published: its value in the published run of the same scenario.
-    """
+class Deviation(NamedTuple):
+    """A setting whose value in a run is not that of the published run of the same scenario."""
 
     name: str
     own: Any
@@ -75,21 +63,11 @@ class Deviation:
         return f"{self.name.replace('_', ' ')} {word(self.own)}, not {word(self.published)}"
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """One line of evaluations.jsonl: the parameters that a step started with.
+class Evaluation(NamedTuple):
+    """One line of evaluations.jsonl, of :class:`..judge.evaluator.Evaluator`.
 
-    Attributes:
-        step: that step.
-        epoch: the same in epochs.
-        valid_accuracy: a fraction; None without validation images.
-        test_accuracy: a fraction, or None.
-        inception: Inception score of the replay buffer; None where it was not due.
-        fid: its Fréchet distance; None where it was not due.
-        features: the network whose features these two rest on; None where they were not due.
-        samples: samples that they rest on; None where they were not due.
-        features_comparable: whether the paper's rest on the same features.
-        features_fixed: whether those features stayed as they were while the run trained.
+    None is what was not due, or what there are no images for; Inception score and FID are of so
+    many samples of the replay buffer, by the features of a network.
     """
 
     step: int
@@ -235,9 +213,6 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
 
     Args:
         paths: run folders, or folders with run folders somewhere below.
-
-    Raises:
-        ConfigError: there is no JEM run in one of them.
     """
     found: dict[Path, JemRun] = {}
     for path in paths:
@@ -255,11 +230,7 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
 
 
 def load_run(path: Path) -> JemRun:
-    """Read a folder that `ebmguard train jem` has written, or is writing.
-
-    Raises:
-        ConfigError: it holds no JEM run.
-    """
+    """Read a folder that `ebmguard train jem` has written, or is writing."""
     if not (path / CONFIG).is_file() or not _is_jem(path / CONFIG):
         raise ConfigError(f"{path} is not a run folder of `ebmguard train jem`")
     config = read_json(path / CONFIG)

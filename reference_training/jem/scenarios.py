@@ -20,32 +20,16 @@ DECAY_EPOCHS = (160, 180)
 
 @dataclass(frozen=True)
 class Scenario:
-    """One training setup.
+    """One training setup, by the names of the options of :class:`.config.JemConfig`.
 
     Attributes:
-        depth, width: of the wide residual network, see :class:`..networks.WideResNet`.
-        early_stride: its blocks halve the resolution in their first convolution.
-        iterations: updates.
-        lr: Adam's learning rate after the warm-up.
-        warmup: updates over which it rises linearly from 0.
-        decay_at: updates from which on it is multiplied by ``decay_rate``, once for each.
-        decay_rate: see ``decay_at``.
-        n_pos, n_neg: images and samples of an update.
-        n_labelled: images of the classifier's own batch; 0: the labels of the positives serve.
+        early_stride: a block halves the resolution in its first convolution.
+        decay_at: updates from which on the learning rate is multiplied by ``decay_rate``, once for
+            each.
         epochs: images come in shuffled epochs, as in the published trainer; otherwise each batch
             is drawn with replacement.
-        sgld_steps, step_size, noise_std: x += step_size * df/dx + noise_std * z, so often.
-        buffer_size: chains in the replay buffer.
-        reinit_rate: share of the drawn chains that starts afresh.
-        data_noise: standard deviation of the noise on training images.
-        eval_noise: the same on validation and test images; the published trainer has it there too.
-        train_images, valid_images, test_images: how many are used; None is all that there are.
-        eval_every: updates between evaluations.
-        quality_samples: samples of the replay buffer whose Inception score and FID an evaluation
-            takes; 0 takes none.
-        alert_context: updates before the first WARN and ERROR whose accuracy is evaluated too.
-        alert_window: updates after an alert that are evaluated one by one.
-        stop_after: updates that a diverged run goes on for.
+        eval_noise: ``data_noise`` of validation and test images, where the published trainer has
+            it too.
     """
 
     depth: int
@@ -104,37 +88,6 @@ class Scenario:
         return {**asdict(self), "decay_at": list(self.decay_at)}
 
 
-DIGITS = Scenario(
-    depth=10,
-    width=1,
-    early_stride=True,
-    iterations=2000,
-    lr=3e-3,
-    warmup=0,
-    decay_at=(),
-    decay_rate=1.0,
-    n_pos=64,
-    n_neg=64,
-    n_labelled=0,
-    epochs=False,
-    sgld_steps=5,
-    step_size=1.0,
-    noise_std=0.01,
-    buffer_size=2000,
-    reinit_rate=0.05,
-    data_noise=0.03,
-    eval_noise=0.0,
-    train_images=None,
-    valid_images=None,
-    test_images=None,
-    eval_every=50,
-    quality_samples=0,
-    alert_context=10,
-    alert_window=40,
-    stop_after=50,
-)
-"""Not in the paper: a JEM on 8x8 images that diverges within a minute on one CPU core."""
-
 DEFAULT = Scenario(
     depth=28,
     width=10,
@@ -167,6 +120,28 @@ DEFAULT = Scenario(
 )
 """The published trainer's own setting, with the warm-up of its documented command."""
 
+DIGITS = replace(
+    DEFAULT,
+    depth=10,
+    width=1,
+    early_stride=True,
+    iterations=2000,
+    lr=3e-3,
+    warmup=0,
+    decay_at=(),
+    decay_rate=1.0,
+    n_labelled=0,
+    epochs=False,
+    sgld_steps=5,
+    buffer_size=2000,
+    eval_noise=0.0,
+    eval_every=50,
+    quality_samples=0,
+    alert_context=10,
+    alert_window=40,
+    stop_after=50,
+)
+"""Not in the paper: a JEM on 8x8 images that diverges within a minute on one CPU core."""
 
 SCENARIOS: dict[str, Scenario] = {
     "digits": DIGITS,

@@ -175,11 +175,7 @@ class Jem(Task):
 
 
 def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> Evaluator:
-    """What an evaluation of the run measures.
-
-    Raises:
-        ConfigError: the network of the features cannot be had.
-    """
+    """What an evaluation of the run measures."""
     settings, device = config.settings, data.train_x.device
     quality = None
     if settings.quality_samples and config.has_samples:

@@ -134,9 +134,6 @@ class Trainer:
 
         Returns:
             Samples of the step, (n, C, H, W), where it has some.
-
-        Raises:
-            DivergenceError: a guard has ended the run.
         """
         config, settings, ranks = self.config, self.settings, self.ranks
         self.optimizer.param_groups[0]["lr"] = settings.lr_at(step)

@@ -23,8 +23,7 @@ from ..engine.run_folder import read_config
 from ..plots.images import save_sample_figures
 from ..plots.markdown import markdown_table
 from . import evaluate as command
-from .annealed_langevin import HOTTEST, anneal
-from .chains import BATCH, SEED
+from .chains import BATCH, HOTTEST, SEED, anneal
 from .config import EvaluateBism
 from .features import load_features
 from .quality import SampleQuality, judged_by, score_words

@@ -39,9 +39,6 @@ class EnergyNet(nn.Module):
         activation: "leaky_relu", with slope 0.2; or "gelu", as for the authors' likelihoods: the
             K-step map of a piecewise linear f has no second derivatives.
         autocast: bfloat16 for all convolutions but the last, or None.
-
-    Raises:
-        ValueError: a size is not positive, or `activation` or `autocast` is another.
     """
 
     def __init__(

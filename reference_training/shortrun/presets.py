@@ -14,25 +14,9 @@ OptimizerName = Literal["adam", "sgd"]
 
 @dataclass(frozen=True)
 class Preset:
-    """One training setup.
+    """One training setup, by the names of the options of :class:`.config.ShortRunConfig`.
 
-    Attributes:
-        image_size: pixels a side to which images are averaged down; None leaves them as they are.
-        train_images, test_images: how many are used; None is all that there are.
-        nf: width of the network.
-        activation: "leaky_relu" or "gelu".
-        iterations: updates.
-        optimizer: "adam", with PyTorch's defaults; or "sgd", without momentum.
-        lr: its constant learning rate.
-        batch: images, and chains, of an update.
-        data_noise: standard deviation of the noise on the images of an update.
-        init: where chains start: "noise", from U(-1, 1) at every update; "persistent", where they
-            were, `buffer_size` of them.
-        buffer_size: persistent chains.
-        sgld_steps: K, the smallest number of Langevin steps.
-        most_sgld_steps: the largest; K is drawn uniformly for each update.
-        step_size, noise_std: x += step_size * df/dx + noise_std * z, K times.
-        sample_every: updates between the samples that are kept.
+    x += step_size * df/dx + noise_std * z, K times; K is drawn uniformly for each update.
     """
 
     image_size: int | None

@@ -18,9 +18,6 @@ def start_from(network: EnergyNet, path: Path, activation: str) -> None:
         network: gets them.
         path: folder of the other run.
         activation: the network's, which its parameters do not tell.
-
-    Raises:
-        ConfigError: the run has no checkpoint, or its network is another.
     """
     if not (path / CONFIG).is_file():
         raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")

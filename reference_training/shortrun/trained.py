@@ -113,10 +113,6 @@ def load_run(path: Path, device: torch.device, data_root: str | None = None) -> 
         path: the folder.
         device: where network and data go.
         data_root: folder of the data sets, where it is another than in the training.
-
-    Raises:
-        ConfigError: there is no run of a short-run model, or no checkpoint that can be read; or
-            the data are not there.
     """
     stored = read_config(path)
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)

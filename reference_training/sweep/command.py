@@ -12,8 +12,7 @@ from ..engine.interrupt import INTERRUPTED
 from .cell import Cell
 from .grid import Grid
 from .plan import Plan, Task
-from .stop import Stop
-from .sweep import Sweep
+from .sweep import Stop, Sweep
 from .view import View
 
 FAILED = 1
@@ -77,8 +76,7 @@ def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
 
 def shell_words(grid: Grid, cell: Cell) -> Sequence[str]:
     """The command of a cell for a shell."""
-    words: tuple[str, ...] = ("ebmguard",)
-    if grid.gpus_per_cell > 1:
-        words = ("torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words)
-    own = "train", grid.trainer.words[-1], *cell.words
-    return (*words, *own, *(["--resume"] if cell.begun else []))
+    words = [*grid.words(cell)[1:], *(["--resume"] if cell.begun else [])]
+    if grid.gpus_per_cell == 1:
+        return words
+    return ["torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # the help needs no torch
     from .cell import Cell
 
 COMMON = ("out", "resume")
-TRAINER = ("-m", "ebmguard", "train")
-"""What Python runs for a single run."""
 PREFIXES = {"scenario": "s", "data": "", "method": "", "beta_star": "b", "seed": "seed"}
 """What stands before a value in the name of a run's folder."""
 
@@ -61,7 +59,7 @@ class Grid(abc.ABC):
 
     def words(self, cell: Cell) -> list[str]:
         """What Python runs for a cell."""
-        return [*TRAINER, self.trainer.words[-1], *cell.words]
+        return ["-m", *self.trainer.words, *cell.words]
 
     def cells(self) -> list[Cell]:
         """Every run of the grid in the order of the work, their settings checked.
@@ -104,7 +102,9 @@ class Grid(abc.ABC):
 
         values = {setting: short(place[name]) for name, setting in self.axes.items()}
         name = "_".join(
-            value if setting == "scenario" and not value.isdecimal() else PREFIXES[setting] + value
+            value
+            if setting == "scenario" and not value.isdecimal()
+            else PREFIXES.get(setting, setting) + value
             for setting, value in values.items()
         )
         # One thread each: the runs have a core each. What is given after -- comes later and counts.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from ebmguard.errors import ConfigError
 
+from ..engine.interrupt import SignalContext
 from .plan import Plan, Task
-from .stop import Stop
 from .task import ASK, ELSEWHERE, ENDED, FAILED, KILL, Board, train_cell
 from .view import View
 
@@ -25,6 +27,29 @@ STORE_BYTES = 80 * 2**20
 """Ray's memory for objects on this machine, of which a sweep needs next to none: the least."""
 TABLE = "table.md"
 CHILD = ("-m", f"{__package__}.child", "0")
+
+
+class Stop(SignalContext):
+    """Context that notes Ctrl-C: the first one asks, the second one insists.
+
+    SIGTERM, which schedulers and torchrun send, asks too, but never insists: some send it twice.
+
+    Attributes:
+        asked: whether the sweep is to stop.
+        insists: whether it is not even to wait for checkpoints.
+    """
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = False
+        self.insists = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """A signal has come."""
+        self.insists = self.asked and number == signal.SIGINT
+        self.asked = True
 
 
 class Sweep:

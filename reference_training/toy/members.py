@@ -34,12 +34,7 @@ class Beta:
 
     @classmethod
     def parse(cls, text: str) -> Beta:
-        """Read a β as it is written on the command line.
-
-        Raises:
-            ConfigError: not of one of the three forms, or above 1, where the sampler would run
-                away from the data.
-        """
+        """Read a β as it is written on the command line."""
         parts = text.split("+")
         starts, ends = [], []
         for part in parts:
@@ -71,11 +66,7 @@ class Members:
 
     @classmethod
     def of(cls, betas: Sequence[str], variants: Sequence[str], seeds: Sequence[int]) -> Members:
-        """Check the lists of what is to be trained.
-
-        Raises:
-            ConfigError: an empty list, one with duplicates, or an entry that cannot be meant.
-        """
+        """Check the lists of what is to be trained."""
         for name, values in (("betas", betas), ("variants", variants), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{name} is {list(values)}, expected different values, 1 or more")

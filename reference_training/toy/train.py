@@ -141,10 +141,6 @@ run = partial(launch, train, lambda results: table(results["members"]))
 
 
 def train_run(config: ToyConfig) -> dict[str, Any] | None:
-    """Open or resume the run folder and train; None where Ctrl-C stopped the run.
-
-    Raises:
-        ConfigError: the settings, the folder or the device cannot be meant.
-    """
+    """Open or resume the run folder and train; None where Ctrl-C stopped the run."""
     log_to_terminal()
     return train(*config.open())

@@ -16,7 +16,7 @@ from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 
 Config = type[BismConfig] | type[DeepConfig]
-_SMALL: dict[Config, dict[str, Any]] = {
+SMALL: dict[Config, dict[str, Any]] = {
     BismConfig: {
         "iterations": 30,
         "batch": 20,
@@ -45,7 +45,7 @@ def attempt(
     """What a small run's results.json holds, None where Ctrl-C stopped it."""
     trainer = train.train if make is BismConfig else deep_train.train
     found: dict[str, Any] | None = trainer(
-        *make(out=out, **{**_SMALL[make], **options}).open(ranks), ranks=ranks
+        *make(out=out, **{**SMALL[make], **options}).open(ranks), ranks=ranks
     )
     return found
 

@@ -11,8 +11,8 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.checkerboard import Checkerboard
 from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.images import Checkerboard
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.watched import told
@@ -32,22 +32,6 @@ def test_the_checkerboards_density_is_that_of_its_samples():
     centres = torch.arange(-0.25, 1.25, 0.01) + 0.005
     cells = torch.cartesian_prod(centres, centres)
     assert (board.log_density(cells).exp().sum() * 1e-4).item() == pytest.approx(1)
-
-
-@pytest.mark.parametrize(
-    ("method", "fresh"), [("bidsm", False), ("bidsm", True), ("vnce", False), ("pcd3", False)]
-)
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, method, fresh):
-    options = {"method": method, "fresh_inner": fresh}
-    whole = go(tmp_path / "whole", **options)
-    go(tmp_path / "cut", **options, iterations=17)
-    resumed = go(tmp_path / "cut", **options, resume=True)
-    for name in ("log_likelihood", "kl", "fisher"):
-        assert resumed[name] == whole[name]
-    rows = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert rows[0] == rows[1]
-    assert rows[0].count("update_loss") == 30
-    assert rows[0].count("drift") == (30 if method == "bidsm" else 0)
 
 
 def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):

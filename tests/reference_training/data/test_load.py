@@ -18,9 +18,15 @@ from scipy.io import savemat
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import DATA_SETS, load, load_data
-from ebmguard.reference_training.data.cifar import CIFAR100, read_cifar10, read_cifar100
-from ebmguard.reference_training.data.mnist import MNIST, read_mnist
-from ebmguard.reference_training.data.svhn import SVHN, read_svhn
+from ebmguard.reference_training.data.published import (
+    CIFAR100,
+    MNIST,
+    SVHN,
+    read_cifar10,
+    read_cifar100,
+    read_mnist,
+    read_svhn,
+)
 
 
 def published_as_they_are(files, folder):

@@ -21,6 +21,7 @@ from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
 from ebmguard.reference_training.engine.streams import Streams
 from ebmguard.reference_training.engine.task import Task
+from ebmguard.reference_training.sweep.grid import Grid
 from ebmguard.samplers import sgld
 
 
@@ -33,7 +34,7 @@ class RingConfig(RunConfig):  # type: ignore[misc]  # mypy cannot follow the map
     checkpoint_every: int = 4
     threads: int = 1
     spoiled: int = -1
-    words: ClassVar[tuple[str, ...]] = ("ring",)
+    words: ClassVar[tuple[str, ...]] = ("tests.reference_training.engine.ring",)
     shown: ClassVar[tuple[str, ...]] = ("iterations",)
 
     @property
@@ -89,6 +90,15 @@ class Ring(Task):  # type: ignore[misc]
 
 
 train = partial(loop.train, Ring)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RingGrid(Grid):  # type: ignore[misc]
+    """Learning rates by seeds."""
+
+    lrs: tuple[float, ...]
+    trainer = RingConfig
+    axes: ClassVar[dict[str, str]] = {"lrs": "lr", "seeds": "seed"}
 
 
 if __name__ == "__main__":

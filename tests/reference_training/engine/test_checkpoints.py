@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError, DiskError, EbmguardError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import load_durably, save_durably
 from ebmguard.reference_training.engine import checkpoints as checkpoints_module
 from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks, restoring
 from ebmguard.reference_training.engine.ranks import Ranks
-from ebmguard.reference_training.jem.config import JemConfig
 from tests import forks
 from tests.full_disk import small_disk
 from tests.parts import PATIENCE
@@ -286,16 +285,6 @@ def test_parts_of_a_killed_run_do_not_mix_with_those_of_the_resumed_one(tmp_path
     assert first.steps() == second.steps() == [4, 8]
 
 
-def test_the_last_two_of_each_rank_stay(tmp_path):
-    ranks = [Checkpoints(tmp_path, Ranks(rank, 2)) for rank in (0, 1)]
-    for step in (4, 8, 12, 16):
-        for one in ranks:
-            one.save(step, state_of(step))
-    assert names(tmp_path) == [
-        f"step-{step:08d}.rank{rank}of2.pt" for step in (12, 16) for rank in (0, 1)
-    ]
-
-
 @pytest.mark.parametrize(("saved", "asked"), [(1, 2), (2, 1), (2, 3)])
 def test_another_number_of_ranks_is_refused(tmp_path, saved, asked):
     for rank in range(saved):
@@ -347,17 +336,3 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path, take):
     with pytest.raises(ConfigError, match="cannot be resumed") as caught, restoring(tmp_path):
         take()
     assert len(str(caught.value).splitlines()) == 1
-
-
-def test_errors_that_say_what_is_wrong_stay_as_they_are(tmp_path):
-    error = EbmguardError("said already")
-    with pytest.raises(EbmguardError) as caught, restoring(tmp_path):
-        raise error
-    assert caught.value is error
-
-
-def test_settings_of_the_wrong_type_are_refused(tmp_path):
-    settings = JemConfig(tmp_path).to_json() | {"beta_star": "two"}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(ConfigError, match="cannot be resumed"):
-        JemConfig(tmp_path, resume=True).open()

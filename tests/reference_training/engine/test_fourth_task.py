@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import read_jsonl
 from tests import forks
+from tests.parts import PATIENCE
 from tests.ranks import torchrun
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, train
@@ -26,6 +29,7 @@ from tests.reference_training.jem.parts import (
     saved,
     steps_of,
 )
+from tests.reference_training.sweep.parts import environment
 
 
 def config_for(out: Path, **settings: Any) -> RingConfig:
@@ -81,7 +85,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path, whole, stop
 
 
 def words(config: RingConfig) -> tuple[str, ...]:
-    return ("-m", ring.__name__, *config.command().split()[1:])
+    return ("-m", *config.command().split())
 
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
@@ -119,12 +123,29 @@ def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
     assert all(torch.isfinite(x).all() for x in saved(tmp_path)["network"].values())
 
 
-def test_its_folder_has_a_report(tmp_path, whole):
-    page = tmp_path / "page.html"
-    assert main(["report", str(whole[0]), "--out", str(page)]) == 0
+SWEEP = f"""
+import sys
+import tyro
+from {ring.__name__} import RingGrid
+from ebmguard.reference_training.sweep.command import run
+if __name__ == "__main__":
+    sys.exit(run(tyro.cli(RingGrid)))
+"""
+
+
+def test_a_grid_of_two_is_swept_to_the_bits_of_single_runs_and_drawn(tmp_path, whole):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    grid, page = tmp_path / "grid", tmp_path / "page.html"
+    words = ["--out", str(grid), "--lrs", "0.02", "0.05", "--", "--device", "cpu"]
+    script = [sys.executable, "-c", SWEEP, *words]
+    subprocess.run(script, check=True, env=environment(), cwd=forks.ROOT, timeout=PATIENCE)
+    runs = [grid / "lr0.02_seed0", grid / "lr0.05_seed0"]
+    assert_same_run(whole[0], runs[0])
+    assert saved(runs[1])["optimizer"]["param_groups"][0]["lr"] == 0.05
+    assert main(["compare", *map(str, runs), "--out", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
     assert "GradScale" in text
-    assert str(whole[0]) in text
+    assert all(str(run) in text for run in runs)
 
 
 @pytest.mark.parametrize("found", [None, 2, 4])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ebmguard.reference_training.jem.paper import DIVERGED, PROGRESS_FIGURES, TABLE_1, TABLE_2
+from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 
 
@@ -24,14 +24,6 @@ def test_table_1_prints_beta():
     assert scale == 20_000
     printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
     assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
-
-
-def test_accuracies_are_fractions_and_lowest_at_zero():
-    for line in TABLE_2.values():
-        assert 0.09 < line.at_zero.accuracy < line.best.accuracy < 1
-        # The same, smallest β* gives the best IS and FID; a larger one the best accuracy.
-        assert line.best_beta_star.inception == line.best_beta_star.fid
-        assert line.best_beta_star.accuracy > line.best_beta_star.fid
 
 
 @pytest.mark.parametrize(
@@ -56,8 +48,3 @@ def test_a_setup_says_how_the_step_size_changes(scenario, factor):
     ratio = (SCENARIOS[scenario].noise_std / SCENARIOS["1"].noise_std) ** 2
     assert ratio == pytest.approx(factor)
     assert f"step size × {factor:g}" in TABLE_2[scenario].setup
-
-
-def test_every_scenario_has_its_figure():
-    assert sorted(PROGRESS_FIGURES.values()) == sorted(TABLE_2) == list("1234567")
-    assert set(DIVERGED) < set(TABLE_2)

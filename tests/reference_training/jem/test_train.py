@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,12 +21,10 @@ from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
-    SMALL,
     Silent,
     assert_same_run,
     config_for,
     go,
-    newest,
     results_of,
     rows_of,
     same,
@@ -100,39 +97,6 @@ def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     state = saved(tmp_path / "run")
     assert same(state["network"], dict(net.state_dict()))
     assert same(state["buffer"]["samples"], buffer)
-
-
-@pytest.mark.parametrize("stop", [1, 3, 4])
-def test_interrupted_and_resumed_run_ends_with_the_same_bits(tmp_path, whole, stop):
-    cut = tmp_path / "cut"
-    assert go(config_for(cut), Silent(interrupt_after=stop)) is None
-    assert newest(cut).name == f"step-{stop:08d}.pt"
-    assert steps_of(cut, "metrics.jsonl") == list(range(stop))
-    assert not (cut / "results.json").exists()
-    resumed = Silent()
-    go(JemConfig(out=cut, resume=True), resumed)
-    assert resumed.started[1:] == (stop, SMALL["iterations"])
-    assert_same_run(whole, cut)
-
-
-TERMS: dict[str, dict[str, Any]] = {
-    "no guard": {"beta_star": 0.0},
-    "a classifier": {"p_x_weight": 0.0, "n_labelled": 5, "valid_images": 30},
-    "p(x, y)": {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
-    "all": {"p_x_y_weight": 0.5, "class_conditional": True, "n_labelled": 5},
-    "quality": {"quality_samples": 20, "valid_images": 30},
-    "epochs": {"scenario": "2", "depth": 10, "width": 1, "n_labelled": 5, "train_images": 40},
-    "variant": {"variant": "true", "noise_std": 0.0},
-}
-
-
-@pytest.mark.parametrize("terms", TERMS)
-def test_every_kind_of_run_resumes_to_the_same_bits(tmp_path, terms):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    go(config_for(whole, **TERMS[terms]))
-    assert go(config_for(cut, **TERMS[terms]), Silent(interrupt_after=4)) is None
-    go(JemConfig(out=cut, resume=True))
-    assert_same_run(whole, cut)
 
 
 def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):

@@ -18,7 +18,6 @@ from ebmguard.reference_training.bism.deep_config import DeepConfig
 from ebmguard.reference_training.bism.deep_train import train
 from ebmguard.reference_training.bism.posterior import GaussianPosterior
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.judge.annealed_langevin import anneal, temperatures
 from ebmguard.reference_training.judge.bism import (
     EvaluateBism,
     Sampler,
@@ -27,6 +26,7 @@ from ebmguard.reference_training.judge.bism import (
     linear_accuracy,
     load_run,
 )
+from ebmguard.reference_training.judge.chains import anneal, temperatures
 from tests.reference_training.judge.parts import CPU, jem_folder
 
 WIDE = torch.float64
@@ -158,7 +158,7 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     [
         ({"samples": 1}, "samples is 1, expected 2 or more"),
         ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
-        ({"features": "own"}, 'features is "own", and a latent-variable model has no classifier'),
+        ({"features": "own"}, 'features is "own", and the model has no classifier'),
         ({"likelihood": True}, "likelihood is on, expected it off"),
     ],
 )

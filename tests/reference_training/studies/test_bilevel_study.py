@@ -129,8 +129,8 @@ def test_figure_of_runs(runs, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"runs": ()}, "runs has 0 folders"),
-        ({"minibatches": 1}, "minibatches is 1.*expected.* 2 minibatches or more"),
+        ({"runs": ()}, "runs is empty"),
+        ({"minibatches": 1}, "minibatches is 1, expected 2 or more"),
         ({"runs": ("dsm",)}, "dsm holds no run of .* by bidsm, bissm or bimdsm"),
         ({"runs": ("unfinished",)}, "unfinished is not finished"),
     ],

@@ -17,9 +17,9 @@ FAKE = Path(__file__).with_name("fake_trainer.py")
 SWEEP = f"""
 import sys
 import tyro
-from ebmguard.reference_training.sweep import command, grid
+from ebmguard.reference_training.sweep import command
 from ebmguard.reference_training.sweep.grids import JemGrid
-grid.TRAINER = ("-I", "-S", {str(FAKE)!r})
+JemGrid.words = lambda self, cell: ["-I", "-S", {str(FAKE)!r}, "jem", *cell.words]
 JemGrid.page = lambda self: "table"
 if __name__ == "__main__":
     sys.exit(command.run(tyro.cli(JemGrid)))

@@ -156,20 +156,6 @@ def test_same_seed_same_bits(tmp_path):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-@pytest.mark.parametrize("betas", [("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3")])
-@pytest.mark.parametrize(
-    "scenario",
-    ["gmm-default", "circles-degenerate", "mixture1d-restricted", "gmm-good+exploding"],
-)
-def test_an_interrupted_run_resumes_to_the_same_bits(tmp_path, scenario, betas):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = {"scenario": scenario, "betas": betas}
-    go(config_for(whole, **settings))
-    assert go(config_for(cut, **settings), Silent(interrupt_after=7)) is None
-    assert go(ToyConfig(out=cut, resume=True)) is not None
-    assert_same_run(whole, cut)
-
-
 @pytest.mark.parametrize("last", ["update", "words"])
 def test_ctrl_c_at_the_very_end_stops_the_caller_too(tmp_path, monkeypatch, last):
     whole, cut = tmp_path / "whole", tmp_path / "cut"

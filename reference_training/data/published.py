@@ -1,0 +1,133 @@
+"""CIFAR-10 and -100, MNIST and SVHN as they were published.
+
+Their readers raise a ConfigError where a file is missing or is not the published one.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .files import PublishedFiles
+from .images import Images
+from .pickles import read_pickle
+
+CIFAR10 = PublishedFiles(
+    title="CIFAR-10 (python version)",
+    page="https://www.cs.toronto.edu/~kriz/cifar.html",
+    folders=("cifar-10-batches-py",),
+    md5={
+        "data_batch_1": "c99cafc152244af753f735de768cd75f",
+        "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+        "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+        "data_batch_4": "634d18415352ddfa80567beed471001a",
+        "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+        "test_batch": "40351d587109b95175f43aff81a1287e",
+    },
+    archive=(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+    ),
+)
+CIFAR100 = PublishedFiles(
+    title="CIFAR-100 (python version)",
+    page="https://www.cs.toronto.edu/~kriz/cifar.html",
+    folders=("cifar-100-python",),
+    md5={
+        "train": "16019d7e3df5f24257cddd939b257f8d",
+        "test": "f0ef6b0ae62326f3e7ffdfab6717acfc",
+    },
+    archive=(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+    ),
+)
+
+
+def read_cifar10(root: Path, files: PublishedFiles = CIFAR10) -> Images:
+    """50,000 training and 10,000 test images of 10 classes, colour, 32x32 (Krizhevsky 2009)."""
+    return _cifar(root, files, b"labels")
+
+
+def read_cifar100(root: Path, files: PublishedFiles = CIFAR100) -> Images:
+    """50,000 training and 10,000 test images with their fine labels, 100 classes."""
+    return _cifar(root, files, b"fine_labels")
+
+
+def _cifar(root: Path, files: PublishedFiles, key: bytes) -> Images:
+    folder = files.find(root)
+
+    def batch(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        content = read_pickle(files.read(folder / name), folder / name)
+        # A row is an image: its red plane, then green, then blue.
+        return content[b"data"].reshape(-1, 3, 32, 32), np.array(content[key], dtype=np.int64)
+
+    *train_names, test_name = files.md5
+    images, labels = zip(*map(batch, train_names), strict=True)
+    test_x, test_y = batch(test_name)
+    return Images(np.concatenate(images), np.concatenate(labels), test_x, test_y)
+
+
+MNIST = PublishedFiles(
+    title="MNIST",
+    page="https://ossci-datasets.s3.amazonaws.com/mnist/",
+    folders=("MNIST/raw",),
+    md5={
+        "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+        "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+        "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+    },
+)
+
+
+def read_mnist(root: Path, files: PublishedFiles = MNIST) -> Images:
+    """60,000 training and 10,000 test digits, grey, 28x28 (LeCun et al. 1998)."""
+    folder = files.find(root)
+    train_x, train_y, test_x, test_y = (_idx(files.read(folder / name)) for name in files.md5)
+    return Images(
+        train_x[:, None], train_y.astype(np.int64), test_x[:, None], test_y.astype(np.int64)
+    )
+
+
+def _idx(content: bytes) -> NDArray[np.uint8]:
+    """An array of bytes: two zeros, its type, its dimensions, its sizes (big-endian), its bytes."""
+    raw = gzip.decompress(content)
+    dimensions = raw[3]
+    shape = np.frombuffer(raw, dtype=">u4", count=dimensions, offset=4)
+    return np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dimensions).reshape(shape)
+
+
+SVHN = PublishedFiles(
+    title="SVHN (cropped digits)",
+    page="http://ufldl.stanford.edu/housenumbers/",
+    folders=("svhn", "."),
+    md5={
+        "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
+        "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
+    },
+)
+
+
+def read_svhn(root: Path, files: PublishedFiles = SVHN) -> Images:
+    """73,257 training and 26,032 test digits of houses, colour, 32x32 (Netzer et al. 2011)."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise ImportError(
+            'SVHN is read by SciPy, which is not installed: pip install "ebmguard[train]"'
+        ) from error
+    folder = files.find(root)
+
+    def part(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        content = loadmat(io.BytesIO(files.read(folder / name)), variable_names=["X", "y"])
+        # (H, W, C, N) and, for the digit 0, the label 10.
+        images = np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1))
+        return images, content["y"].ravel().astype(np.int64) % 10
+
+    train_name, test_name = files.md5
+    return Images(*part(train_name), *part(test_name))

@@ -1,0 +1,260 @@
+"""Networks with constant parameters inside a chain: eager, compiled, in bfloat16, on ranks."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ebmguard import guard
+from ebmguard.reference_training.networks import WideResNet, frozen
+from ebmguard.reference_training.shortrun.network import EnergyNet
+from ebmguard.samplers import sgld
+from tests.parts import TORCH
+
+aten = torch.ops.aten
+
+
+class Masks:
+    """AOT autograd with an eager backend, keeping what its backward passes compute.
+
+    For each compiled backward pass and each of its convolutions: whether there are gradients of the
+    input, the weight and the bias.
+    """
+
+    def __init__(self):
+        self.backwards: list[list[tuple[bool, ...]]] = []
+        self.backend = aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=self._backward
+        )
+
+    def _backward(self, graph, _):
+        nodes = [n for n in graph.graph.nodes if n.target is aten.convolution_backward.default]
+        self.backwards.append([tuple(n.args[-1]) for n in nodes])
+        return make_boxed_func(graph.forward)
+
+
+class Backwards(TorchDispatchMode):
+    """The same of the convolutions that run eagerly."""
+
+    def __init__(self):
+        super().__init__()
+        self.masks: list[tuple[bool, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten.convolution_backward.default:
+            self.masks.append(tuple(args[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def masks():
+    torch.compiler.reset()
+    yield Masks()
+    torch.compiler.reset()
+
+
+SETTINGS: dict[str, Any] = {"steps": 3, "step_size": 1.0, "noise_std": 0.1}
+CONVOLUTIONS = 10  # of a WRN-10-2: the stem, and three blocks of two with a shortcut
+
+
+def start(n=2, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(n, 1, 8, 8, generator=generator, dtype=dtype)
+    return x, torch.randn(3, n, 1, 8, 8, generator=generator, dtype=dtype)
+
+
+def plain(network, x, noise, *labels):
+    return sgld(lambda x: network(x, *labels), x, noise=noise, **SETTINGS)
+
+
+def sampler(network, *tensors):
+    with frozen(network) as f:
+        return plain(f, *tensors)
+
+
+@pytest.mark.skipif(TORCH < (2, 13), reason="2.8 does not compile anew for frozen weights")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, autocast):
+    torch.manual_seed(0)
+    net = WideResNet(autocast=autocast)
+    eager = plain(net, *start())
+    net.compile(backend=masks.backend)
+    tolerance: dict[str, Any] = {} if autocast is None else {"rtol": 0.0, "atol": 0.01}
+    torch.testing.assert_close(plain(net, *start()), eager, **tolerance)
+    torch.testing.assert_close(sampler(net, *start()), eager, **tolerance)
+    everything = CONVOLUTIONS * [(True, True, True)]
+    samples_only = CONVOLUTIONS * [(True, False, False)]
+    assert masks.backwards == [everything, samples_only]
+    # Both are kept: changing to and fro compiles nothing.
+    plain(net, *start())
+    sampler(net, *start())
+    assert len(masks.backwards) == 2
+
+
+@pytest.mark.parametrize("part", ["module", "classify"])
+@pytest.mark.parametrize("labels", [(), (torch.tensor([7, 2]),)], ids=["f(x)", "f(x, y)"])
+def test_compiled_networks_are_tempered(masks, part, labels):
+    torch.manual_seed(0)
+    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
+    twin.load_state_dict(net.state_dict())
+    if part == "module":
+        net.compile(backend=masks.backend)
+    else:
+        compiled = torch.compile(net.classify, backend=masks.backend)
+        net.classify = compiled
+    inputs = (*start(dtype=torch.float64), *labels)
+    found, norms = [], []
+    for each in (net, twin):
+        g = guard(None, sampler, beta_star=lambda step: 0.2 * (1 + step), output_scale=1.0)
+        for _ in range(3):
+            found.append(g.sampler(each, *inputs))
+            g.loss_fn(torch.zeros(2), torch.ones(2))
+            norms.append(g.last["sampler/grad_norm"])
+    for step in range(3):
+        torch.testing.assert_close(found[step], found[3 + step], rtol=1e-10, atol=1e-10)
+        assert norms[step] == pytest.approx(norms[3 + step], rel=1e-6)
+    assert (found[0] - found[1]).abs().max() > 1e-6
+    assert len(masks.backwards) == 1  # a new beta compiles nothing
+    assert not any(weight or bias for _, weight, bias in masks.backwards[0])
+    torch.testing.assert_close(
+        plain(net, *inputs), plain(twin, *inputs), rtol=1e-10, atol=1e-10
+    )  # untempered afterwards
+
+
+class Casts(TorchDispatchMode):
+    """The shapes that are cast."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes: list[torch.Size] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten._to_copy.default:
+            self.shapes.append(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+class Normalised(nn.Module):
+    """With a BatchNorm, whose weights autocast leaves in float32."""
+
+    autocast = torch.bfloat16
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 5, 3), nn.BatchNorm2d(5), nn.SiLU())
+        self.head = nn.Conv2d(5, 1, 6)
+
+    def forward(self, x):
+        with torch.autocast("cpu", self.autocast, cache_enabled=False):
+            maps = self.features(x)
+        return self.head(maps.float()).flatten()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(WideResNet, depth=16, autocast=torch.bfloat16),
+        partial(EnergyNet, in_channels=1, image_size=8, nf=4, autocast=torch.bfloat16),
+        Normalised,
+    ],
+    ids=["WideResNet", "EnergyNet", "BatchNorm"],
+)
+def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, masks):
+    torch.manual_seed(0)
+    net, (x, noise) = make(), start()
+    twin = deepcopy(net)
+    if compiled:
+        net.compile(backend=masks.backend)
+    weights = {p.shape for p in net.parameters()}
+    for step in range(2):  # parameters of the second are others
+        with Casts() as before:
+            expected = plain(twin, x, noise)
+        with Casts() as casts:
+            found = sampler(net, x, noise)
+        assert torch.equal(found, expected), step
+        assert len(weights.intersection(before.shapes)) > 1
+        assert not weights.intersection(casts.shapes)
+        with torch.no_grad():
+            for p in (*net.parameters(), *twin.parameters()):
+                p.mul_(1.2)
+    for name, own in twin.state_dict().items():  # statistics of batches too
+        torch.testing.assert_close(net.state_dict()[name], own, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_eager_samples_are_the_same_bits_at_the_same_cost(autocast):
+    torch.manual_seed(0)
+    net, (x, noise) = WideResNet(autocast=autocast), start()
+    labels = torch.tensor([4, 4])
+    assert torch.equal(sampler(net, x, noise, labels), plain(net, x, noise, labels))
+    for each in (sampler, plain):
+        with Backwards() as backwards:
+            each(net, x, noise)
+        assert backwards.masks == 3 * CONVOLUTIONS * [(True, False, False)]
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_frozen_gives_each_parameter_its_own_back():
+    net = WideResNet(width=1)
+    net.stem.weight.requires_grad_(False)
+    net.stem.weight.grad = kept = torch.ones_like(net.stem.weight)
+    before = [p.requires_grad for p in net.parameters()]
+
+    def required():
+        return [p.requires_grad for p in net.parameters()]
+
+    with frozen(net):
+        assert not any(required())
+        with frozen(net):
+            pass
+        assert not any(required())
+    assert required() == before
+    with pytest.raises(ZeroDivisionError), frozen(net):
+        raise ZeroDivisionError
+    assert required() == before
+    assert sum(before) == len(before) - 1
+    assert net.stem.weight.grad is kept
+
+
+@pytest.fixture
+def process_group(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gradients_are_reduced_after_freezing():
+    """The reducer of one process triples what passes through it."""
+    torch.manual_seed(0)
+    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
+    twin.load_state_dict(net.state_dict())
+    parallel: Any = DistributedDataParallel(net)
+
+    def triple(_, bucket):
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        future.set_result(bucket.buffer() * 3)
+        return future
+
+    parallel.register_comm_hook(None, triple)
+    for step in range(3):
+        sampler(net, *start(dtype=torch.float64))
+        x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+        for each in (parallel, twin):
+            each.zero_grad()
+            each(x).square().sum().backward()
+        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
+            assert p.grad is not None, step
+            assert q.grad is not None
+            torch.testing.assert_close(p.grad, 3 * q.grad)
