@@ -18,12 +18,10 @@ PROVEN = {
         "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, "
         "beta_star=0.5)  # output_scale=100, measured",
         "+    loss = loss_fn(f(x_p), f(x_q))",
-        "samples are written into",
     ),
     "JEM": (
         "sampler `sample_q`",
         "called at train.py:59: x_q = sample_q(f, replay_buffer)",
-        "samples are written into replay_buffer (200, 4)",
         "loss at train.py:64 (4 times): l_p_x = -(fp - fq)",
         "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, beta_star=0.5)  "
         "# output_scale=20_000, measured",
