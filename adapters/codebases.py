@@ -54,7 +54,7 @@ class Codebase:
     numbers: Callable[[Found], tuple[float, float]] = _sgld
     reads: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
-    refuses: Callable[[Found], str] | None = None
+    refuses: Callable[[Found], str | bool] | None = None
     terms: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     convention: str = ""
@@ -134,82 +134,69 @@ def _check_term(weights: Mapping[str, float], term: str | None) -> None:
     usual = next(iter(weights))
     others = [name for name, weight in weights.items() if weight > 0 and name != usual]
     if term is None and others:
+        each = ", ".join(f"settings(args, {name!r})" for name in weights if weights[name] > 0)
         raise ConfigError(
-            f"The term {', '.join(others)} is on: a second objective, with chains and energies of "
-            "its own. Under one guard its samples would be tempered and its loss left as it is. "
-            "Make a guard for each term that is on, each with a sampler of its own: "
-            + ", ".join(f"settings(args, {name!r})" for name in weights if weights[name] > 0)
-            + ", passed on as guard(None, sampler, **those)."
+            f"The term {', '.join(others)} is on, with chains and energies of its own. Make a "
+            f"guard for each term, each with a sampler of its own: {each}, passed on as "
+            "guard(None, sampler, **those)."
         )
     chosen = usual if term is None else term
     if chosen not in weights:
         raise ConfigError(f"term={chosen!r}; expected one of {', '.join(map(repr, weights))}.")
     if not weights[chosen] > 0:
         raise ConfigError(
-            f"The weight of the term {chosen} is {weights[chosen]:g}: this run has no such loss to "
+            f"The weight of the term {chosen} is {weights[chosen]:g}: there is no such loss to "
             "guard. Give it a weight above 0, or leave the guard out."
         )
 
 
-def _refuses_hdge(found: Found) -> str:
+def _refuses_hdge(found: Found) -> str | bool:
     return found["plot_contrast"] and (
-        "--plot_contrast calls the sampler with contrast=True, which climbs f.joint(...), another "
-        "function than the f(x) that the guard tempers. Leave it out, and draw these pictures from "
-        "a checkpoint."
+        "--plot_contrast makes the sampler climb f.joint(...), another function than the guard "
+        "tempers. Leave it out, and draw these pictures from a checkpoint."
     )
 
 
 _OTHER_MODES = ("clf_only", "maximum_likelihood", "ssm", "vat")  # The script checks these first.
 
 
-def _refuses_vera(found: Found) -> str:
-    for mode in _OTHER_MODES:
-        if found[mode]:
-            return (
-                f"--{mode} trains without contrastive samples, also beside --jem_baseline: there "
-                "is nothing to guard. Leave it out, or leave the guard out."
-            )
-    if found["jem_baseline"]:
-        return ""
-    return (
-        "Without --jem_baseline, VERA's negatives come from a generator that is trained along, and "
-        "not from a sampler: nothing runs on (1 - beta) f, and the weights would correct for a "
-        "proposal that is not there. Add --jem_baseline, or leave the guard out."
+def _refuses_vera(found: Found) -> str | bool:
+    mode = next((mode for mode in _OTHER_MODES if found[mode]), "")
+    if mode:
+        what = f"--{mode} trains without contrastive samples, also beside --jem_baseline."
+        return f"{what} Leave it out, or leave the guard out."
+    return not found["jem_baseline"] and (
+        "Without --jem_baseline, VERA's negatives come from a generator and not from a sampler. "
+        "Add --jem_baseline, or leave the guard out."
     )
 
 
-def _refuses_anatomy(found: Found) -> str:
+def _refuses_anatomy(found: Found) -> str | bool:
     config = found["given"]
-    if "epsilon" in config:
-        return ""
-    return (
-        "The configuration has no 'epsilon', the Langevin noise of ebm-anatomy's trainers; it has "
-        f"{', '.join(sorted(config)) or 'no entry'}. Pass the dict that train_data.py or "
-        "train_toy.py reads from its config_locker file."
+    return "epsilon" not in config and (
+        f"The configuration has no 'epsilon'; it has {', '.join(sorted(config)) or 'no entry'}. "
+        "Pass the dict that train_data.py or train_toy.py reads from its config_locker file."
     )
 
 
-def _refuses_improved(found: Found) -> str:
+def _refuses_improved(found: Found) -> str | bool:
     return found["hmc"] and (
-        "FLAGS.hmc draws with gen_hmc_image, leapfrog steps without a Metropolis test, for which "
-        "an output scale is not defined. Turn hmc off and guard gen_image; or guard gen_hmc_image "
-        "with beta_star alone, which leaves the sampler as it is: "
-        'guard(improved_cd.difference, gen_hmc_image, beta_star=0.5, convention="energy").'
+        "FLAGS.hmc draws with gen_hmc_image, leapfrog steps without a Metropolis test, which have "
+        "no output scale. Turn hmc off and guard gen_image; or guard gen_hmc_image with beta_star "
+        'and convention="energy" alone, which leaves the sampler as it is.'
     )
 
 
 def _refuses_nae(found: Found) -> str:
-    model = found["given"]
-    own = vars(model)
+    own = vars(found["given"])
     if "step_size" not in own or "noise_std" not in own:
         return (
-            f"{type(model).__name__} has no step_size and noise_std; expected EnergyBasedModel of "
-            "models/energybased.py. The autoencoders of models/nae.py are not covered: they divide "
-            "the energy by a temperature that is trained along, and sample in two spaces."
+            f"{type(found['given']).__name__} has no step_size and noise_std; expected "
+            "EnergyBasedModel of models/energybased.py. The autoencoders of models/nae.py, which "
+            "divide the energy by a trained temperature, are not covered."
         )
-    if own["step_size"] is None and own["noise_std"] is None:
-        return "step_size and noise_std are both None; set one, as the sampler asks."
-    return ""
+    is_unset = own["step_size"] is None and own["noise_std"] is None
+    return "step_size and noise_std are both None; set one." if is_unset else ""
 
 
 def _nae(found: Found) -> tuple[float, float]:

@@ -3,17 +3,8 @@
     -cd = ContrastiveDivergence(model=energy, sampler=sampler, k_steps=10)
     +cd = GuardedContrastiveDivergence(model=energy, sampler=sampler, k_steps=10, beta_star=0.5)
 
-What torchebm's samplers make of a tempered energy:
-
-=================================  ==================  ==========================================
-sampler                            output scale o      what is tempered
-=================================  ==================  ==========================================
-LangevinDynamics                   1 / noise_scale²    the drift, by any of its integrators
-HamiltonianMonteCarlo, Riemannian  1                   the force and the Metropolis energies
-GradientDescent, Nesterov          none: without       nothing, unless ``output_scale=`` or
-                                   noise               ``sampler_scale=`` is given
-others                             unknown             the same
-=================================  ==================  ==========================================
+LangevinDynamics has the output scale 1 / noise_scale², both HMCs 1. What has no noise, or is not
+known, is tempered only with ``output_scale=`` or ``sampler_scale=``.
 """
 
 from __future__ import annotations
@@ -115,16 +106,6 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         **kwargs: Any,
     ) -> Tensor:
         """The guarded loss of both batches, with torchebm's noise, L2 term and fallback around it.
-
-        Args:
-            x: positives.
-            pred_x: negatives.
-            model_kwargs: conditions of both.
-            generator: of the noise on the positives.
-            **kwargs: ``energy_reg_weight``, ``add_noise_to_real``, ``noise_scale``.
-
-        Returns:
-            0-dim tensor.
 
         Raises:
             ConfigError: conditions that are no class labels, with β* other than 0.

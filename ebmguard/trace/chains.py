@@ -54,7 +54,6 @@ class Sampler:
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
-    buffer: str = ""  # the name of a larger tensor into which samples are written
     root: Edge | None = None  # what was differentiated
     outputs: list[Edge] = field(default_factory=list)  # behind it
     functions: list[tuple[Edge, float]] = field(default_factory=list)  # what it may follow

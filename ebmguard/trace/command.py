@@ -122,9 +122,9 @@ def _text(found: Trace) -> Iterator[str]:
             if side.bends:
                 yield f"    not affine in these, and left as it is: {side.bends}"
         met = {other.place.line for other in found.differences}
-        for line in sorted(each.elsewhere - met):
-            yield f"  the same expression stands in line {line}, in a branch that did not run or"
-            yield "  in no loss of these steps: it is not guarded by the lines below"
+        if others := sorted(each.elsewhere - met):
+            yield f"  the same expression stands in line {', '.join(map(str, others))}, in branches"
+            yield "  that did not run or in no loss: it is not guarded by the lines below"
         if each.effect.bends:
             yield "  the loss is not affine in this difference: what is around it stays as it is"
     if found.samplers and not found.differences:
@@ -145,8 +145,6 @@ def _sampler(each: Sampler) -> Iterator[str]:
     yield f"  at {each.site}: {each.site.text}"
     heads = ": a function of it is the energy" if each.is_function else ""
     yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
-    if each.buffer:
-        yield f"  samples are written into {each.buffer}"
     yield f"  {each.measured}"
     if "discrete" in each.measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"

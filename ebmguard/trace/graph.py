@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .script import Place
 
@@ -71,8 +72,7 @@ class Operation:
     @classmethod
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
         """A call that is about to be made; None where it is upon no outputs."""
-        frozen = _mapped(lambda x: edge_of(x) or x, (args, kwargs))
-        found = cls(func, *frozen)
+        found = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
         if not any(True for _ in found.needs):
             return None
         if found.is_in_place and isinstance(found.args[0], Tensor):
@@ -89,7 +89,7 @@ class Operation:
     @property
     def needs(self) -> Iterator[Edge]:
         """What it is made of."""
-        return _edges((self.args, self.kwargs))
+        yield from filter(_is_edge, tree_leaves((self.args, self.kwargs), _is_edge))
 
     def mark(self, result: Any, calls: tuple[Place, ...]) -> None:
         """Write on the nodes of its results what they are."""
@@ -99,9 +99,8 @@ class Operation:
 
     def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
         """Its result with these in the place of edges."""
-        args, kwargs = _mapped(
-            lambda x: values[x] if isinstance(x, Edge) else x, (self.args, self.kwargs)
-        )
+        given = self.args, self.kwargs
+        args, kwargs = tree_map(lambda x: values[x] if _is_edge(x) else x, given, is_leaf=_is_edge)
         if self.is_in_place:
             args = (args[0].clone(), *args[1:])
         result = self.func(*args, **kwargs)
@@ -110,10 +109,7 @@ class Operation:
 
 def tensors(result: Any) -> Iterator[Tensor]:
     """The tensors of a result, which may be several."""
-    parts = result.values() if isinstance(result, dict) else result
-    for part in parts if isinstance(result, tuple | list | dict) else (result,):
-        if isinstance(part, Tensor):
-            yield part
+    yield from (part for part in tree_leaves(result) if isinstance(part, Tensor))
 
 
 def edge_of(x: object) -> Edge | None:
@@ -162,17 +158,5 @@ def _write(tensor: Tensor, what: Output | Operation) -> None:
     written.setdefault(_MADE, {}).setdefault(tensor.output_nr, what)
 
 
-def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(_mapped(change, each) for each in value)
-    if type(value) is dict:
-        return {key: _mapped(change, each) for key, each in value.items()}
-    return change(value)
-
-
-def _edges(value: Any) -> Iterator[Edge]:
-    if isinstance(value, Edge):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from _edges(each)
+def _is_edge(x: object) -> bool:
+    return isinstance(x, Edge)

@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, TypeGuard
 
 from .chains import Sampler
@@ -204,7 +204,7 @@ def _around(
     text = f"{' ' * indent}{own}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
-    return [_import(source), _line(source, line, text), *moved], own
+    return [_line(source, line, text), *moved, _import(source)], own
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
@@ -216,13 +216,11 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     source = spot.source
     if source is not place.source or node is None:
         raise Refused("two files", site=spot, place=place, options=options)
-    imports = _imports(source)
-    line, _ = _after(imports[-1]) if imports else _top(source)
     name = _free(source, "g")
-    made = _line(source, line, f"{name} = ebmguard.guard(None, None, {options})")
-    edits = [_import(source), made]
+    edits = [_line(source, _top(source), f"{name} = ebmguard.guard(None, None, {options})")]
     if is_tempered:
         edits.append(_spliced(source, node, f"{name}.temper({source.segment(node)})"))
+    edits.append(_import(source))  # at last, which puts it above
     return edits, f"{name}.loss"
 
 
@@ -283,25 +281,18 @@ def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
 
 
 def _import(source: Source) -> Edit:
-    imports = _imports(source)
-    line, _ = (imports[0].lineno, 0) if imports else _top(source)
-    return _line(source, line, "import ebmguard")
+    return _line(source, _top(source), "import ebmguard")
 
 
-def _imports(source: Source) -> list[ast.stmt]:
-    found = [each for each in source.tree.body if isinstance(each, ast.Import | ast.ImportFrom)]
-    return [each for each in found if getattr(each, "module", "") != "__future__"]
-
-
-def _top(source: Source) -> tuple[int, int]:
-    """Below the docstring and the imports from the future of a file without others."""
-    first = next((e for e in source.tree.body if not _is_header(e)), source.tree.body[-1])
-    return first.lineno, 0
+def _top(source: Source) -> int:
+    """The line below a file's docstring and its first imports."""
+    above = [*takewhile(_is_header, source.tree.body)]
+    return _after(above[-1])[0] if above else 1
 
 
 def _is_header(node: ast.stmt) -> bool:
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.ImportFrom)
+    return is_text or isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def _losses(

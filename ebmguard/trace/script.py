@@ -30,7 +30,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-__all__ = ["Place", "Source", "Stack", "replay", "run", "shown", "source_of", "stack", "user_frame"]
+__all__ = ["Place", "Source", "Stack", "replay", "run", "shown", "source_of", "stack"]
 
 _ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 # Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.
@@ -43,13 +43,6 @@ _OURS = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}
 def _is_users(file: str) -> bool:
     is_library = file.startswith(_LIBRARY) and not any(part in file for part in _INSTALLED)
     return not is_library and not file.startswith(("<", *_OURS))
-
-
-def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame, from this one outwards, that is the user's."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
 
 
 class Source:
@@ -138,7 +131,8 @@ Stack = tuple[tuple[FrameType, Place], ...]
 
 def stack(frame: FrameType | None) -> Stack:
     """The user's frames from this one outwards."""
-    frame = user_frame(frame)
+    while frame is not None and not _is_users(frame.f_code.co_filename):
+        frame = frame.f_back
     return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back)) if frame else ()
 
 

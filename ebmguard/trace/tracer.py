@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from .chains import Chains, Sampler
 from .experiment import Experiment, effect
 from .graph import Edge, Operation, Output, edge_of
 from .reading import Difference, Side, read
-from .script import Place, Stack, run, stack, user_frame
+from .script import Place, Stack, run, stack
 
 __all__ = ["Guarded", "Trace", "trace_script"]
 
@@ -120,22 +119,16 @@ class _Tracer(TorchFunctionMode):
             outputs = kwargs.get("outputs", args[0] if args else None)
             self._root = edge_of(outputs if isinstance(outputs, Tensor) else next(iter(outputs)))
         result = func(*args, **kwargs)
-        is_write = getattr(func, "__name__", "") == "__setitem__"
-        frame = user_frame(sys._getframe(1)) if made is not None or is_write else None
-        if frame is None:
-            return result
-        if is_write:
-            self._see_buffer(args, frame)
-        if made is not None:
-            calls = stack(frame)
-            made.mark(args[0] if is_write else result, tuple(place for _, place in calls))
+        calls = stack(sys._getframe(1)) if made is not None else ()
+        if made is not None and calls:
+            made.mark(args[0] if result is None else result, tuple(place for _, place in calls))
             # Before the first `backward` nothing is known; later, a known difference is read.
             difference = self.differences.get(calls[0][1])
             if difference is not None and (edge := edge_of(result)) is not None:
                 self._see_entries(calls)
                 with self._resting():
                     samplers = [*self.chains.samplers.values()]
-                    read(difference, samplers, Experiment(edge), args, frame.f_locals)
+                    read(difference, samplers, Experiment(edge), args, calls[0][0].f_locals)
         return result
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
@@ -178,14 +171,6 @@ class _Tracer(TorchFunctionMode):
             self.unread = f"{type(failed).__name__}: {failed}"  # The trainer goes on.
         finally:
             self._rests = before
-
-    def _see_buffer(self, args: tuple[Any, ...], frame: FrameType) -> None:
-        into, _, value = args
-        for sampler in self.chains.samplers.values():
-            is_batch = isinstance(value, Tensor) and value.shape == sampler.first.x.shape
-            if is_batch and into.shape[1:] == value.shape[1:] and len(into) > len(value):
-                names = [name for name, each in frame.f_locals.items() if each is into]
-                sampler.buffer = f"{names[0] if names else 'a tensor'} {tuple(into.shape)}"
 
     def _see_entries(self, now: Stack) -> None:
         alive = {id(frame) for frame, _ in now}

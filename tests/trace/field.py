@@ -61,14 +61,14 @@ class Structure:
         """Its files with these edits, the script last."""
         lines = inspect.getsource(self.body).splitlines()
         start = next(at for at, line in enumerate(lines) if line.startswith("def ")) + 1
-        text = textwrap.dedent("\n".join(lines[start:])) + "\n"
-        for old, new in right.items():
-            assert text.count(old) == 1, (old, text.count(old))
-            text = text.replace(old, new)
-        *helper, script = text.split("# script\n")
+        *helper, script = textwrap.dedent("\n".join(lines[start:])).split("# script\n")
         name = f"of_{self.body.__name__}"
         files = {f"{name}.py": HEAD + each for each in helper}
-        return {**files, "train.py": HEAD + f"from {name} import *\n\n" * len(helper) + script}
+        files["train.py"] = HEAD + f"from {name} import *\n\n" * len(helper) + script + "\n"
+        for old, new in right.items():
+            assert sum(text.count(old) for text in files.values()) == 1, old
+            files = {file: text.replace(old, new) for file, text in files.items()}
+        return files
 
 
 STRUCTURES: dict[str, Structure] = {}

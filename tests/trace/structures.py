@@ -106,26 +106,6 @@ def sample_q(f):
 
 """
 
-# Under autocast what is made of the outputs is made in another precision.
-AUTOCAST = (
-    _SAMPLER.replace("f(x).sum()", "energy(x).sum()")
-    + """
-w = torch.ones(1)
-
-
-def energy(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        return f(x) @ w
-
-
-for step in range(100):
-    loss = energy(sample_q(f)).mean() - energy(data()).mean()
-    optim.zero_grad()
-    loss.backward()
-    optim.step()
-"""
-)
-
 # As SAM: two losses on the same samples.
 TWICE = (
     _SAMPLER
@@ -135,21 +115,6 @@ for step in range(100):
     fp, fq = f(x_p), f(x_q)
     l = -(fp.mean() - fq.mean())
     gp, gq = f(x_p), f(x_q)
-    l = l + -(gp.mean() - gq.mean())
-    optim.zero_grad()
-    l.backward()
-    optim.step()
-"""
-)
-
-# As JEM with p(x, y): two losses, each on samples of its own.
-TWO_TERMS = (
-    _SAMPLER
-    + """
-for step in range(100):
-    fp, fq = f(data()), f(sample_q(f))
-    l = -(fp.mean() - fq.mean())
-    gp, gq = f(data()), f(sample_q(f))
     l = l + -(gp.mean() - gq.mean())
     optim.zero_grad()
     l.backward()

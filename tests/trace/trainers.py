@@ -379,9 +379,7 @@ for step in range(100):
     optim.step()
 """
 
-WRONG_SIGN = PLAIN.replace("f(x_q).mean() - f(x_p).mean()", "f(x_p).mean() - f(x_q).mean()")
 ENDS = PLAIN.replace("range(100)", "range(3)")
-FAILS = PLAIN.replace("    optim.step()\n", "    optim.step()\n    raise KeyError('data')\n")
 # What a run from anew does not repeat: a counter on the disk.
 ONCE = PLAIN.replace(
     "for step in range(100):",
