@@ -43,7 +43,7 @@ CELLS = {
     for setting in SETTINGS
     for arm in ARMS
 }
-WARM = {f"warm_s{seed}": {"seed": seed} for seed in SEEDS}
+WARM = {"warm": {"seed": 0}}
 
 
 def potential() -> nn.Sequential:
@@ -108,7 +108,7 @@ def trimmed(v_pos: Tensor, v_neg: Tensor, weight: float) -> Tensor:
 
 
 def warm_up(folder: Path, seed: int) -> dict[str, Any]:
-    """Flow matching alone; every arm of a seed goes on from it."""
+    """Flow matching alone; every run goes on from it."""
     torch.manual_seed(seed)
     f = potential()
     optimizer = torch.optim.Adam(f.parameters(), lr=1e-4)
@@ -131,13 +131,13 @@ def judged(f: nn.Module) -> dict[str, Any]:
 
 
 def measure(folder: Path, seed: int, setting: str = "", arm: str = "") -> dict[str, Any]:
-    """Train a cell: the contrastive phase, from the warm-up of its seed."""
+    """Train a cell: the contrastive phase, from the warm-up."""
     if not arm:
         return warm_up(folder, seed)
     _, updates, lr, steps, weight = SETTINGS[setting]
     f, half = potential(), BATCH // 2
     optimizer = torch.optim.Adam(f.parameters())
-    network, moments = torch.load(folder.parent / f"warm_s{seed}" / "warm.pt")
+    network, moments = torch.load(folder.parent / "warm" / "warm.pt")
     f.load_state_dict(network)
     optimizer.load_state_dict(moments)
     optimizer.param_groups[0]["lr"] = lr

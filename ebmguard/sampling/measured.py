@@ -126,7 +126,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         f"{stays:.0%} of the samples stay (a rejection?)": stays > 0,
     }
     notes = tuple(note for note, holds in said.items() if holds)
-    if not any(step.noise > _SURE * step.noise_error for step in steps):
+    if not any(step.noise for step in steps):
         return Measured(_NO_NOISE, notes=notes)
     factor, *others = (_factor(seen) for seen, _ in told)
     if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in others):
@@ -146,11 +146,8 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     elif varies > _ALIKE and _spread(moved) < 0.1 * varies:
         verdict = "gradient clipped by the norm of the batch"
     elif changes and _spread(scales) > _SAME:
-        first, last = (
-            f"o = {scales[i]:.4g}" if steps[i].noise > _SURE * steps[i].noise_error else "no noise"
-            for i in (0, -1)
-        )
-        verdict = f"sizes change along the chain (from {first} to {last})"
+        told_o = [f"o = {o:.4g}" if o < math.inf else "no noise" for o in (scales[0], scales[-1])]
+        verdict = f"sizes change along the chain (from {' to '.join(told_o)})"
     elif changes:
         size, noise = sizes[0]
     scale = _scale(size, noise)

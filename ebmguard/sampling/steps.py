@@ -20,7 +20,6 @@ _MOST_DRAWS = 6
 _TRIALS = 300
 _SHARE = 0.3  # of the entries that must obey to rounding
 _ALL = 0.97  # of them is all: the rest are accidents of rounding
-_SAME = 0.01  # numbers that differ by less are one
 _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 
@@ -88,19 +87,20 @@ def solve(
         return known(exact=best.share, why=_why(g, noises, dx, free, tolerance))
     values, last = best.values, len(noises) + 1
     noise = math.hypot(*values[1:last])
+    noise_error = math.hypot(*best.errors[1:last])
     # Others may obey it with numbers of their own; those that met a clamp know no gradient.
     every, wrong = torch.stack([g, *noises, *models[names]], -1)[free], ~best.obeys
-    rest = _fit(every[wrong], move[wrong], limit[wrong])
+    rest = _fit(every[wrong], move[wrong], limit[wrong]) if wrong.any() else _Fit()
+    is_own = rest.share > _SHARE and abs(rest.values[0]) > 4 * rest.errors[0]
     sizes = (values[0], rest.values[0]), (noise, math.hypot(*rest.values[1:last]))
-    is_langevin = rest.share > _SHARE and abs(rest.values[0]) > 4 * rest.errors[0]
-    if is_langevin and not all(math.isclose(*each, rel_tol=_SAME) for each in sizes):
+    if is_own and not all(math.isclose(*each, rel_tol=0.01) for each in sizes):
         return known(exact=best.share, why="noise or step sizes differ between samples")
     drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[names]], strict=True))
     return known(
         step=values[0],
-        noise=noise if noise > 1e-6 * float(move.abs().mean()) else 0.0,
+        noise=noise if noise > max(1e-6 * float(move.abs().mean()), 4 * noise_error) else 0.0,
         step_error=best.errors[0],
-        noise_error=math.hypot(*best.errors[1:last]),
+        noise_error=noise_error,
         exact=best.share,
         clip=_clip(drift / values[0], free, best.obeys) if best.share < _ALL else "",
         **dict[str, Any](zip(names, values[last:], strict=True)),
@@ -150,8 +150,6 @@ def _fit(columns: Tensor, y: Tensor, limit: Tensor) -> _Fit:
     """Coefficients that most entries obey to rounding, by consensus of small subsets."""
     size = columns.square().mean(0).sqrt().clamp(min=1e-300)
     a, (count, k) = columns / size, columns.shape
-    if count < k + 4:
-        return _Fit()
     chance = torch.Generator("cpu").manual_seed(0)
     chosen = torch.randint(count, (_TRIALS, k), generator=chance, device="cpu")
     judges = torch.randint(count, (min(count, 4096),), generator=chance, device="cpu")
