@@ -10,10 +10,10 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["FAMILIES", "LAST_FAMILIES", "Run", "population"]
+__all__ = ["FAMILIES", "LAST_FAMILIES", "LAST_LOOK", "LONG", "NEW_FAMILIES", "Run", "population"]
 
 Task = Literal["jem", "ebm", "joint"]
-RUNS = 16
+RUNS, NEW_RUNS, LONG_RUNS = 16, 12, 8
 """Runs of each family."""
 
 
@@ -31,6 +31,12 @@ class Run:
         sgld_steps, step_size, noise_std, clamp: of the sampler.
         beta_star: exponent of the guard, 0 for the standard trainer.
         l2: weight of the mean squared energy in the loss.
+        penalty: weight of the mean squared gradient of f between data and negatives.
+        prior: whether samples are of exp(f) times a normal density, as of a prior of latents.
+        levels: noise levels that f knows of, each three times the one before; of "joint".
+        scale: of f, in units of which step sizes and beta_star are.
+        schedule: "constant", "cyclic" (four times up and down) or "late" (a thirtieth until 60% of
+            the run).
         batch: data and negatives a step.
         steps: length of the run.
     """
@@ -53,6 +59,11 @@ class Run:
     clamp: float = 0.0
     beta_star: float = 0.0
     l2: float = 0.0
+    penalty: float = 0.0
+    prior: bool = False
+    levels: int = 0
+    scale: float = 1.0
+    schedule: Literal["constant", "cyclic", "late"] = "constant"
     batch: int = 64
     steps: int = 1000
 
@@ -67,7 +78,7 @@ class Run:
     @property
     def output_scale(self) -> float | None:
         """o of the sampler; None where it draws no noise."""
-        return 2 * self.step_size / self.noise_std**2 if self.noise_std else None
+        return 2 * self.step_size / self.scale / self.noise_std**2 if self.noise_std else None
 
 
 _LEAKY, _SMOOTH = "leaky_relu", ("silu", "gelu")
@@ -200,6 +211,75 @@ LAST_FAMILIES: dict[str, dict[str, Any]] = {
         "lr": (3e-4, 1e-3, 3e-3, 1e-2), "step_size": (1.0, 5.0), "l2": (0.0, 0.0, 0.001),
         "noise_std": (0.005, 0.02), "sgld_steps": (5, 10), "batch": (16, 32),
         "beta_star": (0.0, 0.0, 0.0, 0.5, 2.0), "steps": 600,
+    },
+}  # fmt: skip
+
+
+# Of other kinds, recorded when the definitions of fates.py stood and before rules were changed for
+# them; the rules of a run's day judged them once unseen.
+NEW_FAMILIES: dict[str, dict[str, Any]] = {
+    "waves-gru": {
+        "data": "waves", "task": ("ebm", "jem"), "network": "gru", "width": (16, 32),
+        "activation": ("relu", "silu"), "optimizer": ("adam", "rmsprop"),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "sgld_steps": (2, 4), "batch": 32,
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 450,
+    },
+    "digits-tiny-batch": {
+        "data": "digits", "task": ("ebm", "jem"), "network": ("mlp", "cnn"), "width": (16, 32),
+        "activation": ("relu", _LEAKY, "elu"), "optimizer": ("momentum", "sgd"),
+        "lr": (1e-2, 3e-2, 0.1, 0.3), "batch": (2, 3, 4), "sgld_steps": (2, 5),
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 1000,
+    },
+    "noise-levels": {
+        "data": "mnist14", "task": "joint", "network": "cnn", "width": 4, "levels": 4,
+        "sampler": ("persistent", "annealed"), "noise_std": (0.0, 0.01), "sgld_steps": (3, 6),
+        "activation": ("elu", "silu", "relu"), "optimizer": ("adam", "adamw"),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": (16, 32), "steps": 450,
+    },
+    "latent-prior": {
+        "data": "mnist-latents", "task": "ebm", "prior": True, "width": (32, 128),
+        "sampler": ("short", "persistent"), "step_size": (0.02, 0.08), "noise_std": 0.2,
+        "sgld_steps": (2, 5, 10), "activation": ("relu", "softplus", "gelu"),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 1e-2, 3e-2, 0.1), "batch": 64,
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "l2": (0.0, 0.0, 0.1), "steps": 700,
+    },
+    "energy-scales": {
+        "data": ("digits", "wine", "circles"), "task": "ebm", "scale": (1e-3, 1e3),
+        "activation": ("relu", "silu"), "sampler": ("persistent", "data"), "width": (32, 64),
+        "step_size": (0.02, 0.2), "noise_std": (0.0, 0.1), "sgld_steps": (3, 10),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": 32, "steps": 800,
+    },
+    "cyclic-rates": {
+        "data": ("digits", "mnist14"), "task": ("ebm", "jem"), "network": "cnn", "width": 8,
+        "schedule": ("cyclic", "late"), "optimizer": ("adam", "momentum"), "sgld_steps": (3, 5),
+        "activation": ("relu", "gelu"), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": 32,
+        "beta_star": (0.0, 0.0, 0.0, 2.0), "steps": 600,
+    },
+}  # fmt: skip
+
+# Drawn and recorded with these, and judged once, when the rules were done.
+LAST_LOOK: dict[str, dict[str, Any]] = {
+    "sets-lion": {
+        "data": "sets", "task": ("ebm", "jem"), "network": "set", "width": (32, 64),
+        "activation": ("relu", "silu"), "optimizer": ("lion", "sign"), "sgld_steps": (3, 8),
+        "lr": (3e-4, 1e-3, 3e-3, 1e-2), "batch": (16, 64), "step_size": (0.5, 1.0),
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 800,
+    },
+    "penalised-mala": {
+        "data": ("breast_cancer", "moons", "digits"), "task": "ebm", "penalty": (1e-3, 0.03, 1.0),
+        "l2": (0.0, 0.0, 0.1), "activation": ("softplus", "silu"), "sampler": ("mala", "annealed"),
+        "step_size": (0.02, 0.08), "noise_std": 0.2, "sgld_steps": (2, 5), "width": (32, 64),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 1e-2, 3e-2, 0.1), "batch": (8, 64),
+        "steps": 800,
+    },
+}  # fmt: skip
+
+# A small network at beta* 0.5 and o = 1, long enough to limp along.
+LONG: dict[str, dict[str, Any]] = {
+    "long-beta": {
+        "data": ("digits", "breast_cancer", "mnist-latents"), "task": "ebm", "width": 32,
+        "activation": (_LEAKY, "silu"), "step_size": (0.02, 0.005), "noise_std": (0.2, 0.1),
+        "sgld_steps": (2, 5), "lr": (1e-3, 3e-3), "batch": 32, "beta_star": 0.5, "steps": 4000,
     },
 }  # fmt: skip
 

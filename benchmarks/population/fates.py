@@ -30,23 +30,27 @@ Array = NDArray[np.float32]
 
 
 class Watch:
-    """Says while a run goes on since when it has been broken, if it is."""
+    """Says while a run goes on since when it has been broken, if it is.
 
-    def __init__(self) -> None:
+    Args:
+        scale: of the run's energies; the unit of the gap is at least this.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
         self.since: int | None = None
         self._spreads: list[float] = []
-        self._unit = 1.0
+        self._scale = self._unit = scale
         self._step = 0
 
     def take(self, gap: float, spread: float) -> int | None:
         """Of the row of the next step; the step since which |gap| has been out of all proportion.
 
         Out of it from :data:`BROKEN` units on, and back again under a tenth of that. The unit is
-        the median standard deviation of f on data 20 to 100 steps before, at least 1.
+        the median standard deviation of f on data 20 to 100 steps before, at least the scale.
         """
         if self.since is None:
             known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
-            self._unit = max(1.0, statistics.median(known)) if known else 1.0
+            self._unit = max(self._scale, statistics.median(known)) if known else self._scale
             if not abs(gap) < BROKEN * self._unit:
                 self.since = self._step
         elif abs(gap) < BROKEN / 10 * self._unit:

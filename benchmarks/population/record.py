@@ -25,7 +25,7 @@ TAGS = (
     "grad_scale", "ref/grad_scale", "ess", "ref/ess", "sampler/grad_norm", "sampler/grad_norm_max",
     "sampler/drift_to_noise", "sampler/acceptance", "sampler/clamped", "sampler/repeated",
     "optim/grad_norm", "optim/update_norm", "nonfinite/energies", "nonfinite/samples",
-    "nonfinite/pos", "nonfinite/neg", "nonfinite/gradients", "buffer/age", "buffer/duplicates",
+    "loss", "nonfinite/pos", "nonfinite/neg", "nonfinite/gradients", "buffer/age", "buffer/duplicates",
     "pareto_k", "ref/pareto_k",
 )  # fmt: skip
 AFTERMATH = 150
@@ -41,7 +41,7 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     trainer = Trainer(run)
     rows: list[dict[str, float]] = []
-    watch = Watch()
+    watch = Watch(run.scale)
     for step in range(run.steps):
         row = trainer.step()
         rows.append(row)
