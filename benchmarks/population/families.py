@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["FAMILIES", "LAST_FAMILIES", "LAST_LOOK", "LONG", "NEW_FAMILIES", "Run", "population"]
+__all__ = ["FAMILIES", "GROUPS", "KINDS", "Run", "group_of", "population"]
 
 Task = Literal["jem", "ebm", "joint"]
 RUNS, NEW_RUNS, LONG_RUNS = 16, 12, 8
 """Runs of each family."""
+GROUPS = ("first", "new", "last look", "long")
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,20 @@ LONG: dict[str, dict[str, Any]] = {
         "sgld_steps": (2, 5), "lr": (1e-3, 3e-3), "batch": 32, "beta_star": 0.5, "steps": 4000,
     },
 }  # fmt: skip
+
+
+KINDS = FAMILIES | LAST_FAMILIES | NEW_FAMILIES | LAST_LOOK | LONG
+
+
+def group_of(name: str) -> list[Run]:
+    """The runs of one of :data:`GROUPS`."""
+    families, runs = {
+        "first": (FAMILIES | LAST_FAMILIES, RUNS),
+        "new": (NEW_FAMILIES, NEW_RUNS),
+        "last look": (LAST_LOOK, NEW_RUNS),
+        "long": (LONG, LONG_RUNS),
+    }[name]
+    return population(families, runs)
 
 
 def population(families: dict[str, dict[str, Any]] = FAMILIES, runs: int = RUNS) -> list[Run]:

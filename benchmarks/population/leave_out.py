@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ebmguard.alerts import DEFAULT_RULES, GrowthRule, Level, Rule
 
-from .judged import Recorded, Verdict, errors_of, scores, verdict
+from .detectors import shipped
+from .judged import Recorded, Verdict, scores, verdict
 
 __all__ = ["GRID", "chosen", "leave_one_out"]
 
@@ -47,11 +48,7 @@ def worth(verdicts: Iterable[Verdict]) -> float:
         count, of = found[name]
         return float(count / of) if of else 0.0
 
-    return (
-        share("ERROR in the blow-up")
-        + share("under 5 points")
-        - _FALSE * share("healthy with a false ERROR")
-    )
+    return share("in time") + share("under 5 points") - _FALSE * share("healthy, false")
 
 
 def judged_on_grid(runs: Sequence[Recorded]) -> dict[Point, list[Verdict]]:
@@ -104,6 +101,5 @@ def leave_one_out(runs: Sequence[Recorded]) -> dict[str, tuple[Point, list[Verdi
     for family in sorted({each.run.family for each in runs}):
         point = chosen(grid, without=family)
         own = [each for each in runs if each.run.family == family]
-        steps = [sorted({alert.step for alert in errors_of(each, rules_at(point))}) for each in own]
-        found[family] = point, [verdict(each, at) for each, at in zip(own, steps, strict=True)]
+        found[family] = point, [verdict(e, shipped(e.frame, rules_at(point))) for e in own]
     return found
