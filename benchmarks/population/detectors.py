@@ -7,7 +7,7 @@ step, and returns the steps of its ERRORs. A row may tell of later ones only.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 
 import numpy as np
@@ -17,19 +17,29 @@ from ebmguard.alerts import DEFAULT_RULES, Judge, Level, Rule
 
 from .record import rows_of
 
-__all__ = ["BASELINES", "Detect", "named", "shipped"]
+__all__ = ["BASELINES", "Detect", "errors_of", "named", "shipped"]
 
 Detect = Callable[[pd.DataFrame], Iterable[int]]
 GAP, SPREAD = "energy_gap", "f_pos/std"
-WINDOW, QUIET = 64, 10
+WINDOW, LEAST, QUIET = 64, 8, 10
 
 
-def shipped(rows: pd.DataFrame, rules: tuple[Rule, ...] = DEFAULT_RULES) -> list[int]:
+def shipped(rows: pd.DataFrame) -> list[int]:
     """The ERRORs of the rules that are shipped, on a run that is only watched."""
-    judge, steps = Judge(rules), []
-    for step, row in enumerate(rows_of({tag: rows[tag].to_numpy() for tag in rows})):
-        steps += [step for alert in judge.observe(step, row) if alert.level is Level.ERROR]
-    return steps
+    return errors_of(rows_of({tag: rows[tag].to_numpy() for tag in rows}))
+
+
+def errors_of(
+    rows: Iterable[Mapping[str, float]], rules: Sequence[Rule] = DEFAULT_RULES
+) -> list[int]:
+    """The steps of the ERRORs that rules raise."""
+    judge = Judge(rules)
+    return [
+        step
+        for step, row in enumerate(rows)
+        for alert in judge.observe(step, row)
+        if alert.level is Level.ERROR
+    ]
 
 
 def onsets(fires: pd.Series[bool]) -> list[int]:
@@ -39,9 +49,9 @@ def onsets(fires: pd.Series[bool]) -> list[int]:
 
 
 def in_spreads(rows: pd.DataFrame, floor: float = 1.0) -> pd.Series[float]:
-    """|gap| in medians of the spread of f on data over the 64 rows before."""
-    spread = rows[SPREAD].rolling(WINDOW, min_periods=1).median().shift().fillna(rows[SPREAD])
-    return rows[GAP].abs() / spread.clip(lower=floor)
+    """|gap| in medians of the spread of f on data over the 8 to 64 rows before."""
+    spread = rows[SPREAD].rolling(WINDOW, min_periods=LEAST).median().shift()
+    return rows[GAP].abs() / spread.clip(lower=floor).fillna(math.inf)
 
 
 def spreads(rows: pd.DataFrame) -> list[int]:
@@ -74,7 +84,7 @@ def large_gap(rows: pd.DataFrame) -> list[int]:
 
 
 def z_score(values: pd.Series[float]) -> list[int]:
-    past = values.rolling(WINDOW, min_periods=WINDOW // 4)
+    past = values.rolling(WINDOW, min_periods=LEAST)
     return onsets((values - past.mean().shift()).abs() / past.std().shift() > 5)
 
 

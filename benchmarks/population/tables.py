@@ -64,7 +64,8 @@ def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     """What thresholds that were chosen without a family find in it."""
     names = ("in time", "under 5 points", "healthy, false", "steps ahead")
     lines = []
-    for family, (point, verdicts) in chosen.items():
+    every = {"all": ((), [v for _, verdicts in chosen.values() for v in verdicts])}
+    for family, (point, verdicts) in (dict(chosen) | every).items():
         found = scores(verdicts)
         line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
         lines.append(line | {name: _number(name, found[name]) for name in names})
