@@ -13,7 +13,7 @@ from typing import Any, Literal
 __all__ = ["FAMILIES", "GROUPS", "KINDS", "Run", "group_of", "population"]
 
 Task = Literal["jem", "ebm", "joint"]
-RUNS, NEW_RUNS, LONG_RUNS = 16, 12, 8
+RUNS, NEW_RUNS, LONG_RUNS = 16, 18, 8
 """Runs of each family."""
 GROUPS = ("first", "new", "last look", "long")
 
@@ -275,6 +275,26 @@ LAST_LOOK: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+# As HARSHER, from the run NEW_MILD on.
+NEW_MILD = 12
+NEW_HARSHER: dict[str, dict[str, Any]] = {
+    "waves-gru": {
+        "lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 2), "step_size": (1.0, 3.0), "beta_star": 0.0,
+    },
+    "digits-tiny-batch": {"lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 2), "beta_star": 0.0},
+    "noise-levels": {"lr": (3e-3, 1e-2, 3e-2), "sgld_steps": (1, 3), "step_size": (1.0, 3.0)},
+    "latent-prior": {"lr": (3e-2, 0.1, 0.3), "sgld_steps": 2, "l2": 0.0, "beta_star": 0.0},
+    "energy-scales": {
+        "lr": (1e-2, 3e-2, 0.1), "step_size": 1.0, "noise_std": (0.0, 0.01), "sgld_steps": (1, 3),
+        "sampler": "persistent",
+    },
+    "cyclic-rates": {"lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 3), "beta_star": 0.0},
+    "sets-lion": {"lr": (1e-3, 3e-3, 1e-2), "sgld_steps": (1, 3), "beta_star": 0.0},
+    "penalised-mala": {
+        "lr": (1e-2, 3e-2, 0.1, 0.3), "penalty": (0.0, 1e-3), "l2": 0.0, "sgld_steps": (1, 2),
+    },
+}  # fmt: skip
+
 # A small network at beta* 0.5 and o = 1, long enough to limp along.
 LONG: dict[str, dict[str, Any]] = {
     "long-beta": {
@@ -305,8 +325,8 @@ def population(families: dict[str, dict[str, Any]] = FAMILIES, runs: int = RUNS)
     for family, axes in families.items():
         for number in range(runs):
             draw = random.Random(f"{family} {number}")
-            if number >= MILD_RUNS:
-                axes = axes | HARSHER.get(family, {})
+            if number >= (NEW_MILD if family in NEW_HARSHER else MILD_RUNS):
+                axes = axes | (HARSHER | NEW_HARSHER).get(family, {})
             drawn = {
                 name: draw.choice(each) if isinstance(each, tuple) else each
                 for name, each in axes.items()
