@@ -299,7 +299,7 @@ NEW_HARSHER: dict[str, dict[str, Any]] = {
 LONG: dict[str, dict[str, Any]] = {
     "long-beta": {
         "data": ("digits", "breast_cancer", "mnist-latents"), "task": "ebm", "width": 32,
-        "activation": (_LEAKY, "silu"), "step_size": (0.02, 0.005), "noise_std": (0.2, 0.1),
+        "activation": (_LEAKY, "silu"), "step_size": 0.02, "noise_std": 0.2,
         "sgld_steps": (2, 5), "lr": (1e-3, 3e-3), "batch": 32, "beta_star": 0.5, "steps": 4000,
     },
 }  # fmt: skip
