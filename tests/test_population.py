@@ -195,7 +195,7 @@ def test_anyones_detector_is_judged(monkeypatch, capsys):
     monkeypatch.setattr(main, "load", lambda _: some)
     main.main()
     (own,) = [line for line in capsys.readouterr().out.splitlines() if ":at_fifty" in line]
-    dead = [each.fate.death for each in some if each.fate.name == "dead"]
+    dead = [each.fate.death or 0 for each in some if each.fate.name == "dead"]
     found = sum(50 < death <= 100 for death in dead)
     assert own.split("|")[2].strip() == f"{found} of {len(dead)}"
 

@@ -88,7 +88,7 @@ def judge(arguments: argparse.Namespace) -> None:
 
 
 def take_runs_back(arguments: argparse.Namespace) -> None:
-    runs = chosen_runs(load("first"), arguments.most)
+    runs = chosen_runs(load("first", "new"), arguments.most)
     folder = RUNS / "taken_back"
     tasks = [
         (each, remedy, folder)
@@ -102,8 +102,10 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
 def taken_back() -> list[dict[str, Any]]:
     """What has become of the runs, remedy by remedy; what is new is kept with the code."""
     kept = {(each["remedy"], each["run"]): each for each in read_rows(TAKEN_BACK)}
+    causes = {each["run"]: each["cause"] for each in kept.values()}
     for new in map(read_json, (RUNS / "taken_back").glob("*.json")):
-        short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last", "cause")}
+        short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
+        short["cause"] = causes.get(new["run"], "new families")
         kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
     found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
     write_rows(TAKEN_BACK, found)
