@@ -104,9 +104,9 @@ def load(*groups: str, folder: Path = ROWS) -> list[Recorded]:
     found = []
     for group in groups or GROUPS:
         file = folder / f"{group.replace(' ', '-')}.npz"
-        runs = {run.name: run for run in group_of(group)}
-        for name, trace in unpack(file).items() if groups or file.is_file() else ():
-            run = runs[name]
+        traces = unpack(file) if groups or file.is_file() else {}
+        for run in [run for run in group_of(group) if run.name in traces]:
+            trace = traces[run.name]
             found.append(Recorded(run, trace, fate_of(trace, scale=run.scale)))
     return found
 
