@@ -28,7 +28,7 @@ from .families import GROUPS, group_of
 from .judged import ROWS, Recorded, Verdict, load, verdict
 from .leave_out import NUMBERS, leave_one_out, sweep
 from .record import pack, record
-from .tables import by_family, detection, families_table, taken_back_table
+from .tables import FEW, by_family, detection, families_table, taken_back_table
 from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
 RUNS = Path("runs/population")
@@ -119,7 +119,7 @@ def page(_: argparse.Namespace) -> None:
         "rules": stamp([rules_version()]),
         "families": families_table([each for runs in groups.values() for each in runs]),
         "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
-        "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS)),
+        "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
         "taken-back": taken_back_table(taken_back()),
     }
     slots |= {group.replace(" ", "-"): table for group, table in found.items()}

@@ -14,7 +14,7 @@ from .families import KINDS
 from .judged import Recorded, Verdict, scores
 from .leave_out import GRID, Point
 
-__all__ = ["by_family", "detection", "families_table", "taken_back_table"]
+__all__ = ["FEW", "by_family", "detection", "families_table", "taken_back_table"]
 
 
 def _number(name: str, value: Any) -> str:
@@ -44,6 +44,7 @@ def families_table(runs: Sequence[Recorded]) -> str:
 
 
 _USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
+FEW = ("in time", "under 5 points", "steps ahead", "healthy, false")
 _FATES = ("dead", "collapsed", "limping", "healthy")
 
 
@@ -51,24 +52,24 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def detection(detectors: Mapping[str, Sequence[Verdict]]) -> str:
-    """What each detector found, a line each."""
+def detection(detectors: Mapping[str, Sequence[Verdict]], *names: str) -> str:
+    """What each detector found, a line each; all scores if none is named."""
     lines = []
     for title, verdicts in detectors.items():
-        found = scores(verdicts).items()
-        lines.append({"detector": title} | {name: _number(name, x) for name, x in found})
+        found = scores(verdicts)
+        line = {name: _number(name, found[name]) for name in names or found}
+        lines.append({"detector": title} | line)
     return table_of(lines)
 
 
 def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     """What thresholds that were chosen without a family find in it."""
-    names = ("in time", "under 5 points", "healthy, false", "steps ahead")
     lines = []
     every = {"all": ((), [v for _, verdicts in chosen.values() for v in verdicts])}
     for family, (point, verdicts) in (dict(chosen) | every).items():
         found = scores(verdicts)
         line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
-        lines.append(line | {name: _number(name, found[name]) for name in names})
+        lines.append(line | {name: _number(name, found[name]) for name in FEW})
     return table_of(lines, 2)
 
 
