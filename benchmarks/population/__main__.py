@@ -25,7 +25,7 @@ from benchmarks.rules import rules_version, stamp
 
 from .detectors import BASELINES, Detect, named, shipped
 from .families import GROUPS, group_of
-from .judged import ROWS, Recorded, Verdict, load, verdict
+from .judged import ROWS, Recorded, Verdict, file_of, load, verdict
 from .leave_out import NUMBERS, leave_one_out, sweep
 from .record import pack, record
 from .tables import FEW, by_family, detection, families_table, taken_back_table
@@ -50,7 +50,7 @@ def in_parallel(
 def record_missing(arguments: argparse.Namespace) -> None:
     """The runs of groups that have no rows yet."""
     for group in GROUPS:
-        file, folder = ROWS / f"{group.replace(' ', '-')}.npz", RUNS / group
+        file, folder = ROWS / file_of(group), RUNS / group
         if file.is_file():
             continue
         runs = sorted(group_of(group), key=lambda run: run.number)

@@ -101,11 +101,8 @@ def _waves(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sines, squares and sawteeth of any phase, one to three periods long: (n, 16, 1)."""
     n = 2 * _TRAIN
     y = torch.randint(3, (n,), generator=generator)
-    periods, phase = (
-        1 + 2 * torch.rand(n, 1, generator=generator),
-        torch.rand(n, 1, generator=generator),
-    )
-    at = (periods * torch.linspace(0, 1, 16) + phase) % 1
+    periods = 1 + 2 * torch.rand(n, 1, generator=generator)
+    at = (periods * torch.linspace(0, 1, 16) + torch.rand(n, 1, generator=generator)) % 1
     sine = torch.sin(2 * math.pi * at)
     shapes = torch.stack([sine, sine.sign(), 2 * at - 1], 1)
     x = shapes[torch.arange(n), y] + 0.05 * torch.randn(n, 16, generator=generator)

@@ -18,7 +18,17 @@ from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
 from .record import Trace, rows_of, unpack
 from .trainer import SKILL
 
-__all__ = ["BLOW_UP", "ROWS", "Recorded", "Verdict", "frame", "load", "scores", "verdict"]
+__all__ = [
+    "BLOW_UP",
+    "ROWS",
+    "Recorded",
+    "Verdict",
+    "file_of",
+    "frame",
+    "load",
+    "scores",
+    "verdict",
+]
 
 ROWS = Path(__file__).parent / "rows"
 AHEAD = 100
@@ -100,28 +110,28 @@ class Recorded:
 
 
 def load(*groups: str, folder: Path = ROWS) -> list[Recorded]:
-    """The recorded runs of groups of families; all that there are if none is named."""
+    """The recorded runs of groups of families; of all if none is named."""
     found = []
     for group in groups or GROUPS:
-        file = folder / f"{group.replace(' ', '-')}.npz"
-        traces = unpack(file) if groups or file.is_file() else {}
+        traces = unpack(folder / file_of(group))
         for run in [run for run in group_of(group) if run.name in traces]:
             trace = traces[run.name]
             found.append(Recorded(run, trace, fate_of(trace, scale=run.scale)))
     return found
 
 
+def file_of(group: str) -> str:
+    """The name of a group's file."""
+    return f"{group.replace(' ', '-')}.npz"
+
+
 def frame(*groups: str) -> pd.DataFrame:
     """The rows of all runs of groups, with labels: run, family, step, fate, death, skill."""
     parts = []
     for each in load(*groups):
-        labels: dict[str, Any] = {
-            "run": each.run.name,
-            "family": each.run.family,
-            "step": range(each.fate.steps),
-        }
-        labels |= {"fate": each.fate.name, "death": each.fate.death, SKILL: each.trace[SKILL]}
-        parts.append(each.frame.assign(**labels))
+        run, fate = each.run, each.fate
+        own = each.frame.assign(run=run.name, family=run.family, step=range(fate.steps))
+        parts.append(own.assign(fate=fate.name, death=fate.death, skill=each.trace[SKILL]))
     return pd.concat(parts, ignore_index=True)
 
 
