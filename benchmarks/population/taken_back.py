@@ -75,7 +75,8 @@ def take_back(watched: Recorded, remedy: str, folder: Path) -> dict[str, Any]:
     trainer.guard.close()
     # Such a run may have had no time to learn much, but is to get to where it had been.
     reached = float(medians(watched.trace["skill"][: death or None]).max())
-    fate = fate_of(traced(rows), max(reached - LOST, float(watched.trace["skill"][0]) + LOST / 2))
+    least = max(reached - LOST, float(watched.trace["skill"][0]) + LOST / 2)
+    fate = fate_of(traced(rows), least, run.scale)
     found = {
         "run": run.name,
         "family": run.family,
