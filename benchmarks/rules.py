@@ -8,16 +8,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import cache
-from pathlib import Path
 
 from ebmguard.alerts import DEFAULT_RULES, Judge
 
-from .population.families import FAMILIES, LAST_FAMILIES, population
 from .population.judged import load
 
 REWORDED = {"go back to your own checkpoint": "roll back to the last good snapshot"}
 """Phrases of remedies that are told in other words now, and do the same."""
-ROWS = Path(__file__).parent / "population" / "rows"
 
 
 @cache
@@ -31,8 +28,7 @@ def rules_version() -> str:
     for new, old in REWORDED.items():
         words = words.replace(new, old)
     digest = hashlib.sha256(words.encode())
-    runs = [run for run in population(FAMILIES | LAST_FAMILIES) if run.number == 0]
-    for recorded in load(runs, ROWS):
+    for recorded in [each for each in load("first") if each.run.number == 0]:
         judge = Judge(DEFAULT_RULES)
         for step, row in enumerate(recorded.rows):
             for alert in judge.observe(step, row):

@@ -1,13 +1,13 @@
 """The population of runs: recorded, judged, taken back.
 
+    python -m benchmarks.population              # judges the shipped rules and baselines
+    python -m benchmarks.population --detector mymodule:detect    # and yours
     python -m benchmarks.population record       # trains all runs that are not there
-    python -m benchmarks.population judge        # replays their rows through the rules
     python -m benchmarks.population take-back    # trains dying runs with rollbacks
     python -m benchmarks.population page         # docs/results/population.md
 
-What has been recorded lies in benchmarks/population/rows, so that rules are judged in a minute;
-what was taken back lies beside the page.
-`judge --name NAME` keeps the steps of the ERRORs; errors-release.json are those of release 0.1's.
+A detector takes the rows of a run, a pandas frame, and returns the steps of its ERRORs. What has
+been recorded lies in benchmarks/population/rows, ERRORs of rules of another day in errors.json.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,19 @@ from typing import Any
 from benchmarks.grid import RESULTS, filled, read_json, read_rows, write_rows, write_text
 from benchmarks.rules import rules_version, stamp
 
-from .families import FAMILIES, LAST_FAMILIES, Run, population
-from .judged import Recorded, ends_lost, errors_of, load, verdict
-from .leave_out import leave_one_out
-from .record import record
-from .tables import by_family, cause_of, detection, families_table, lost_table, taken_back_table
+from .detectors import BASELINES, Detect, named, shipped
+from .families import GROUPS, group_of
+from .judged import ROWS, Recorded, Verdict, file_of, load, verdict
+from .leave_out import NUMBERS, leave_one_out, sweep
+from .record import pack, record
+from .tables import FEW, by_family, detection, families_table, taken_back_table
 from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
-HERE = Path(__file__).parent
-ROWS = HERE / "rows"
 RUNS = Path("runs/population")
 PAGE = RESULTS / "population.md"
 TAKEN_BACK = PAGE.with_suffix(".csv.gz")
+KEPT = ROWS.with_name("errors.json")
+SHIPPED = "shipped rules"
 
 
 def in_parallel(
@@ -46,34 +47,48 @@ def in_parallel(
             print(json.dumps(done.result()), flush=True)
 
 
-def every_run() -> list[Run]:
-    """Of all families, first those of each that come first."""
-    runs = [*population(FAMILIES), *population(LAST_FAMILIES)]
-    return sorted(runs, key=lambda run: run.number)
-
-
 def record_missing(arguments: argparse.Namespace) -> None:
-    missing = [run for run in every_run() if not (ROWS / f"{run.name}.npz").is_file()]
-    in_parallel(record, [(run, ROWS) for run in missing], arguments.workers)
+    """The runs of groups that have no rows yet."""
+    for group in GROUPS:
+        file, folder = ROWS / file_of(group), RUNS / group
+        if file.is_file():
+            continue
+        runs = sorted(group_of(group), key=lambda run: run.number)
+        missing = [run for run in runs if not (folder / f"{run.name}.npz").is_file()]
+        in_parallel(record, [(run, folder) for run in missing], arguments.workers)
+        pack(folder, file)
+
+
+Found = Mapping[str, Sequence[Verdict]]
+
+
+def verdicts_of(runs: Sequence[Recorded], detect: Detect) -> list[Verdict]:
+    """What a detector is worth on each run."""
+    return [verdict(each, detect(each.frame)) for each in runs]
+
+
+def all_verdicts(runs: Sequence[Recorded], own: Mapping[str, Detect]) -> Found:
+    """By detector: rules of another day, the rules that are shipped, baselines and one's own."""
+    kept = {
+        title: [verdict(each, steps[each.run.name]) for each in runs]
+        for title, steps in read_json(KEPT).items()
+        if all(each.run.name in steps for each in runs)
+    }
+    return kept | {
+        title: verdicts_of(runs, detect)
+        for title, detect in ({SHIPPED: shipped} | BASELINES | dict(own)).items()
+    }
 
 
 def judge(arguments: argparse.Namespace) -> None:
-    """Judge the rows by the shipped rules; keep the steps of the ERRORs under a name."""
-    runs = load(every_run(), arguments.rows)
-    steps = {each.run.name: [alert.step for alert in errors_of(each)] for each in runs}
-    print(detection({arguments.name: verdicts_of(runs, steps)}))
-    print(lost_table({arguments.name: [(each, ends_lost(each)) for each in runs]}))
-    file = arguments.out / f"errors-{arguments.name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(steps) + "\n")
-
-
-def verdicts_of(runs: Sequence[Recorded], steps: dict[str, list[int]]) -> list[Any]:
-    return [verdict(each, sorted(set(steps[each.run.name]))) for each in runs]
+    """Print what detectors find, group by group."""
+    own = {path: named(path) for path in arguments.detector}
+    for group in GROUPS:
+        print(f"\n{group}\n\n{detection(all_verdicts(load(group), own))}", flush=True)
 
 
 def take_runs_back(arguments: argparse.Namespace) -> None:
-    runs = chosen_runs(load(every_run(), ROWS), arguments.most)
+    runs = chosen_runs(load("first", "new"), arguments.most)
     folder = RUNS / "taken_back"
     tasks = [
         (each, remedy, folder)
@@ -87,8 +102,10 @@ def take_runs_back(arguments: argparse.Namespace) -> None:
 def taken_back() -> list[dict[str, Any]]:
     """What has become of the runs, remedy by remedy; what is new is kept with the code."""
     kept = {(each["remedy"], each["run"]): each for each in read_rows(TAKEN_BACK)}
+    causes = {each["run"]: each["cause"] for each in kept.values()}
     for new in map(read_json, (RUNS / "taken_back").glob("*.json")):
         short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
+        short["cause"] = causes.get(new["run"], "new families")
         kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
     found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
     write_rows(TAKEN_BACK, found)
@@ -96,54 +113,29 @@ def taken_back() -> list[dict[str, Any]]:
 
 
 def page(_: argparse.Namespace) -> None:
-    recorded = load(every_run(), ROWS)
-    first = [each for each in recorded if each.run.family in FAMILIES]
-    last = [each for each in recorded if each.run.family in LAST_FAMILIES]
-    errors = {each.run.name: errors_of(each) for each in recorded}
-    shipped = {name: [alert.step for alert in alerts] for name, alerts in errors.items()}
-    release = json.loads((HERE / "errors-release.json").read_text())
-    without = leave_one_out(first)
-    columns = {
-        "last release": verdicts_of(first, release),
-        "shipped rules": verdicts_of(first, shipped),
-        "thresholds chosen without the family": [v for _, vs in without.values() for v in vs],
-        "last release, last families": verdicts_of(last, release),
-        "shipped rules, last families": verdicts_of(last, shipped),
-    }
-    ends = {
-        name: [(each, ends_lost(each)) for each in runs]
-        for name, runs in {"shipped rules": first, "shipped rules, last families": last}.items()
-    }
-    causes = {each.run.name: cause_of(each, errors[each.run.name]) for each in recorded}
-    found = [{**each, "cause": causes[each["run"]]} for each in taken_back()]
+    groups = {group: load(group) for group in GROUPS}
+    found = {group: detection(all_verdicts(runs, {})) for group, runs in groups.items()}
     slots = {
         "rules": stamp([rules_version()]),
-        "families": families_table(recorded),
-        "found": detection(columns),
-        "verdicts": lost_table(ends),
-        "left-out": by_family(without),
-        "taken-back": taken_back_table(found),
+        "families": families_table([each for runs in groups.values() for each in runs]),
+        "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
+        "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
+        "taken-back": taken_back_table(taken_back()),
     }
+    slots |= {group.replace(" ", "-"): table for group, table in found.items()}
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), slots))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = {"judge": judge, "record": record_missing, "take-back": take_runs_back, "page": page}
+    parser.add_argument("command", nargs="?", choices=list(commands), default="judge")
+    parser.add_argument("--detector", action="append", default=[], help="module:function")
     parser.add_argument("--workers", type=int, default=2)
-    commands = parser.add_subparsers(required=True)
-    commands.add_parser("record").set_defaults(do=record_missing)
-    judging = commands.add_parser("judge")
-    judging.add_argument("--name", default="shipped", help="of these rules")
-    judging.add_argument("--rows", type=Path, default=ROWS)
-    judging.add_argument("--out", type=Path, default=RUNS)
-    judging.set_defaults(do=judge)
-    taking = commands.add_parser("take-back")
-    taking.add_argument("--most", type=int, default=8, help="runs of a family")
-    taking.add_argument("--remedies", nargs="*", choices=list(REMEDIES))
-    taking.set_defaults(do=take_runs_back)
-    commands.add_parser("page").set_defaults(do=page)
+    parser.add_argument("--most", type=int, default=8, help="runs of a family to take back")
+    parser.add_argument("--remedies", nargs="*", choices=list(REMEDIES))
     arguments = parser.parse_args()
-    arguments.do(arguments)
+    commands[arguments.command](arguments)
 
 
 if __name__ == "__main__":

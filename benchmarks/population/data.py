@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -38,7 +39,15 @@ def load(name: str) -> Data:
     """The data of a name; images need EBMGUARD_DATA, but for the digits."""
     generator = torch.Generator().manual_seed(0)
     noise = 0.0
-    if name.startswith(("digits", "mnist", "cifar")):
+    if name in ("waves", "sets"):
+        x, y = {"waves": _waves, "sets": _sets}[name](generator)
+    elif name == "mnist-latents":  # as a frozen linear encoder has them
+        pixels, y = _images("mnist14")
+        flat = pixels.flatten(1) - pixels.flatten(1).mean(0)
+        _, _, axes = torch.linalg.svd(flat, full_matrices=False)
+        x = flat @ axes[:16].T
+        x = x / x.std(0)
+    elif name.startswith(("digits", "mnist", "cifar")):
         x, y = _images(name)
         noise = 0.03
     elif name in ("wine", "breast_cancer", "iris"):
@@ -86,3 +95,31 @@ def _images(name: str) -> tuple[Tensor, Tensor]:
         edge = (32 - size) // 2
         x = x[:, :, edge : edge + size, edge : edge + size].contiguous()
     return x, y
+
+
+def _waves(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Sines, squares and sawteeth of any phase, one to three periods long: (n, 16, 1)."""
+    n = 2 * _TRAIN
+    y = torch.randint(3, (n,), generator=generator)
+    periods = 1 + 2 * torch.rand(n, 1, generator=generator)
+    at = (periods * torch.linspace(0, 1, 16) + torch.rand(n, 1, generator=generator)) % 1
+    sine = torch.sin(2 * math.pi * at)
+    shapes = torch.stack([sine, sine.sign(), 2 * at - 1], 1)
+    x = shapes[torch.arange(n), y] + 0.05 * torch.randn(n, 16, generator=generator)
+    return 0.8 * x.unsqueeze(2), y
+
+
+def _sets(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Twelve points of a turned ring, square or cross: (n, 12, 2)."""
+    n = 2 * _TRAIN
+    y = torch.randint(3, (n,), generator=generator)
+    at, turn = torch.rand(n, 12, generator=generator), torch.rand(n, 1, generator=generator)
+    angle = 2 * math.pi * at
+    unit = torch.stack([angle.cos(), angle.sin()], 2)
+    square = unit / unit.abs().amax(2, keepdim=True)
+    side = torch.randint(4, (n, 12), generator=generator) * (math.pi / 2)
+    cross = at.unsqueeze(2) * torch.stack([side.cos(), side.sin()], 2)
+    x = torch.stack([unit, square, cross], 1)[torch.arange(n), y]
+    c, s = (2 * math.pi * turn).cos(), (2 * math.pi * turn).sin()
+    x = torch.stack([c * x[..., 0] - s * x[..., 1], s * x[..., 0] + c * x[..., 1]], 2)
+    return 0.7 * x + 0.05 * torch.randn(x.shape, generator=generator), y

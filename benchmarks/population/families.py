@@ -10,11 +10,12 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["FAMILIES", "LAST_FAMILIES", "Run", "population"]
+__all__ = ["FAMILIES", "GROUPS", "KINDS", "Run", "group_of", "population"]
 
 Task = Literal["jem", "ebm", "joint"]
-RUNS = 16
+RUNS, NEW_RUNS, LONG_RUNS = 16, 18, 8
 """Runs of each family."""
+GROUPS = ("first", "new", "last look", "long")
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Run:
         sgld_steps, step_size, noise_std, clamp: of the sampler.
         beta_star: exponent of the guard, 0 for the standard trainer.
         l2: weight of the mean squared energy in the loss.
+        penalty: weight of the mean squared gradient of f between data and negatives.
+        prior: whether samples are of exp(f) times a normal density, as of a prior of latents.
+        levels: noise levels that f knows of, each three times the one before; of "joint".
+        scale: of f, in units of which step sizes and beta_star are.
+        schedule: "constant", "cyclic" (four times up and down) or "late" (a thirtieth until 60% of
+            the run).
         batch: data and negatives a step.
         steps: length of the run.
     """
@@ -53,6 +60,11 @@ class Run:
     clamp: float = 0.0
     beta_star: float = 0.0
     l2: float = 0.0
+    penalty: float = 0.0
+    prior: bool = False
+    levels: int = 0
+    scale: float = 1.0
+    schedule: Literal["constant", "cyclic", "late"] = "constant"
     batch: int = 64
     steps: int = 1000
 
@@ -67,7 +79,7 @@ class Run:
     @property
     def output_scale(self) -> float | None:
         """o of the sampler; None where it draws no noise."""
-        return 2 * self.step_size / self.noise_std**2 if self.noise_std else None
+        return 2 * self.step_size / self.scale / self.noise_std**2 if self.noise_std else None
 
 
 _LEAKY, _SMOOTH = "leaky_relu", ("silu", "gelu")
@@ -204,14 +216,117 @@ LAST_FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Of other kinds, recorded when the definitions of fates.py stood and before rules were changed for
+# them; the rules of a run's day judged them once unseen.
+NEW_FAMILIES: dict[str, dict[str, Any]] = {
+    "waves-gru": {
+        "data": "waves", "task": ("ebm", "jem"), "network": "gru", "width": (16, 32),
+        "activation": ("relu", "silu"), "optimizer": ("adam", "rmsprop"),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "sgld_steps": (2, 4), "batch": 32,
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 450,
+    },
+    "digits-tiny-batch": {
+        "data": "digits", "task": ("ebm", "jem"), "network": ("mlp", "cnn"), "width": (16, 32),
+        "activation": ("relu", _LEAKY, "elu"), "optimizer": ("momentum", "sgd"),
+        "lr": (1e-2, 3e-2, 0.1, 0.3), "batch": (2, 3, 4), "sgld_steps": (2, 5),
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 1000,
+    },
+    "noise-levels": {
+        "data": "mnist14", "task": "joint", "network": "cnn", "width": 4, "levels": 4,
+        "sampler": ("persistent", "annealed"), "noise_std": (0.0, 0.01), "sgld_steps": (3, 6),
+        "activation": ("elu", "silu", "relu"), "optimizer": ("adam", "adamw"),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": (16, 32), "steps": 450,
+    },
+    "latent-prior": {
+        "data": "mnist-latents", "task": "ebm", "prior": True, "width": (32, 128),
+        "sampler": ("short", "persistent"), "step_size": (0.02, 0.08), "noise_std": 0.2,
+        "sgld_steps": (2, 5, 10), "activation": ("relu", "softplus", "gelu"),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 1e-2, 3e-2, 0.1), "batch": 64,
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "l2": (0.0, 0.0, 0.1), "steps": 700,
+    },
+    "energy-scales": {
+        "data": ("digits", "wine", "circles"), "task": "ebm", "scale": (1e-3, 1e3),
+        "activation": ("relu", "silu"), "sampler": ("persistent", "data"), "width": (32, 64),
+        "step_size": (0.02, 0.2), "noise_std": (0.0, 0.1), "sgld_steps": (3, 10),
+        "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": 32, "steps": 800,
+    },
+    "cyclic-rates": {
+        "data": ("digits", "mnist14"), "task": ("ebm", "jem"), "network": "cnn", "width": 8,
+        "schedule": ("cyclic", "late"), "optimizer": ("adam", "momentum"), "sgld_steps": (3, 5),
+        "activation": ("relu", "gelu"), "lr": (1e-3, 3e-3, 1e-2, 3e-2), "batch": 32,
+        "beta_star": (0.0, 0.0, 0.0, 2.0), "steps": 600,
+    },
+}  # fmt: skip
+
+# Drawn and recorded with these, and judged once, when the rules were done.
+LAST_LOOK: dict[str, dict[str, Any]] = {
+    "sets-lion": {
+        "data": "sets", "task": ("ebm", "jem"), "network": "set", "width": (32, 64),
+        "activation": ("relu", "silu"), "optimizer": ("lion", "sign"), "sgld_steps": (3, 8),
+        "lr": (3e-4, 1e-3, 3e-3, 1e-2), "batch": (16, 64), "step_size": (0.5, 1.0),
+        "beta_star": (0.0, 0.0, 0.0, 0.5), "steps": 800,
+    },
+    "penalised-mala": {
+        "data": ("breast_cancer", "moons", "digits"), "task": "ebm", "penalty": (1e-3, 0.03, 1.0),
+        "l2": (0.0, 0.0, 0.1), "activation": ("softplus", "silu"), "sampler": ("mala", "annealed"),
+        "step_size": (0.02, 0.08), "noise_std": 0.2, "sgld_steps": (2, 5), "width": (32, 64),
+        "optimizer": ("adam", "momentum"), "lr": (1e-3, 1e-2, 3e-2, 0.1), "batch": (8, 64),
+        "steps": 800,
+    },
+}  # fmt: skip
+
+# As HARSHER, from the run NEW_MILD on.
+NEW_MILD = 12
+NEW_HARSHER: dict[str, dict[str, Any]] = {
+    "waves-gru": {
+        "lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 2), "step_size": (1.0, 3.0), "beta_star": 0.0,
+    },
+    "digits-tiny-batch": {"lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 2), "beta_star": 0.0},
+    "noise-levels": {"lr": (3e-3, 1e-2, 3e-2), "sgld_steps": (1, 3), "step_size": (1.0, 3.0)},
+    "latent-prior": {"lr": (3e-2, 0.1, 0.3), "sgld_steps": 2, "l2": 0.0, "beta_star": 0.0},
+    "energy-scales": {
+        "lr": (1e-2, 3e-2, 0.1), "step_size": 1.0, "noise_std": (0.0, 0.01), "sgld_steps": (1, 3),
+        "sampler": "persistent",
+    },
+    "cyclic-rates": {"lr": (1e-2, 3e-2, 0.1), "sgld_steps": (1, 3), "beta_star": 0.0},
+    "sets-lion": {"lr": (1e-3, 3e-3, 1e-2), "sgld_steps": (1, 3), "beta_star": 0.0},
+    "penalised-mala": {
+        "lr": (1e-2, 3e-2, 0.1, 0.3), "penalty": (0.0, 1e-3), "l2": 0.0, "sgld_steps": (1, 2),
+    },
+}  # fmt: skip
+
+# A small network at beta* 0.5 and o = 1, long enough to limp along.
+LONG: dict[str, dict[str, Any]] = {
+    "long-beta": {
+        "data": ("digits", "breast_cancer", "mnist-latents"), "task": "ebm", "width": 32,
+        "activation": (_LEAKY, "silu"), "step_size": 0.02, "noise_std": 0.2,
+        "sgld_steps": (2, 5), "lr": (1e-3, 3e-3), "batch": 32, "beta_star": 0.5, "steps": 4000,
+    },
+}  # fmt: skip
+
+
+KINDS = FAMILIES | LAST_FAMILIES | NEW_FAMILIES | LAST_LOOK | LONG
+
+
+def group_of(name: str) -> list[Run]:
+    """The runs of one of :data:`GROUPS`."""
+    families, runs = {
+        "first": (FAMILIES | LAST_FAMILIES, RUNS),
+        "new": (NEW_FAMILIES, NEW_RUNS),
+        "last look": (LAST_LOOK, NEW_RUNS),
+        "long": (LONG, LONG_RUNS),
+    }[name]
+    return population(families, runs)
+
+
 def population(families: dict[str, dict[str, Any]] = FAMILIES, runs: int = RUNS) -> list[Run]:
     """All runs, family by family."""
     found = []
     for family, axes in families.items():
         for number in range(runs):
             draw = random.Random(f"{family} {number}")
-            if number >= MILD_RUNS:
-                axes = axes | HARSHER.get(family, {})
+            if number >= (NEW_MILD if family in NEW_HARSHER else MILD_RUNS):
+                axes = axes | (HARSHER | NEW_HARSHER).get(family, {})
             drawn = {
                 name: draw.choice(each) if isinstance(each, tuple) else each
                 for name, each in axes.items()

@@ -23,6 +23,8 @@ SCALE = 0.2
 """Median GradScale of the last rows under which no negative competes."""
 APART = 10.0
 """Median |gap| of the last rows, in the same units, from which a run is not healthy."""
+COLLAPSED = 0.01
+"""Share of its largest size (|gap| or spread of f on data) under which f has become a constant."""
 REACH = 0.01
 """Median share of pairs with f⁻ > f⁺ under which samples do not reach the data's energies."""
 
@@ -30,23 +32,27 @@ Array = NDArray[np.float32]
 
 
 class Watch:
-    """Says while a run goes on since when it has been broken, if it is."""
+    """Says while a run goes on since when it has been broken, if it is.
 
-    def __init__(self) -> None:
+    Args:
+        scale: of the run's energies; the unit of the gap is at least this.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
         self.since: int | None = None
         self._spreads: list[float] = []
-        self._unit = 1.0
+        self._scale = self._unit = scale
         self._step = 0
 
     def take(self, gap: float, spread: float) -> int | None:
         """Of the row of the next step; the step since which |gap| has been out of all proportion.
 
         Out of it from :data:`BROKEN` units on, and back again under a tenth of that. The unit is
-        the median standard deviation of f on data 20 to 100 steps before, at least 1.
+        the median standard deviation of f on data 20 to 100 steps before, at least the scale.
         """
         if self.since is None:
             known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
-            self._unit = max(1.0, statistics.median(known)) if known else 1.0
+            self._unit = max(self._scale, statistics.median(known)) if known else self._scale
             if not abs(gap) < BROKEN * self._unit:
                 self.since = self._step
         elif abs(gap) < BROKEN / 10 * self._unit:
@@ -61,15 +67,16 @@ class Fate:
     """One run's.
 
     Attributes:
-        name: "dead" (|gap| went out of all proportion and did not come back), "healthy" (it lived,
-            learned, and ended within 10 points of its best skill with negatives that compete), or
-            "limping", all else.
-        death: the step at which a dead one broke.
+        name: "dead" (|gap| went out of all proportion and did not come back), "collapsed" (it
+            lived, f became a constant for its last 50 rows at least, and 10 points of skill went),
+            "healthy" (it lived, learned, and ended within 10 points of its best skill with
+            negatives that compete), or "limping", all else.
+        death: the step at which a dead one broke, or a collapsed one's f had become a constant.
         best, last: the highest and the last median of skill over 20 rows.
         steps: rows there are.
     """
 
-    name: Literal["dead", "limping", "healthy"]
+    name: Literal["dead", "collapsed", "limping", "healthy"]
     death: int | None
     best: float
     last: float
@@ -87,37 +94,49 @@ def has_learned(skill: float, first: float) -> bool:
     return skill - first >= min(LEARNED, (100 - first) / 2)
 
 
-def medians(skill: Array, width: int = 20) -> Array:
+def medians(known: Array, width: int = 20) -> Array:
     """Of the rows up to each one, `width` of them."""
-    known = known_skill(skill)
     padded = np.concatenate([np.full(width - 1, known[0]), known])
     found: Array = np.median(np.lib.stride_tricks.sliding_window_view(padded, width), axis=1)
     return found
 
 
-def fate_of(trace: Mapping[str, Any], least: float | None = None) -> Fate:
+def fate_of(trace: Mapping[str, Any], least: float | None = None, scale: float = 1.0) -> Fate:
     """From its rows.
 
     Args:
         trace: the numbers of the rows by tag.
         least: the skill that a healthy run must have reached; None asks it of the whole run, to
             have learned something.
+        scale: of its energies.
     """
-    watch = Watch()
+    watch = Watch(scale)
     columns: Sequence[Sequence[float]] = [trace[t].tolist() for t in ("energy_gap", "f_pos/std")]
     for gap, spread in zip(*columns, strict=True):
         watch.take(gap, spread)
-    smooth = medians(trace["skill"])
+    smooth = medians(known_skill(trace["skill"]))
     best, last, steps = float(smooth.max()), float(smooth[-1]), len(smooth)
     if watch.since is not None:
         return Fate("dead", watch.since, best, last, steps)
+    constant = constant_since(trace)
+    if constant <= steps - 50 and best - last >= LOST:
+        return Fate("collapsed", constant, best, last, steps)
     first = float(trace["skill"][0])
     learned = has_learned(best, first) if least is None else best >= least
-    is_well = learned and best - last < LOST and negatives_compete(trace)
+    is_well = learned and best - last < LOST and negatives_compete(trace, scale)
     return Fate("healthy" if is_well else "limping", None, best, last, steps)
 
 
-def negatives_compete(trace: Mapping[str, Any]) -> bool:
+def constant_since(trace: Mapping[str, Any]) -> int:
+    """The row from which on f was a constant up to the end; the number of rows where it is none."""
+    sizes = np.fmax(np.abs(trace["energy_gap"]), trace["f_pos/std"])
+    smooth = medians(np.nan_to_num(sizes, nan=np.inf))
+    largest = np.maximum.accumulate(np.where(np.isfinite(smooth), smooth, 0))
+    lives = np.flatnonzero(smooth >= COLLAPSED * largest)
+    return int(lives[-1]) + 1 if lives.size else 0
+
+
+def negatives_compete(trace: Mapping[str, Any], scale: float) -> bool:
     """Whether they did in the last 50 rows.
 
     At beta* > 0 GradScale tells, since stragglers have no weight; else gap and overlap do.
@@ -128,4 +147,4 @@ def negatives_compete(trace: Mapping[str, Any]) -> bool:
     )
     if beta_star > 0:
         return scale >= SCALE
-    return gap < APART * max(1.0, spread) and REACH < overlap < 1 - REACH
+    return gap < APART * max(scale, spread) and REACH < overlap < 1 - REACH

@@ -1,4 +1,4 @@
-"""Recorded runs judged by rules: found in time, how much was lost by then, and false alarms."""
+"""Recorded runs judged by a detector: found in time, what was lost by then, and false alarms."""
 
 from __future__ import annotations
 
@@ -11,19 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, Rule
-
-from .families import Run
+from .families import GROUPS, Run, group_of
 from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
-from .record import Trace, rows_of
+from .record import Trace, rows_of, unpack
+from .trainer import SKILL
 
-__all__ = ["BLOW_UP", "Recorded", "Verdict", "ends_lost", "errors_of", "load", "scores", "verdict"]
+__all__ = [
+    "BLOW_UP",
+    "ROWS",
+    "Recorded",
+    "Verdict",
+    "file_of",
+    "frame",
+    "load",
+    "scores",
+    "verdict",
+]
 
+ROWS = Path(__file__).parent / "rows"
 AHEAD = 100
 """Steps within which what an ERROR foretells must come."""
 BLOW_UP = 50
 """Steps before a run's death that count as the blow-up itself."""
+EARLY = 25
+"""Steps within which a death leaves a detector hardly anything to compare with."""
+WARNING = 2
+"""Rows right before a death with a gap out of line from which it can be asked to be found."""
 POINTS = 5.0
 """Points of skill that may be lost by an ERROR that came in time."""
 
@@ -47,7 +62,12 @@ class Recorded:
 
     @cached_property
     def smooth(self) -> Any:
-        return medians(self.trace["skill"])
+        return medians(self.skill)
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """What a detector sees: a row for each step, no label, NaN where a number is not known."""
+        return pd.DataFrame({tag: own for tag, own in self.trace.items() if tag != SKILL})
 
     def lost(self, step: int) -> float:
         """Points under the median of some steps before; NaN where nothing had been learned."""
@@ -58,7 +78,7 @@ class Recorded:
         return before - float(self.skill[step])
 
     def comes_true(self, step: int) -> bool:
-        """Whether the run broke, or lost 10 points for good, soon after an ERROR of a step."""
+        """Whether the run broke or collapsed, or lost 10 points, soon after an ERROR of a step."""
         death = self.fate.death
         if death is not None and death <= step + AHEAD:
             return True
@@ -72,39 +92,47 @@ class Recorded:
         death = self.fate.death
         if death is None:
             return False
-        gap = np.abs(self.trace["energy_gap"])
         for step in range(death - 1, max(0, death - BLOW_UP), -1):
             if self.lost(step) < POINTS:
-                past = gap[max(0, step - 60) : max(1, step - 9)]
-                return bool(gap[step] >= 2 * np.nanmax(past))
+                return self.out_of_line(step)
         return False
 
+    def out_of_line(self, step: int) -> bool:
+        """Whether |gap| is at least twice the largest of the rows 60 to 10 before."""
+        gap = np.abs(self.trace["energy_gap"])
+        return bool(gap[step] >= 2 * np.nanmax(gap[max(0, step - 60) : max(1, step - 9)]))
 
-def load(runs: Iterable[Run], folder: Path) -> list[Recorded]:
-    """Those of the runs that have been recorded."""
+    @cached_property
+    def has_warning(self) -> bool:
+        """Whether each of the last rows before the death was out of line."""
+        death = self.fate.death or 0
+        return death >= WARNING and all(map(self.out_of_line, range(death - WARNING, death)))
+
+
+def load(*groups: str, folder: Path = ROWS) -> list[Recorded]:
+    """The recorded runs of groups of families; of all if none is named."""
     found = []
-    for run in runs:
-        file = folder / f"{run.name}.npz"
-        if file.is_file():
-            with np.load(file) as archive:
-                trace = {name: archive[name] for name in archive.files}
-            found.append(Recorded(run, trace, fate_of(trace)))
+    for group in groups or GROUPS:
+        traces = unpack(folder / file_of(group))
+        for run in [run for run in group_of(group) if run.name in traces]:
+            trace = traces[run.name]
+            found.append(Recorded(run, trace, fate_of(trace, scale=run.scale)))
     return found
 
 
-def errors_of(recorded: Recorded, rules: Sequence[Rule] = DEFAULT_RULES) -> list[Alert]:
-    """The ERRORs that rules raise on a run that is only watched."""
-    judge = Judge(rules)
-    alerts = [alert for i, row in enumerate(recorded.rows) for alert in judge.observe(i, row)]
-    return [alert for alert in alerts if alert.level is Level.ERROR]
+def file_of(group: str) -> str:
+    """The name of a group's file."""
+    return f"{group.replace(' ', '-')}.npz"
 
 
-def ends_lost(recorded: Recorded) -> bool:
-    """Whether the verdict of a run that is only watched is "lost" at its last row."""
-    judge = Judge()
-    for i, row in enumerate(recorded.rows):
-        judge.observe(i, row)
-    return judge.level is Level.ERROR
+def frame(*groups: str) -> pd.DataFrame:
+    """The rows of all runs of groups, with labels: run, family, step, fate, death, skill."""
+    parts = []
+    for each in load(*groups):
+        run, fate = each.run, each.fate
+        own = each.frame.assign(run=run.name, family=run.family, step=range(fate.steps))
+        parts.append(own.assign(fate=fate.name, death=fate.death, skill=each.trace[SKILL]))
+    return pd.concat(parts, ignore_index=True)
 
 
 @dataclass(frozen=True)
@@ -113,65 +141,79 @@ class Verdict:
 
     Attributes:
         family, fate: of the run.
-        any_error: of a dead one, whether any came before its death.
-        in_time: whether one came in the blow-up, before |gap| was out of proportion.
+        errors: how many came before its death, or its end.
+        in_time: whether one came in the blow-up, before |gap| was out of proportion; of a collapsed
+            run, whether one came from 100 steps before the collapse on.
         ahead: steps from the first of these to the death.
         lost: points of skill lost at the first in the blow-up; NaN where none had been won.
         is_possible: whether an ERROR that loses less than 5 points was possible.
+        has_warning: whether the gap was out of line in the last two rows before the death.
         false: ERRORs that did not come true, by step.
         calm_steps: steps at which an ERROR would have been false.
     """
 
     family: str
     fate: Fate
-    any_error: bool
+    errors: int
     in_time: bool
     ahead: int | None
     lost: float
     is_possible: bool
+    has_warning: bool
     false: tuple[int, ...]
     calm_steps: int
 
 
-def verdict(recorded: Recorded, steps: Sequence[int]) -> Verdict:
+def verdict(recorded: Recorded, steps: Iterable[int]) -> Verdict:
     """Of ERRORs at these steps."""
-    fate, death = recorded.fate, recorded.fate.death
-    until = len(recorded.skill) if death is None else death
-    own = [step for step in steps if step <= until]
+    fate, end = recorded.fate, len(recorded.skill)
+    until = fate.death if fate.name == "dead" and fate.death is not None else end
+    own = sorted({step for step in steps if step < until})
     false = tuple(step for step in own if not recorded.comes_true(step))
-    blow_up = [] if death is None else [s for s in own if s >= death - BLOW_UP]
-    first = blow_up[0] if blow_up else None
-    calm = until if death is None else max(0, death - AHEAD)
+    since = math.inf if fate.death is None else fate.death - _REACH[fate.name]
+    found = [step for step in own if step >= since]
+    first = found[0] if found else None
     return Verdict(
         family=recorded.run.family,
         fate=fate,
-        any_error=any(step < until for step in own),
-        in_time=any(step < until for step in blow_up),
+        errors=len(own),
+        in_time=bool(found),
         ahead=until - first if first is not None else None,
         lost=math.nan if first is None else recorded.lost(first),
         is_possible=recorded.could_be_seen,
+        has_warning=recorded.has_warning,
         false=false,
-        calm_steps=calm,
+        calm_steps=until if fate.death is None else max(0, fate.death - AHEAD),
     )
+
+
+_REACH = {"dead": BLOW_UP, "collapsed": AHEAD}
 
 
 def scores(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The table's numbers: (how many, of how many)."""
-    dead = [v for v in verdicts if v.fate.name == "dead"]
-    healthy = [v for v in verdicts if v.fate.name == "healthy"]
-    learned = [v for v in dead if v.is_possible]
+    dead, collapsed, limping, healthy = (
+        [v for v in verdicts if v.fate.name == fate]
+        for fate in ("dead", "collapsed", "limping", "healthy")
+    )
+    early = [v for v in dead if (v.fate.death or 0) <= EARLY]
+
+    def share(of: Sequence[Verdict], points: float = math.inf) -> tuple[int, int]:
+        is_less = [points == math.inf or v.lost < points for v in of]
+        return sum(v.in_time and less for v, less in zip(of, is_less, strict=True)), len(of)
+
     ahead = [v.ahead for v in dead if v.in_time and v.ahead is not None]
-    steps = sum(v.calm_steps for v in healthy)
     return {
-        "some ERROR before death": (sum(v.any_error for v in dead), len(dead)),
-        "ERROR in the blow-up": (sum(v.in_time for v in dead), len(dead)),
-        "under 5 points": (sum(v.in_time and v.lost < POINTS for v in learned), len(learned)),
-        "healthy with an ERROR": (sum(v.any_error for v in healthy), len(healthy)),
-        "healthy with a false ERROR": (sum(bool(v.false) for v in healthy), len(healthy)),
-        "false per 1,000": (sum(len(v.false) for v in healthy), steps / 1000),
-        "false in all others": (
-            sum(bool(v.false) for v in verdicts if v.fate.name != "healthy"),
-            len(verdicts) - len(healthy),
-        ),
+        "in time": share(dead),
+        "of those with a warning": share([v for v in dead if v.has_warning]),
+        "under 5 points": share([v for v in dead if v.is_possible], POINTS),
         "steps ahead": statistics.median(ahead) if ahead else None,
+        "dead by step 25": share(early),
+        "collapsed": share(collapsed),
+        "healthy, false": (sum(bool(v.false) for v in healthy), len(healthy)),
+        "per 1,000 steps": (
+            sum(len(v.false) for v in healthy),
+            sum(v.calm_steps for v in healthy) / 1000,
+        ),
+        "limping": (sum(v.errors for v in limping), len(limping)),
     }

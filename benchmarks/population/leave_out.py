@@ -1,42 +1,47 @@
-"""Thresholds chosen with a whole family left out, and judged on that family alone."""
+"""Numbers of the rule of blow-ups: chosen with a family left out, and each halved and doubled."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from ebmguard.alerts import DEFAULT_RULES, GrowthRule, Level, Rule
+from ebmguard.alerts import DEFAULT_RULES, GrowthRule
 
-from .judged import Recorded, Verdict, errors_of, scores, verdict
+from .detectors import errors_of
+from .judged import Recorded, Verdict, scores, verdict
 
-__all__ = ["GRID", "chosen", "leave_one_out"]
+__all__ = ["GRID", "NUMBERS", "chosen", "leave_one_out", "sweep"]
 
 GRID: dict[str, tuple[float, ...]] = {
-    "growth": (0.6, 0.7, 0.8, 0.9, 1.1),
-    "settle": (10, 20, 30),
-    "lag": (5, 8, 12),
-    "start": (50.0, 100.0, 200.0, 400.0),
+    "spreads": (10, 20, 30, 60),
+    "growth": (0.7, 0.9, 1.1),
+    "rows": (15, 20, 30),
 }
-"""What was tried of each threshold; without a witness growth is to be half a
-unit more, and a negative gap in a start 2.5 times as large."""
+"""What is tried of the numbers that decide most."""
 _FALSE = 5.0  # what a healthy run with an ERROR costs, in dying runs found in time
 
 Point = tuple[float, ...]
+NUMBERS = ("spreads", "growth", "rows", "unit", "edge", "part")
+RULE = next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
 
 
-def rules_at(point: Point) -> tuple[Rule, ...]:
-    """The shipped rules with these thresholds."""
-    growth, settle, lag, start = point
-    own = GrowthRule(
-        warn=min(GrowthRule.warn, growth),
-        growth=growth,
-        growth_alone=growth + 0.5,
-        settle=int(settle),
-        lag=int(lag),
-        start=start,
-        start_negative=2.5 * start,
-    )
-    return tuple(own if isinstance(rule, GrowthRule) else rule for rule in DEFAULT_RULES)
+def judged_at(runs: Sequence[Recorded], **numbers: Any) -> list[Verdict]:
+    """The rule of blow-ups alone, with other numbers, on each run."""
+    rule = replace(RULE, **numbers)
+    return [verdict(each, errors_of(each.rows, (rule,))) for each in runs]
+
+
+def sweep(runs: Sequence[Recorded], names: Sequence[str]) -> dict[str, list[Verdict]]:
+    """As shipped, and with each number halved and doubled."""
+    found = {"as shipped": judged_at(runs)}
+    for name in names:
+        number = getattr(RULE, name)
+        for factor in (0.5, 2):
+            other = type(number)(factor * number)
+            found[f"{name} {other:g}"] = judged_at(runs, **{name: other})
+    return found
 
 
 def worth(verdicts: Iterable[Verdict]) -> float:
@@ -47,31 +52,17 @@ def worth(verdicts: Iterable[Verdict]) -> float:
         count, of = found[name]
         return float(count / of) if of else 0.0
 
-    return (
-        share("ERROR in the blow-up")
-        + share("under 5 points")
-        - _FALSE * share("healthy with a false ERROR")
-    )
+    return share("in time") + share("under 5 points") - _FALSE * share("healthy, false")
+
+
+def at(point: Point) -> dict[str, Any]:
+    """The numbers of a point."""
+    return {name: type(getattr(RULE, name))(value) for name, value in zip(GRID, point, strict=True)}
 
 
 def judged_on_grid(runs: Sequence[Recorded]) -> dict[Point, list[Verdict]]:
-    """Every point of the grid on every run: the rule of the blow-up alone, to choose by."""
-    found = {}
-    for point in itertools.product(*GRID.values()):
-        rule = next(rule for rule in rules_at(point) if isinstance(rule, GrowthRule))
-        found[point] = [verdict(run, onsets(run, rule)) for run in runs]
-    return found
-
-
-def onsets(run: Recorded, rule: Rule) -> list[int]:
-    """The steps at which a rule reads ERROR and did not at the step before."""
-    watcher, steps, was_lost = rule.watcher(), [], False
-    for step, row in enumerate(run.rows):
-        is_lost = watcher.read(row).level is Level.ERROR
-        if is_lost and not was_lost:
-            steps.append(step)
-        was_lost = is_lost
-    return steps
+    """Every point of the grid on every run."""
+    return {point: judged_at(runs, **at(point)) for point in itertools.product(*GRID.values())}
 
 
 def _neighbours(point: Point) -> Iterator[Point]:
@@ -98,12 +89,9 @@ def chosen(grid: Mapping[Point, Sequence[Verdict]], without: str | None = None) 
 
 
 def leave_one_out(runs: Sequence[Recorded]) -> dict[str, tuple[Point, list[Verdict]]]:
-    """By family: the point chosen without it, and what all rules at that point say of it."""
-    grid = judged_on_grid(runs)
-    found = {}
+    """By family: the point chosen without it, and what the rule says of it there."""
+    grid, found = judged_on_grid(runs), {}
     for family in sorted({each.run.family for each in runs}):
         point = chosen(grid, without=family)
-        own = [each for each in runs if each.run.family == family]
-        steps = [sorted({alert.step for alert in errors_of(each, rules_at(point))}) for each in own]
-        found[family] = point, [verdict(each, at) for each, at in zip(own, steps, strict=True)]
+        found[family] = point, [v for v in grid[point] if v.family == family]
     return found

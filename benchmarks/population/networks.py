@@ -28,17 +28,26 @@ class Energy(nn.Module):
     Args:
         shape: of one sample.
         classes: number of logits; 1 is the negative energy itself.
-        kind: "mlp", "cnn", "wrn" or "residual" (an MLP whose blocks add to their input).
+        kind: "mlp", "cnn", "wrn", "residual" (an MLP whose blocks add to their input), "gru" of a
+            sequence, or "set" (the mean over what an MLP makes of each point).
         width: hidden units; of "cnn", channels of the first layer; of "wrn", its factor.
         activation: what follows each layer.
         norm: "none", "layer" or "spectral"; "wrn" has none.
+        scale: factor of the negative energy.
     """
 
     def __init__(
-        self, shape: Sequence[int], classes: int, kind: str, width: int, activation: str, norm: str
+        self,
+        shape: Sequence[int],
+        classes: int,
+        kind: str,
+        width: int,
+        activation: str,
+        norm: str,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.classes = classes
+        self.classes, self.scale = classes, scale
         act = _ACTIVATIONS[activation]
         wrap = spectral_norm if norm == "spectral" else lambda layer: layer
 
@@ -66,6 +75,12 @@ class Energy(nn.Module):
                 layers += [act(), wrap(nn.Conv2d(out, out, 4, stride=2, padding=1)), act()]
                 channels, out, size = out, 2 * out, size // 2
             layers += [nn.Flatten(), wrap(nn.Linear(channels * size * size, classes))]
+        elif kind == "gru":
+            layers += [LastState(shape[1], width), nn.Linear(width, width), act()]
+            layers += [nn.Linear(width, classes)]
+        elif kind == "set":
+            layers += [nn.Linear(shape[1], width), act(), nn.Linear(width, width), act()]
+            layers += [MeanOfPoints(), nn.Linear(width, width), act(), nn.Linear(width, classes)]
         else:
             layers += [nn.Flatten(), wrap(nn.Linear(features, width)), act()]
             for _ in range(2):
@@ -82,9 +97,29 @@ class Energy(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """f(x), or f(x, y): (B,)."""
         logits = self.body(x)
+        if self.scale != 1:
+            logits = self.scale * logits
         if y is not None:
             return of_class(logits, y)
         return logits.squeeze(1) if self.classes == 1 else torch.logsumexp(logits, dim=1)
+
+
+class LastState(nn.GRU):
+    """Of a sequence (B, T, C): (B, width)."""
+
+    def __init__(self, channels: int, width: int) -> None:
+        super().__init__(channels, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        last: Tensor = super().forward(x)[1][0]
+        return last
+
+
+class MeanOfPoints(nn.Module):
+    """(B, points, width) to (B, width)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
 
 
 class Residual(nn.Sequential):

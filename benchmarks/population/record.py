@@ -1,9 +1,10 @@
-"""Records runs: every number that rules may read, at every step, in one file a run."""
+"""Records runs: every number that rules may read, at every step, in one file a group of runs."""
 
 from __future__ import annotations
 
 import math
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .families import Run
 from .fates import Watch
 from .trainer import SKILL, Trainer
 
-__all__ = ["TAGS", "Trace", "record", "rows_of", "traced"]
+__all__ = ["TAGS", "Trace", "pack", "record", "rows_of", "traced", "unpack"]
 
 TAGS = (
     "beta_star", "energy_gap", "energy_overlap", "f_pos/mean", "f_pos/median", "f_pos/std",
@@ -26,7 +27,7 @@ TAGS = (
     "sampler/drift_to_noise", "sampler/acceptance", "sampler/clamped", "sampler/repeated",
     "optim/grad_norm", "optim/update_norm", "nonfinite/energies", "nonfinite/samples",
     "nonfinite/pos", "nonfinite/neg", "nonfinite/gradients", "buffer/age", "buffer/duplicates",
-    "pareto_k", "ref/pareto_k",
+    "loss", "pareto_k", "ref/pareto_k",
 )  # fmt: skip
 AFTERMATH = 150
 """Steps that a broken run goes on for."""
@@ -41,7 +42,7 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     trainer = Trainer(run)
     rows: list[dict[str, float]] = []
-    watch = Watch()
+    watch = Watch(run.scale)
     for step in range(run.steps):
         row = trainer.step()
         rows.append(row)
@@ -60,6 +61,36 @@ def traced(rows: Sequence[Mapping[str, float]]) -> Trace:
     """The rows as one array for each number that is known in any of them."""
     tags = {tag: rounded([row.get(tag, math.nan) for row in rows]) for tag in (*TAGS, SKILL)}
     return {tag: values for tag, values in tags.items() if not np.isnan(values).all()}
+
+
+def pack(folder: Path, file: Path) -> None:
+    """All runs of a folder into one file: each number's rows, run after run, NaN where unknown."""
+    traces = {}
+    for each in sorted(folder.glob("*.npz")):
+        with np.load(each) as archive:
+            traces[each.stem] = dict(archive)
+    counts = {name: len(trace[SKILL]) for name, trace in traces.items()}
+    columns: dict[str, Any] = {"runs": np.array(list(counts)), "rows": np.array([*counts.values()])}
+    for tag in sorted(set().union(*traces.values())):
+        unknown = {name: np.full(rows, np.nan, np.float32) for name, rows in counts.items()}
+        columns[tag] = np.concatenate([t.get(tag, unknown[name]) for name, t in traces.items()])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        for name, column in columns.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, column)
+
+
+def unpack(file: Path) -> dict[str, Trace]:
+    """By run, the numbers that are known in any of its rows."""
+    with np.load(file) as archive:
+        columns = dict(archive)
+    names, ends = columns.pop("runs").tolist(), np.cumsum(columns.pop("rows"))[:-1]
+    parts = {tag: np.split(column, ends) for tag, column in columns.items()}
+    return {
+        name: {tag: own[i] for tag, own in parts.items() if not np.isnan(own[i]).all()}
+        for i, name in enumerate(names)
+    }
 
 
 def rounded(values: Sequence[float]) -> np.ndarray[Any, np.dtype[np.float32]]:

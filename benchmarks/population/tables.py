@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
 from benchmarks.grid import table_of
-from ebmguard.alerts import Alert
 
-from .families import FAMILIES, LAST_FAMILIES
-from .judged import BLOW_UP, Recorded, Verdict, scores
+from .families import KINDS
+from .judged import Recorded, Verdict, scores
 from .leave_out import GRID, Point
 
-__all__ = ["by_family", "cause_of", "detection", "families_table"]
-__all__ += ["lost_table", "taken_back_table"]
-
-_LINES = {
-    "some ERROR before death": "dying: some ERROR before death",
-    "ERROR in the blow-up": f"dying: ERROR in the last {BLOW_UP} steps, before the gap passes 1e3",
-    "under 5 points": "dying: the same with under 5 points lost, of those where it is possible",
-    "healthy with an ERROR": "healthy: an ERROR",
-    "healthy with a false ERROR": "healthy: a false ERROR",
-    "false per 1,000": "healthy: false ERRORs per 1,000 steps",
-    "false in all others": "dying and limping: a false ERROR",
-    "steps ahead": "median steps from that ERROR to the death",
-}
+__all__ = ["FEW", "by_family", "detection", "families_table", "taken_back_table"]
 
 
 def _number(name: str, value: Any) -> str:
@@ -36,17 +23,20 @@ def _number(name: str, value: Any) -> str:
     if name == "steps ahead":
         return f"{value:g}"
     count, of = value
-    if name == "false per 1,000":
-        return f"{count / of:.2f} ({count} in {of * 1000:,.0f})" if of else "–"
-    return f"{count} of {of}"
+    if name == "per 1,000 steps":
+        return f"{count / of:.2f}" if of else "–"
+    if name == "limping":
+        return f"{count} in {of}"
+    return f"{count} of {of}" if of else "–"
 
 
 def families_table(runs: Sequence[Recorded]) -> str:
     """What the population is, and what became of it."""
     lines = []
-    for family, axes in (FAMILIES | LAST_FAMILIES | {"all": dict.fromkeys(_USUAL, "")}).items():
+    families = {each.run.family: KINDS[each.run.family] for each in runs}
+    for family, axes in (families | {"all": dict.fromkeys(_USUAL, "")}).items():
         own = [each for each in runs if family in (each.run.family, "all")]
-        fates = Counter(each.fate.name for each in own)
+        fates: Counter[str] = Counter(each.fate.name for each in own)
         line = {"family": family, **{x: _words(axes.get(x, usual)) for x, usual in _USUAL.items()}}
         line |= {"runs": str(len(own)), "steps": f"{sum(each.fate.steps for each in own):,}"}
         lines.append(line | {name: str(fates[name]) for name in _FATES})
@@ -54,54 +44,33 @@ def families_table(runs: Sequence[Recorded]) -> str:
 
 
 _USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
-_FATES: tuple[Literal["dead", "limping", "healthy"], ...] = ("dead", "limping", "healthy")
+FEW = ("in time", "under 5 points", "steps ahead", "healthy, false")
+_FATES = ("dead", "collapsed", "limping", "healthy")
 
 
 def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def detection(columns: Mapping[str, Sequence[Verdict]]) -> str:
-    """The lines of detection, one column for each set of verdicts."""
-    found = {title: scores(verdicts) for title, verdicts in columns.items()}
-    return table_of(
-        [
-            {"": words, **{title: _number(name, own[name]) for title, own in found.items()}}
-            for name, words in _LINES.items()
-        ]
-    )
-
-
-def lost_table(columns: Mapping[str, Sequence[tuple[Recorded, bool]]]) -> str:
-    """By fate, how many runs are called lost at their last row, a column for each set of runs."""
+def detection(detectors: Mapping[str, Sequence[Verdict]], *names: str) -> str:
+    """What each detector found, a line each; all scores if none is named."""
     lines = []
-    for fate in _FATES:
-        line = {"called lost at its last row": str(fate)}
-        for title, runs in columns.items():
-            own = [is_lost for each, is_lost in runs if each.fate.name == fate]
-            line[title] = f"{sum(own)} of {len(own)}"
-        lines.append(line)
+    for title, verdicts in detectors.items():
+        found = scores(verdicts)
+        line = {name: _number(name, found[name]) for name in names or found}
+        lines.append({"detector": title} | line)
     return table_of(lines)
 
 
 def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     """What thresholds that were chosen without a family find in it."""
-    names = ("ERROR in the blow-up", "under 5 points", "healthy with a false ERROR", "steps ahead")
     lines = []
-    for family, (point, verdicts) in chosen.items():
+    every = {"all": ((), [v for _, verdicts in chosen.values() for v in verdicts])}
+    for family, (point, verdicts) in (dict(chosen) | every).items():
         found = scores(verdicts)
         line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
-        lines.append(line | {name: _number(name, found[name]) for name in names})
+        lines.append(line | {name: _number(name, found[name]) for name in FEW})
     return table_of(lines, 2)
-
-
-def cause_of(recorded: Recorded, errors: Sequence[Alert]) -> str:
-    """In what state a dying run was at the ERROR of its blow-up, or where it broke."""
-    death = recorded.fate.death or 0
-    last = [alert for alert in errors if death - BLOW_UP <= alert.step <= death]
-    gap = last[0].value if last else float(recorded.trace["energy_gap"][death])
-    is_start = not last or not last[0].window
-    return f"gap {'above' if gap > 0 else 'below'} 0{', start' if is_start else ''}"
 
 
 def taken_back_table(found: Sequence[Mapping[str, Any]]) -> str:

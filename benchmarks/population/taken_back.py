@@ -23,8 +23,9 @@ from .trainer import Trainer
 __all__ = ["REMEDIES", "chosen_runs", "file_name", "take_back"]
 
 HORIZON = 3
-"""How long a run goes on, in units of the time that it took to die."""
+"""The step up to which a run goes on, in units of the time that it took to die."""
 LEAST_STEPS = 300
+"""That step at least."""
 
 
 def _one(change: Change) -> dict[str, Any]:
@@ -51,7 +52,7 @@ REMEDIES: Mapping[str, Any] = {
 
 
 def take_back(watched: Recorded, remedy: str, folder: Path) -> dict[str, Any]:
-    """Train a run that died, with rollbacks and three times as long; write what became of it.
+    """Train a run that died, with rollbacks, to three times the step; write what became of it.
 
     It is judged by the rows of its last course.
     """
@@ -62,7 +63,7 @@ def take_back(watched: Recorded, remedy: str, folder: Path) -> dict[str, Any]:
     rows: list[dict[str, float]] = []
     ended = ""
     try:
-        for _ in range((1 + HORIZON) * max(death, LEAST_STEPS // HORIZON)):
+        while trainer.guard.step < max(HORIZON * death, LEAST_STEPS):
             at = trainer.guard.step
             row = trainer.step()
             del rows[at:]
@@ -75,7 +76,8 @@ def take_back(watched: Recorded, remedy: str, folder: Path) -> dict[str, Any]:
     trainer.guard.close()
     # Such a run may have had no time to learn much, but is to get to where it had been.
     reached = float(medians(watched.trace["skill"][: death or None]).max())
-    fate = fate_of(traced(rows), max(reached - LOST, float(watched.trace["skill"][0]) + LOST / 2))
+    least = max(reached - LOST, float(watched.trace["skill"][0]) + LOST / 2)
+    fate = fate_of(traced(rows), least, run.scale)
     found = {
         "run": run.name,
         "family": run.family,

@@ -30,11 +30,38 @@ def make_optimizer(run: Run, parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, run.lr)
     if run.optimizer == "momentum":
         return torch.optim.SGD(parameters, run.lr, momentum=0.9, weight_decay=5e-4)
+    if run.optimizer in ("lion", "sign"):
+        return Lion(parameters, run.lr, *((0.9, 0.99) if run.optimizer == "lion" else (0.0, 0.0)))
     if run.optimizer == "rmsprop":
         return torch.optim.RMSprop(parameters, run.lr)
     if run.optimizer == "adamw":
         return torch.optim.AdamW(parameters, run.lr, betas=(0.9, 0.999), weight_decay=0.01)
     return torch.optim.Adam(parameters, run.lr, betas=(0.9, 0.999))
+
+
+class Lion(torch.optim.Optimizer):
+    """Steps of one size along the sign of a mean gradient (Chen et al. 2023)."""
+
+    def __init__(self, parameters: Any, lr: float, of_step: float, of_mean: float) -> None:
+        super().__init__(parameters, {"lr": lr, "of_step": of_step, "of_mean": of_mean})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                p.sub_(group["lr"] * p.grad.lerp(mean, group["of_step"]).sign())
+                mean.lerp_(p.grad, 1 - group["of_mean"])
+
+
+def rate(run: Run, step: int) -> float:
+    """The learning rate of a step, as a part of the run's."""
+    part = min(1.0, (step + 1) / (run.warm_up or 1))
+    if run.schedule == "cyclic":
+        return part * (0.525 - 0.475 * math.cos(8 * math.pi * step / run.steps))
+    if run.schedule == "late":
+        return part * min(1.0, max(1 / 30, (step - 0.6 * run.steps) / 50))
+    return part
 
 
 class Trainer:
@@ -56,31 +83,33 @@ class Trainer:
         self.rng = torch.Generator().manual_seed(run.seed)
         self.data = data = load(run.data)
         shape = data.x.shape[1:]
-        outputs = 1 if run.task == "ebm" else data.classes
-        self.network = Energy(shape, outputs, run.network, run.width, run.activation, run.norm)
+        self.classes = run.levels or data.classes
+        outputs = 1 if run.task == "ebm" else self.classes
+        sizes = (run.width, run.activation, run.norm, run.scale)
+        self.network = Energy(shape, outputs, run.network, *sizes)
         self.optimizer = make_optimizer(run, self.network.parameters())
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: min(1.0, (step + 1) / (run.warm_up or 1))
+            self.optimizer, lambda step: rate(run, step)
         )
         self.buffer: ReplayBuffer | None = None
         if run.sampler in ("persistent", "annealed", "mala"):
             self.buffer = ReplayBuffer(
-                _BUFFER // data.classes * data.classes,
+                _BUFFER // self.classes * self.classes,
                 shape,
                 reinit_rate=0.05,
                 generator=self.rng,
                 low=-2.0 if len(shape) == 1 else -1.0,
                 high=2.0 if len(shape) == 1 else 1.0,
-                classes=data.classes if run.task == "joint" else 1,
+                classes=self.classes if run.task == "joint" else 1,
             )
-        noise = run.noise_std
-        told: dict[str, Any] = {"step_size": run.step_size, "noise_std": noise} if noise else {}
+        noise, self.step_size = run.noise_std, run.step_size / run.scale
+        told: dict[str, Any] = {"step_size": self.step_size, "noise_std": noise} if noise else {}
         if run.sampler == "mala":
             told = {}
         self.guard = guard(
             None,
             self.draw,
-            beta_star=run.beta_star,
+            beta_star=run.beta_star / run.scale,
             output_scale=run.output_scale if noise else 1e6,
             model=self.network,
             optimizer=self.optimizer,
@@ -105,15 +134,19 @@ class Trainer:
             start = data
         else:
             start = torch.empty_like(data).uniform_(-1, 1, generator=self.rng)
+            if run.prior:
+                start.normal_(generator=self.rng)
         finer = self.finer if self.guard.attempt else 1
         steps *= finer
-        step_size: Any = run.step_size / finer
+        step_size: Any = self.step_size / finer
         noise_std: Any = run.noise_std / math.sqrt(finer)
         if run.sampler == "annealed":
             factors = annealed(2, 1, steps)
             noise_std = [noise_std * a for a in factors]
             step_size = [step_size * a**2 for a in factors]
-        own = (lambda x: f(x, y)) if y is not None else f
+        own: Any = (lambda x: f(x, y)) if y is not None else f
+        if run.prior:
+            own = lambda x: f(x) - x.square().sum(1) / 2  # noqa: E731
         if run.sampler == "mala":
             sizes = {"step_size": step_size, "noise_std": noise_std}
             found = mala(own, start, steps=steps, generator=self.rng, **sizes)
@@ -138,8 +171,12 @@ class Trainer:
         chosen = torch.randint(len(data.x), (run.batch,), generator=self.rng)
         x, y = data.x[chosen], data.y[chosen]
         clean = x
+        level: Any = 1
+        if run.levels:
+            y = torch.randint(run.levels, (run.batch,), generator=self.rng)
+            level = (3.0**y).reshape(-1, *[1] * (x.dim() - 1))
         if data.noise:
-            x = x + data.noise * torch.randn(x.shape, generator=self.rng)
+            x = x + level * data.noise * torch.randn(x.shape, generator=self.rng)
         of_class = y if run.task == "joint" else None
         negatives = self.sample(self.network, x, of_class)
         f_pos, f_neg = self.network(x, of_class), self.network(negatives, of_class)
@@ -148,13 +185,18 @@ class Trainer:
             loss = loss + functional.cross_entropy(self.network.classify(clean), y)
         if run.l2:
             loss = loss + run.l2 * (f_pos.square().mean() + f_neg.square().mean())
+        if run.penalty:
+            between = torch.lerp(x, negatives, torch.rand(1, generator=self.rng)).requires_grad_()
+            f_sum = self.network(between, of_class).sum()
+            (slope,) = torch.autograd.grad(f_sum, between, create_graph=True)
+            loss = loss + run.penalty * slope.square().flatten(1).sum(1).mean()
         self.optimizer.zero_grad()
         loss.backward()
         if self.clip is not None and self.guard.attempt:
             torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         self.optimizer.step()
         self.scheduler.step()
-        return {**self.guard.last, SKILL: skill}
+        return {**self.guard.last, "loss": float(loss.detach()), SKILL: skill}
 
     @torch.no_grad()
     def skill(self) -> float:
@@ -168,12 +210,13 @@ class Trainer:
         state = self.network.training
         self.network.eval()
         try:
-            if self.run.task != "ebm":
+            lowest = torch.zeros_like(data.held_out_y) if self.run.levels else None
+            if self.run.task != "ebm" and lowest is None:
                 logits = self.network.classify(data.held_out)
                 if not bool(torch.isfinite(logits).all()):
                     return math.nan
                 return 100 * float((logits.argmax(1) == data.held_out_y).float().mean())
-            real, shuffled = self.network(data.held_out), self.network(probes)
+            real, shuffled = (self.network(x, lowest) for x in (data.held_out, probes))
         finally:
             self.network.train(state)
         if not bool(torch.isfinite(real).all() and torch.isfinite(shuffled).all()):

@@ -36,6 +36,12 @@ def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
     return states
 
 
+@torch.no_grad()
+def scale_last_layer(run: Run, factor: float) -> None:
+    for p in run.model.net[-1].parameters():
+        p.mul_(factor)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("judge_in_loss", [True, False])
 def test_a_rollback_restores_bits(fused: bool, judge_in_loss: bool) -> None:
@@ -188,9 +194,7 @@ def test_a_run_that_is_lost_ends_with_a_typed_error_once_the_budget_is_spent(
 ) -> None:
     run = Run(Recovery(**SPENT), detector=Scripted([10, 20, *range(70, 110)]))
     run_until(run, 70)
-    with torch.no_grad():
-        for p in run.model.net[-1].parameters():
-            p.mul_(factor)
+    scale_last_layer(run, factor)
     run.optimizer.param_groups[0]["lr"] = 0.0  # or the small one would grow again
     with pytest.raises(BudgetSpentError, match="budget of rollbacks is spent") as caught:
         run_until(run, 40)
@@ -211,6 +215,21 @@ def test_a_lasting_warning_of_a_slow_rule_does_not_keep_snapshots_away() -> None
     run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18], lasting))
     run_until(run, 20)
     assert run.guard.rollbacks[0].restored_step == 12
+
+
+def test_a_network_that_has_become_a_constant_is_not_gone_back_to() -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([90]))
+    spreads: list[float] = []
+    while not run.guard.rollbacks:
+        if len(spreads) > 30:
+            scale_last_layer(run, 0.6)
+            run.optimizer.param_groups[0]["lr"] = 0.0  # which would make up for it
+        run.step()
+        spreads.append(run.guard.last["f_pos/std"])
+    (rollback,) = run.guard.rollbacks
+    assert rollback.certified
+    assert 12 <= rollback.restored_step < 60
+    assert spreads[90] < 1e-4 * max(spreads) < spreads[rollback.restored_step]
 
 
 def test_a_checkpoint_of_the_guard_remembers_what_was_changed() -> None:
