@@ -136,7 +136,7 @@ class Guard:
             f_neg: the same on negatives; M may differ from N.
             groups: labels ``(y_pos, y_neg)`` of chains that are conditional on a class, a noise
                 level or a pair; third, where levels differ in it, each positive's output scale
-                ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
+                ``(N,)``, in units of the guard's: see ``docs/your-trainer.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
                 that knows its own, in either ``convention`` high where it draws often: see
                 :func:`ebmguard.objective.contrastive_loss`.
