@@ -125,7 +125,7 @@ def guard(
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
-        ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
+        ConfigError, SamplerError: arguments that make no sense. Nothing has been changed then.
     """
     arguments = locals()
     kinds: dict[str, tuple[Any, str]] = {

@@ -103,7 +103,7 @@ class Guard:
 
     @property
     def verdict(self) -> Verdict:
-        """What became of the run so far, in one word and one line: see :class:`Verdict`."""
+        """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
         return self._loop.course.verdict
 
     @property
@@ -200,7 +200,7 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """What the next sampler call should run; asking means following.
+        """How many steps the next sampler call should run. A sampler that asks follows the answer.
 
         A sampler that has lost the data comes back by finer steps, not by more of the same size
         (``docs/results/steering.md``).
@@ -252,15 +252,15 @@ class Guard:
     def attach(self, **told: Unpack[Told]) -> Guard:
         """Tell the guard about parts of the trainer that were made after it; returns the guard.
 
-        Several calls add up; what is given again replaces what was there. The keywords are those
-        that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
-        ``step_size`` and ``noise_std`` leave the output scale as it is. A guard that was closed is
-        in use again from then on.
+        You may call it several times; a part that is given again replaces the earlier one. The
+        keywords are those that :func:`guard` takes for the rest of the trainer
+        (:class:`ebmguard.trainer.Told`); here ``step_size`` and ``noise_std`` leave the output
+        scale as it is. A closed guard is in use again from then on.
 
         Raises:
             TypeError: a keyword that there is not.
-            ConfigError: what cannot be meant, such as an optimizer that trains none of the model's
-                parameters. Nothing has changed then.
+            ConfigError: a part that does not fit, such as an optimizer that trains none of the
+                model's parameters. Nothing has changed then.
         """
         self._loop.attach(told, self.sampler)
         return self
