@@ -8,7 +8,7 @@ and vmap, with the formulas, names and policies of :mod:`ebmguard.objective` and
 :mod:`ebmguard.diagnostics`. β* may be traced, so that a schedule does not compile anew; an ensemble
 is a vmap over β*. :class:`Recorder` hands rows to the rules and files of the guard, on the host.
 The package torch must be installed, since ebmguard imports it, but computes nothing here.
-``docs/jax.md`` has a whole trainer.
+``docs/frameworks.md`` has a whole trainer.
 """
 
 from __future__ import annotations

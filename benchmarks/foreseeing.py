@@ -21,9 +21,9 @@ from sklearn.metrics import roc_curve
 
 from ebmguard.reference_training.plots.canvas import COLOURS, DARK, new_figure, unframed
 
-from .foretelling import HORIZONS, LOOKS, Horizon, Judged, flattened, judge, question
+from .foretelling import HORIZONS, LOOKS, Judged, flattened, judge
 from .futures import LAST, features_of, futures, is_lost, saved
-from .grid import Grid, Rows, number, table
+from .grid import Grid, Rows, table
 from .population.families import population
 from .population.trainer import Trainer
 
@@ -38,6 +38,7 @@ SEVEN = (
     "row/energy_gap", "row/sampler/grad_norm",
 )  # fmt: skip
 """One of each kind, chosen before any was seen."""
+SHOWN = 3
 PICTURE = Path("docs/pictures/foreseeing.png")
 
 
@@ -100,33 +101,6 @@ def course(trainer: Trainer, steps: int) -> tuple[dict[int, Any], list[dict[str,
     return states, rows, None
 
 
-def fates(kept: pd.DataFrame) -> str:
-    """A line for each run: its settings, its end, and how many of its states are doomed."""
-
-    def doomed(horizon: Horizon) -> Any:
-        def cell(own: pd.DataFrame) -> str:
-            asked, labels = question(own, horizon)
-            return f"{labels.sum()} of {len(asked)}"
-
-        return cell
-
-    columns: dict[str, Any] = {
-        "run": lambda own: own["run"].iloc[0],
-        "β*": lambda own: f"{RUNS[own['run'].iloc[0]].beta_star:g}",
-        "learning rate": lambda own: f"{RUNS[own['run'].iloc[0]].lr:g}",
-        "SGLD steps": lambda own: str(RUNS[own["run"].iloc[0]].sgld_steps),
-        "lost at": lambda own: number(next(iter(own["died"].dropna()), None), ".0f"),
-        **{f"doomed {horizon}": doomed(horizon) for horizon in HORIZONS},
-        "futures differ": lambda own: str(sum(map(is_split, own["deaths"]))),
-    }
-    return table([own for _, own in kept.groupby("run", sort=False)], columns)
-
-
-def is_split(deaths: str) -> bool:
-    """Whether some of a state's futures were lost, and others not."""
-    return 0 < deaths.split().count("-") < len(deaths.split())
-
-
 def by_lead(kept: pd.DataFrame) -> str:
     """How many futures with other random numbers are lost too, by how soon the run itself was."""
     dying = kept[~kept["lives"]]
@@ -147,7 +121,7 @@ def by_lead(kept: pd.DataFrame) -> str:
 
 
 def verdicts(kept: pd.DataFrame) -> str:
-    """A line for each feature, by its AUC at the last horizon."""
+    """A line for each of the best features, by AUC at the last horizon."""
     sets = {
         "seven features together": list(SEVEN),
         "all features together": [name for name in kept if name.startswith(MEASURED)],
@@ -170,7 +144,7 @@ def verdicts(kept: pd.DataFrame) -> str:
         "too early": lambda name: "{} of {}".format(*judged[name][-1].early()),
         "false alarms in 2,000 steps": lambda name: false_alarms(judged[name][-1]),
     }
-    return table(sorted(judged, key=lambda name: -judged[name][-1].auc()), columns)
+    return table(sorted(judged, key=lambda name: -judged[name][-1].auc())[:SHOWN], columns)
 
 
 def area(found: Judged) -> str:
@@ -228,7 +202,7 @@ def slots(rows: Rows) -> dict[str, str]:
     draw(kept, PICTURE)
     runs = kept.groupby("run")["lives"].first()
     counts = f"{sum(~runs)} that die and {sum(runs)} that live; {len(kept)} saved states"
-    said = {"counts": counts, "fates": fates(kept), "leads": by_lead(kept)}
+    said = {"counts": counts, "leads": by_lead(kept)}
     return {**said, "verdicts": verdicts(kept)}
 
 

@@ -27,7 +27,7 @@ from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
 from ebmguard.reference_training.plots.images import load_samples
 
-from .grid import Grid, Rows, number, percent, read_json, table, table_of
+from .grid import Grid, Rows, number, percent, read_json, table_of
 
 SEEDS = range(20, 25)
 CLIP_NORM = 3.0
@@ -222,25 +222,6 @@ def summed_up(own: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-EVERY = {
-    "remedy": lambda run: run["remedy"],
-    "seed": lambda run: str(run["seed"]),
-    "steps": lambda run: f"{run['steps']:,}",
-    "diverged at": lambda run: number(run["diverged_at"], ".0f"),
-    "first ERROR": lambda run: number((run["first_error"] or {}).get("step"), ".0f"),
-    "fit": lambda run: "yes" if is_fit(run) else "no",
-    "final accuracy": lambda run: percent(run["accuracy"]),
-    "best": lambda run: percent(run["best_accuracy"]),
-    "median gap": lambda run: number(run["median_abs_gap_last_100"]),
-    "GradScale": lambda run: number(run["reference_grad_scale_median_last_100"]),
-    "ESS / M": lambda run: number(run["reference_ess_median_last_100"], ".2f"),
-    "FID": lambda run: number(run["fid"]),
-    "IS": lambda run: number(run["is"]),
-    "best FID": lambda run: number(run["best_fid"]),
-    "ms a step": lambda run: ms(run["seconds_per_step"]),
-}
-
-
 def scale(judge: Mapping[str, Any]) -> str:
     """How well the judge classifies, and what it says of images and of noise."""
     said = [
@@ -254,13 +235,11 @@ def scale(judge: Mapping[str, Any]) -> str:
 def slots(rows: Rows) -> dict[str, str]:
     order = list(REMEDIES)
     runs = sorted(rows, key=lambda run: order.index(run["remedy"]))
-    usual, longer = ([run for run in runs if run["longer"] == long] for long in (False, True))
+    usual = [run for run in runs if not run["longer"]]
     by_remedy = [[run for run in usual if run["remedy"] == remedy] for remedy in order]
     return {
         "judge": "; or ".join(sorted({scale(run["judge"]) for run in runs})),
         "summary": table_of([summed_up(own) for own in by_remedy if own]),
-        "every": table(usual, EVERY),
-        "longer": table(longer, EVERY),
     }
 
 

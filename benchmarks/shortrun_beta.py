@@ -73,11 +73,6 @@ def weight(run: Any, name: str) -> str:
     return number(run["median_last_100"][f"{'' if run['beta_star'] else 'ref/'}{name}"])
 
 
-def gap(run: Any, factor: float = 1) -> str:
-    own = run["median_last_100"]["energy_gap"]
-    return number(None if own is None else own * factor)
-
-
 def said(run: Any) -> str:
     alerts = [alert for alert in (run["first_warn"], run["first_error"]) if alert]
     return ", ".join(dict.fromkeys(f"{a['level']} {a['rule']} @{a['step']}" for a in alerts))
@@ -85,15 +80,11 @@ def said(run: Any) -> str:
 
 COLUMNS = {
     "β*": lambda run: f"{run['beta_star']:g}" + " adaptive" * (run["most_steps"] > 1),
-    "β": lambda run: f"{run['beta']:.0e}" if run["beta_star"] else "0",
     "K": lambda run: f"{run['K']:.0f}",
-    "gap": gap,
-    "β* · gap": lambda run: gap(run, run["beta_star"]),
+    "gap": lambda run: number(run["median_last_100"]["energy_gap"]),
     "GradScale": lambda run: weight(run, "grad_scale"),
     "ESS": lambda run: weight(run, "ess"),
-    "‖∇f‖": lambda run: number(run["median_last_100"]["sampler/grad_norm"]),
     "FID": lambda run: number(run["scores"]["samples"]["fid"]),
-    "IS": lambda run: number(run["scores"]["samples"]["is"]),
     "alerts": lambda run: said(run) or "none",
 }
 

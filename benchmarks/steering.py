@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -139,72 +139,32 @@ def by_step(row: Row) -> pd.DataFrame:
     return pd.DataFrame({name: row[name] for name in COLUMNS})
 
 
-def first(row: Row, of: str, value: str) -> str:
-    """When the first alert of a rule or a level came, and of which level or rule."""
-    rest = "level" if of == "rule" else "rule"
-    own = [alert for alert in row["alerts"] if alert[of] == value]
-    return f"{own[0]['step']} ({own[0][rest]})" if own else "–"
-
-
 def lost_row(arm: Arm, row: Row) -> dict[str, str]:
     """A line of the table of lost samplers."""
-    rows, accuracy = by_step(row), row["accuracy"]
+    rows = by_step(row)
     scale, steps = rows["grad_scale"], rows["steps"]
     low = next(iter(scale.index[scale < 0.1]), None)
     # Over 0.5, and in the steps from there on the median too.
     ahead = scale[::-1].rolling(STRETCH, min_periods=1).median()[::-1]
     over = scale.index[(scale > 0.5) & (ahead > 0.5)]
     back = None if low is None else next(iter(over[over >= max(low, arm.start)]), None)
-    after = [own for step, own in accuracy if back is not None and step > back]
     return {
         "first under 0.1": number(low, ".0f"),
         "back over 0.5": number(back, ".0f"),
         "of the last 500 over 0.5": percent((scale[-500:] > 0.5).mean()),
-        "largest factor": str(steps.max() // arm.sgld_steps),
-        "`sampler_failing`": first(row, "rule", "sampler_failing"),
-        "accuracy: lowest after the return": percent(min(after, default=None)),
-        "final": percent(accuracy[-1][1]),
-        "SGLD steps per one of the base": f"{steps[arm.start :].mean() / arm.sgld_steps:.1f}",
-        "CPU seconds": f"{row['seconds']:.0f}",
-    }
-
-
-def beta_row(_: Arm, row: Row) -> dict[str, str]:
-    """A line of the table of β*."""
-    rows = by_step(row)
-    last, beta_star = rows[-100:].median(), rows["beta_star"][499:2000:500]
-    return {
-        "β* at 500, 1,000, 1,500, 2,000": ", ".join(f"{x:.3g}" for x in beta_star),
-        "ESS / M": f"{last['ess']:.2f}",
-        "GradScale": f"{last['grad_scale']:.3f}",
-        "gap": f"{last['gap']:.3g}",
-        "largest gap": f"{rows['gap'].abs().max():.3g}",
-        "first ERROR": first(row, "level", "ERROR"),
         "final accuracy": percent(row["accuracy"][-1][1]),
+        "SGLD steps per one of the base": f"{steps[arm.start :].mean() / arm.sgld_steps:.1f}",
     }
-
-
-def trajectory_row(_: Arm, row: Row) -> dict[str, str]:
-    """Medians of GradScale."""
-    scale = by_step(row)["grad_scale"]
-    medians = scale.groupby(scale.index // 100 * 100 + 100).median()
-    return {str(mark): f"{median:.2f}" for mark, median in medians.items()}
-
-
-def by_arm(rows: Rows, arms: Mapping[str, Arm], of: Callable[[Arm, Row], dict[str, str]]) -> str:
-    """A table of the cells of some arms."""
-    own = [(arm, row) for name, arm in arms.items() for row in rows if row["arm"] == name]
-    lines = [{"arm": arm.title, "seed": str(row["seed"]), **of(arm, row)} for arm, row in own]
-    return table_of(lines)
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    whole = {name: LOST[name] for name in ("fixed", "adaptive", "lost")}
-    return {
-        "lost": by_arm(rows, LOST, lost_row),
-        "windows": by_arm(rows, whole, trajectory_row),
-        "beta": by_arm(rows, BETA, beta_row),
-    }
+    lines = [
+        {"arm": LOST[row["arm"]].title, "seed": str(row["seed"]), **lost_row(LOST[row["arm"]], row)}
+        for name in LOST
+        for row in rows
+        if row["arm"] == name
+    ]
+    return {"lost": table_of(lines)}
 
 
 GRID = Grid("steering", CELLS, measure, slots, trains_here=True)

@@ -283,7 +283,7 @@ def slots(rows: Rows) -> dict[str, str]:
         name: table_of(
             [{HEADS.get(k, k): x for k, x in line.items()} for line in lines.get(name, [])]
         )
-        for name in TABLES
+        for name in ("buffer", "samplers")
     }
 
 

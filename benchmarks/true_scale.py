@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,8 +23,8 @@ from torch import Tensor
 from ebmguard.reference_training.plots.canvas import CONTRASTS, DARK, new_figure, unframed
 
 from . import true_scale_cell
-from .grid import Grid, Rows, number, table, table_of
-from .true_scale_cell import BATCH, BETAS, CELLS, JUDGED, KNOWN, MOST, UPDATES
+from .grid import Grid, Rows, table_of
+from .true_scale_cell import BATCH, BETAS, CELLS, KNOWN, MOST, UPDATES
 from .true_scale_model import NOISE, SIDES, Data, standard
 
 PICTURE = Path("docs/pictures/true_scale.png")
@@ -103,115 +103,34 @@ def middle(judged: Judgement, name: str = "test") -> float:
     return sum(interval(judged, name)) / 2
 
 
-def between(judged: Judgement) -> str:
-    """The interval, or what the two sides said and why it does not count."""
-    low, high = interval(judged)
-    return f"{low:.2f} to {high:.2f}" if counts(judged) else f"no: {low:.1f} and {high:.1f}"
-
-
-def ess(judged: Judgement) -> str:
-    """Effective chains of both sides."""
-    return f"{judged['forward']['ess']:.0f}, {judged['reverse']['ess']:.0f}"
-
-
 def ended(run: Run) -> Judgement | None:
     """What is known of a run that was trained to its end."""
     return next((own for own in run["judged"] if own["updates"] == UPDATES), None)
 
 
-def in_the_end(said: Callable[[Judgement], str], lost: str = "–") -> Callable[[Run], str]:
-    """A column that speaks of runs that were trained to their end."""
-    return lambda run: said(own) if (own := ended(run)) else lost
-
-
-def seen(name: str, form: str = ".3g") -> Callable[[Run], str]:
-    """A column of medians over the last updates; annealed negatives have another f."""
-
-    def said(run: Run) -> str:
-        own = None if run["sampler"] == "annealed" and name in OF_F else ended(run)
-        return number(own and own["median"].get(name), form)
-
-    return said
-
-
-def at_rest(judged: Judgement) -> str:
-    """What negatives would be like if chains came to an end."""
-    own = judged["converged"]
-    return f"{own['grad_scale']:.3f}, {own['ess']:.2f}, {own['energy_gap']:.1f}" if own else "–"
-
-
-def trained(judged: Judgement) -> str:
-    """The log-likelihood of the training images, where it counts."""
-    return number(middle(judged, "train") if counts(judged) else None, ".1f")
-
-
-OF_F = ("ref/grad_scale", "ref/ess", "energy_gap")
-EVERY: dict[str, Callable[[Run], str]] = {
-    "images": lambda run: NAMES[run["data"]],
-    "sampler": lambda run: TITLES[run["sampler"]],
-    "β": lambda run: "–" if run["sampler"] == "annealed" else f"{run['beta']:g}",
-    "seed": lambda run: str(run["seed"]),
-    "held-out, nats": in_the_end(between, "lost"),
-    "ESS forward, reverse": in_the_end(ess),
-    "training images": in_the_end(trained),
-    f"after {JUDGED[0]:,}": lambda run: between(run["judged"][0]),
-    f"ESS after {JUDGED[0]:,}": lambda run: ess(run["judged"][0]),
-    "GradScale": seen("grad_scale"),
-    "ESS / M": seen("ess", ".2f"),
-    "GradScale at 0.5": seen("ref/grad_scale"),
-    "ESS / M at 0.5": seen("ref/ess", ".2f"),
-    "gap": seen("energy_gap"),
-    "GradScale, ESS / M, gap of converged chains": in_the_end(at_rest),
-    "acceptance": seen("acceptance", ".2f"),
-    "steps": seen("sampler/steps"),
-}
-
-
-def error(run: Run) -> str:
-    """When the guard first said ERROR."""
-    if "first_error" not in run:
-        return "alerts not kept"
-    first = run["first_error"]
-    return f"first ERROR in update {first:,}" if first else "no ERROR"
-
-
-def by_beta(runs: Sequence[Run], said: Callable[[Sequence[Run], Sequence[Run]], str]) -> str:
-    """A line for each sampler, a column for each β: what is said of its runs, and of those at 0."""
-    titles = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
+def medians(runs: Sequence[Run]) -> str:
+    """A line for each sampler, a column for each β."""
+    betas = {beta: f"β = {beta:g}" for beta in BETAS} | {KNOWN: "weights known"}
+    used = {run["beta"] for run in runs}
     lines = []
     for name, title in TITLES.items():
-        own = {
-            beta: [run for run in runs if run["sampler"] == name and run["beta"] == beta]
-            for beta in titles
+        own = [run for run in runs if run["sampler"] == name]
+        cells = {
+            head: median_of([run for run in own if run["beta"] == beta])
+            for beta, head in betas.items()
+            if beta in used
         }
-        if any(own.values()):
-            cells = {titles[beta]: said(these, own[0.0]) for beta, these in own.items()}
-            lines.append({"sampler": title, **cells})
+        lines += [{"sampler": title, **cells}] if own else []
     return table_of(lines)
 
 
-def median_of(runs: Sequence[Run], _: Sequence[Run]) -> str:
+def median_of(runs: Sequence[Run]) -> str:
     """The median of the runs that count, and how many do."""
     if not runs:
         return ""
     found = [middle(own) for run in runs if (own := ended(run)) and counts(own)]
     said, lost = f"{median(found):.2f}" if found else "none", sum(bool(x["lost_at"]) for x in runs)
-    return f"{said} ({len(found)} of {len(runs)}{f', {lost} lost' if lost else ''})"
-
-
-def against_zero(runs: Sequence[Run], at_zero: Sequence[Run]) -> str:
-    """What the same seeds gain on β = 0, of those where both count: the median, and of how many."""
-    if not runs or runs is at_zero:
-        return ""
-    zero = {run["seed"]: own for run in at_zero if (own := ended(run)) and counts(own)}
-    more = [(own, run["seed"]) for run in runs if (own := ended(run)) and counts(own)]
-    pairs = [(own, zero[seed]) for own, seed in more if seed in zero]
-    if not pairs:
-        return "–"
-    better = sum(interval(own)[0] > interval(zero)[1] for own, zero in pairs)
-    worse = sum(interval(own)[1] < interval(zero)[0] for own, zero in pairs)
-    gain = median(middle(own) - middle(zero) for own, zero in pairs)
-    return f"{gain:+.2f} ({better} better, {worse} worse of {len(pairs)})"
+    return f"{said} ({len(found)}/{len(runs)}{f', {lost} lost' if lost else ''})"
 
 
 def draw(runs: Mapping[str, Sequence[Run]], known: Mapping[str, Run], file: Path) -> None:
@@ -272,22 +191,8 @@ def slots(rows: Rows) -> dict[str, str]:
     for name in SIDES:
         own = of.get(name, [])
         said[f"{name}-yardsticks"] = told(known[name]) if name in known else "Not known yet."
-        said[f"{name}-medians"] = by_beta(own, median_of)
-        said[f"{name}-gains"] = by_beta(own, against_zero)
-    lost = [
-        f"{run['cell']} at β = {run['beta']:g} in update {run['lost_at']:,}, {error(run)}"
-        for run in runs
-        if run["lost_at"]
-    ]
-    kept = [run["first_error"] for run in runs if "first_error" in run and not run["lost_at"]]
-    counted = f"Of {len(kept)} others whose alerts were kept {sum(map(bool, kept))} had an ERROR."
-    places = {name: i for i, name in enumerate((*SIDES, *TITLES))}
-    judged = sorted(
-        (run for run in runs if run["judged"]),
-        key=lambda run: (places[run["data"]], places[run["sampler"]], run["beta"], run["seed"]),
-    )
-    said["lost"] = f"{'; '.join(lost) or 'none'}. {counted}"
-    return said | {"every": table(judged, EVERY)}
+        said[f"{name}-medians"] = medians(own)
+    return said
 
 
 def told(known: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ class EbmguardError(Exception):
 
 
 class ConfigError(EbmguardError, ValueError):
-    """An argument, or a combination of arguments, that cannot be meant."""
+    """An argument, or a combination of arguments, that makes no sense."""
 
 
 class DiskError(EbmguardError, OSError):
@@ -95,7 +95,7 @@ class DivergenceError(EbmguardError, RuntimeError):
 
 
 class BudgetSpentError(DivergenceError):
-    """The run was lost once more than its ``rollbacks`` could mend (``action="rollback"``)."""
+    """The run was lost again after its last rollback was spent (``action="rollback"``)."""
 
     def __init__(self, alert: Any, rollbacks: int) -> None:
         super().__init__(alert)
@@ -133,7 +133,7 @@ MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError
 
 @contextmanager
 def undamaged(owner: str) -> Iterator[None]:
-    """Around what reads a saved state: of one that does not fit, a ``ConfigError``."""
+    """Put around code that reads a saved state: one that does not fit is a ``ConfigError``."""
     try:
         yield
     except MISFITS as e:

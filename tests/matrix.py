@@ -238,9 +238,11 @@ def written(table: str, name: str, line: str) -> str:
     """The page with the row of one environment replaced, in the order of the environments."""
     rows = dict(re.findall(r"^(?=\| ([\w.-]+) \|)(.*)$", table, flags=re.MULTILINE))
     rows = {key: each for key, each in rows.items() if key in ENVIRONMENTS} | {name: line}
+    good = sum(each.split("|")[6].strip() == "0" for each in rows.values())
     lines = [
         "# The suite, environment by environment",
         "",
+        f"The whole suite passes in {good} of {len(rows)} environments.",
         f"Written by `make test-matrix` on {processor()}. Each row differs from the first in one "
         "thing.",
         "What is skipped says why under `pytest -rs`.",

@@ -213,7 +213,6 @@ def test_the_page_is_that_of_the_rows_that_are_kept():
         line for row in read_rows(page.with_suffix(".csv.gz")) for line in flattened(row)
     )
     text = page.read_text(encoding="utf-8")
-    assert foreseeing.fates(kept) in text
     assert foreseeing.by_lead(kept) in text
     single = judge(kept, HORIZONS[-1], ["row/f_pos/std"])
     line = next(x for x in text.splitlines() if x.startswith("| `row/f_pos/std`"))

@@ -3,51 +3,39 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import importlib.util
 import inspect
 import re
 import shlex
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import tyro
 
 from ebmguard import cli
+from tests.test_docs import anchors
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "index.md"
-HEAD = ["claim", "command", "ours", "theirs", "verdict", "seeds"]
+CLAIMS = PAGE.with_name("claims.csv")
+HEAD = ["claim", "verdict", "ours", "theirs", "seeds", "command"]
 VERDICT = re.compile(r"\*\*(holds|holds in part|not seen|not run)\*\*")
 COMMAND = re.compile(r"`([^`]+)`")
 
 
-def rows(text: str) -> list[dict[str, str]]:
-    """The rows of all tables, as cells by the column's name."""
-    found: list[dict[str, str]] = []
-    names: list[str] = []
-    for line in text.splitlines():
-        if not line.startswith("|"):
-            names = []
-            continue
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not names:
-            names = cells
-        elif set(line) - set("|-: "):
-            assert len(cells) == len(names), line
-            found.append(dict(zip(names, cells, strict=True)))
-    return found
-
-
+with CLAIMS.open(encoding="utf-8", newline="") as opened:
+    ROWS = list(csv.DictReader(opened))
 TEXT = PAGE.read_text(encoding="utf-8")
-ROWS = rows(TEXT)
 COMMANDS = sorted({row["command"].strip("`") for row in ROWS})
 
 
 def problem(row: dict[str, str]) -> str:
     """What is wrong with a row; empty where nothing is."""
-    if list(row) != HEAD:
+    if list(row) != HEAD and list(row) != ["section", *HEAD]:
         return "other columns"
     verdict = VERDICT.match(row["verdict"])
     if not row["claim"] or not row["theirs"] or not COMMAND.fullmatch(row["command"]):
@@ -64,7 +52,24 @@ def test_rows_are_whole():
     assert {row["claim"]: said for row in ROWS if (said := problem(row))} == {}
 
 
-GOOD = dict(zip(HEAD, ["Figure 2", "`ebmguard figure 2`", "4", "5", "**holds**", "3"], strict=True))
+def test_the_page_counts_the_rows():
+    found = Counter((row["section"], *VERDICT.findall(row["verdict"])[:1]) for row in ROWS)
+    verdicts = ("holds", "holds in part", "not seen", "not run")
+    for section in {row["section"] for row in ROWS}:
+        counts = " | ".join(str(found[section, verdict]) for verdict in verdicts)
+        assert f"| {section} | {counts} |" in TEXT
+    sums = [sum(n for (_, own), n in found.items() if own == verdict) for verdict in verdicts]
+    assert [int(n) for n in re.findall(r"\b\d+\b", TEXT.split("\n\n")[1])][:5] == [len(ROWS), *sums]
+
+
+def test_links_of_the_rows_lead_somewhere():
+    for link in re.findall(r"\]\(([^)\s]+)\)", CLAIMS.read_text(encoding="utf-8")):
+        path, _, anchor = link.partition("#")
+        assert (PAGE.parent / path).is_file(), link
+        assert not anchor or anchor in anchors(PAGE.parent / path), link
+
+
+GOOD = dict(zip(HEAD, ["Figure 2", "**holds**", "4", "5", "3", "`ebmguard figure 2`"], strict=True))
 
 
 @pytest.mark.parametrize(

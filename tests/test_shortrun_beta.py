@@ -31,7 +31,6 @@ def test_a_run_is_trained_and_judged_and_its_line_says_so(tmp_path, monkeypatch)
     )
     found = dict(zip(head, line, strict=True))
     assert found["β*"] == "200 adaptive"
-    assert found["β"] == "1e-02"
     assert found["FID"] == f"{run['scores']['samples']['fid']:.3g}"
     assert 100 <= float(found["K"]) <= 400
     assert run["scores"]["held_out"]["fid"] < run["scores"]["noise"]["fid"]

@@ -330,7 +330,7 @@ class Bands:
         return tag in self._owed
 
     def level(self, tag: str, value: float) -> Level | None:
-        """What a value of now is worth by itself, without the rules' patience."""
+        """The level of the present value by itself, without the patience of the rules."""
         limits = self.limits.get(tag, Limits())
         if math.isnan(value):
             return Level.ERROR if self.owes(tag) else None

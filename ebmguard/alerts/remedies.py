@@ -73,7 +73,7 @@ def agreeing(remedies: Iterable[str], moved: dict[str, int]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Situation:
-    """What a run is like at a step; NaN and None are what nobody knows.
+    """The state of a run at a step. NaN and None mean unknown.
 
     Attributes:
         beta_star, least, most: the exponent, NaN where it is no single number, and its bounds.

@@ -17,7 +17,7 @@ __all__ += ["Watcher", "check_rule", "check_settings"]
 
 
 class Level(IntEnum):
-    """How bad it is. The numbers are those of the scalar ``guard/alert_level``."""
+    """How severe an alert is. The numbers are those of the scalar ``guard/alert_level``."""
 
     INFO = 0
     WARN = 1
@@ -127,7 +127,7 @@ class Watcher(Protocol):
 
 
 class Rule(Protocol):
-    """Data that says what to watch for: any object that has these, without inheriting from it.
+    """What to watch for: any object with these attributes. It need not inherit from this class.
 
     It may have ``error``, the :class:`~ebmguard.DivergenceError` of ``action="raise"``; for
     reports ``limits() -> Mapping[str, Limits]``, fixed limits by tag, and ``owed``, the tags where

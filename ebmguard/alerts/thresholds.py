@@ -73,7 +73,7 @@ class _NonFiniteWatcher(Memory):
 @typed
 @dataclass(frozen=True)
 class CollapsedRule:
-    """ERROR when f no longer tells one sample from another, as where all of its units are dead.
+    """ERROR when f is the same for all samples, for example because all of its units are dead.
 
     Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
     as a head that starts at 0, is left alone.

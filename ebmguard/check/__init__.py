@@ -46,8 +46,8 @@ _UNKNOWABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeE
 def find_problems(setup: Setup) -> list[Problem]:
     """Every problem of a trainer, the worst first.
 
-    Of a run that goes on, one that cannot be found out is none; at β* = 0 it has those of rollbacks
-    and diagnostics alone, since the guard changes nothing else.
+    While a run goes on, problems that only a trial could show are left out. At β* = 0 only
+    rollbacks and diagnostics can have problems, since the guard changes nothing else.
     """
     # Here, because they need torch, which readers of a run's problems do without.
     from . import network, training
@@ -65,7 +65,7 @@ def find_problems(setup: Setup) -> list[Problem]:
 
 
 class SelfCheck:
-    """Says each WARN or ERROR of the guard's own check once, in a few of the first steps.
+    """Logs each WARN or ERROR of the guard's own check once, in the first few steps.
 
     Attributes:
         unknown: diagnostics that were NaN in every row so far.

@@ -103,7 +103,7 @@ def bracket_log_z(
     within: float = 1.0,
     generator: Generator | None = None,
 ) -> Bracket:
-    """Pilot, forward and, from `samples`, reverse annealing: with their arguments and errors."""
+    """Anneal forward, and back from `samples`, after a pilot; arguments and errors are theirs."""
     schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
     ahead = forward(path, schedule, chains=chains, generator=generator)
     return Bracket(ahead, reverse(path, schedule, samples, generator=generator), starts, within)

@@ -34,7 +34,7 @@ def usable(f: Tensor, beta: float | Tensor | Exponent, log_q: Tensor | None = No
 
 
 class Exponent(NamedTuple):
-    """What is to be known of β*, a number, a tensor, or a column of several ``(exponents, 1)``."""
+    """β*: a number, a tensor, or a column of several exponents ``(exponents, 1)``."""
 
     beta: float | Tensor
     limit: float | Tensor  # the largest |f| that is usable

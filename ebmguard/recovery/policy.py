@@ -17,7 +17,7 @@ __all__ = ["BY_CAUSE", "FALLBACK", "Change", "Recovery", "Rollback"]
 @typed
 @dataclass(frozen=True)
 class Change:
-    """What one rollback changes in the run, or all of them so far, beside the random numbers.
+    """The changes of one rollback, or of all so far, besides the random numbers.
 
     Attributes:
         beta_star: β* from then on, where the run's is lower and not on the other side of 0, up to

@@ -120,11 +120,12 @@ def guard(
             CPU yes, on a GPU no, where decisions come two steps later and nothing waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
         process_group: the loss and the rows are those of all ranks' samples, and all ranks skip a
-            step, stop and roll back together. FSDP2's parameters need it. See ``docs/ranks.md``.
+            step, stop and roll back together. FSDP2's parameters need it. See
+            ``docs/frameworks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
-        ConfigError, SamplerError: arguments that cannot be meant; nothing has been changed then.
+        ConfigError, SamplerError: arguments that make no sense. Nothing has been changed then.
     """
     arguments = locals()
     kinds: dict[str, tuple[Any, str]] = {

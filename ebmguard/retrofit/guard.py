@@ -103,7 +103,7 @@ class Guard:
 
     @property
     def verdict(self) -> Verdict:
-        """What became of the run so far, in one word and one line: see :class:`Verdict`."""
+        """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
         return self._loop.course.verdict
 
     @property
@@ -136,7 +136,7 @@ class Guard:
             f_neg: the same on negatives; M may differ from N.
             groups: labels ``(y_pos, y_neg)`` of chains that are conditional on a class, a noise
                 level or a pair; third, where levels differ in it, each positive's output scale
-                ``(N,)``, in units of the guard's: see ``docs/retrofit.md``.
+                ``(N,)``, in units of the guard's: see ``docs/your-trainer.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
                 that knows its own, in either ``convention`` high where it draws often: see
                 :func:`ebmguard.objective.contrastive_loss`.
@@ -200,7 +200,7 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """What the next sampler call should run; asking means following.
+        """How many steps the next sampler call should run. A sampler that asks follows the answer.
 
         A sampler that has lost the data comes back by finer steps, not by more of the same size
         (``docs/results/steering.md``).
@@ -252,15 +252,15 @@ class Guard:
     def attach(self, **told: Unpack[Told]) -> Guard:
         """Tell the guard about parts of the trainer that were made after it; returns the guard.
 
-        Several calls add up; what is given again replaces what was there. The keywords are those
-        that :func:`guard` takes for the rest of the trainer (:class:`ebmguard.trainer.Told`); here,
-        ``step_size`` and ``noise_std`` leave the output scale as it is. A guard that was closed is
-        in use again from then on.
+        You may call it several times; a part that is given again replaces the earlier one. The
+        keywords are those that :func:`guard` takes for the rest of the trainer
+        (:class:`ebmguard.trainer.Told`); here ``step_size`` and ``noise_std`` leave the output
+        scale as it is. A closed guard is in use again from then on.
 
         Raises:
             TypeError: a keyword that there is not.
-            ConfigError: what cannot be meant, such as an optimizer that trains none of the model's
-                parameters. Nothing has changed then.
+            ConfigError: a part that does not fit, such as an optimizer that trains none of the
+                model's parameters. Nothing has changed then.
         """
         self._loop.attach(told, self.sampler)
         return self

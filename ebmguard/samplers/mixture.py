@@ -15,7 +15,7 @@ __all__ = ["Mixture"]
 
 @typed
 class Mixture:
-    """A sampler that asks several samplers, and puts their samples side by side.
+    """A sampler that calls several samplers and joins their samples.
 
     The weights of the robust objective go to the negatives that are likely under the model: one
     sampler that delivers is enough. Every sampler gets the arguments of the call, and returns as

@@ -16,7 +16,7 @@ class TraceConfig:
     """Run a trainer for a few steps and say where and how to guard it.
 
     The script runs as it would by itself, with seeds of 0, until some optimizer steps are done, and
-    again with the lines that guard it. What it writes, it writes. The exit status is 1 where no
+    again with the lines that guard it. It writes its usual files. The exit status is 1 where no
     lines could be proven.
     """
 

@@ -540,10 +540,14 @@ def test_actions_of_the_recorder():
 
 def test_the_trainer_of_the_page_runs_and_learns(tmp_path, monkeypatch):
     jax.config.update("jax_enable_x64", False)  # as its reader has it
-    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "jax.md").read_text(), flags=re.DOTALL)
+    (program,) = re.findall(
+        r"```python\n(.*?)```",
+        (DOCS / "frameworks.md").read_text().split("\n## JAX\n")[1],
+        flags=re.DOTALL,
+    )
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
-    exec(compile(program, "jax.md", "exec"), namespace)
+    exec(compile(program, "frameworks.md", "exec"), namespace)
     rows = read_jsonl(tmp_path / "runs" / "rings" / "metrics.jsonl")
     assert len(rows) == namespace["STEPS"]
     assert all(alert.level < Level.ERROR for alert in namespace["recorder"].alerts)

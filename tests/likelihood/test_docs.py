@@ -1,4 +1,4 @@
-"""The programs on the page about likelihoods."""
+"""The programs of docs/samplers.md about likelihoods."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-PAGE = Path(__file__).parents[2] / "docs" / "likelihood.md"
+PAGE = (Path(__file__).parents[2] / "docs" / "samplers.md").read_text()
+PAGE = PAGE.split("\n## Likelihoods\n")[1]
 
 
 def test_the_page_runs_from_top_to_bottom(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     assert len(blocks) == 2
     names: dict[str, Any] = {}
     exec("\n".join(blocks), names)

@@ -1,4 +1,4 @@
-"""The scripts of docs/ranks.md run as the page says, and print the same numbers."""
+"""The scripts for several ranks in docs/frameworks.md run, and print the same numbers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from tests import forks
 from tests.ranks import torchrun
 
-PAGE = (forks.ROOT / "docs" / "ranks.md").read_text()
+PAGE = (forks.ROOT / "docs" / "frameworks.md").read_text()
+PAGE = PAGE.split("\n## Several ranks\n")[1].split("\n## ")[0]
 
 
 def block(language: str) -> str:
