@@ -158,7 +158,6 @@ class House:
     Attributes:
         modules: its files.
         rooms: their rooms.
-        arrows: from a room to one that it imports, and whether for the type checker alone.
     """
 
     def __init__(self, root: Path = ROOT, *, without: Collection[str] = ()) -> None:
@@ -166,14 +165,19 @@ class House:
         self.root = root
         self.modules = [module for module in found if module.room not in without]
         self.rooms = {module.room for module in self.modules}
-        self.arrows: dict[Arrow, bool] = {}
+
+    @cached_property
+    def arrows(self) -> dict[Arrow, bool]:
+        """From a room to one that it imports, and whether for the type checker alone."""
+        found: dict[Arrow, bool] = {}
         for module in self.modules:
             for imported in module.imports:
                 package, *below = imported.target.split(".")
                 room = below[0] if below else FACADE
                 if package == "ebmguard" and room in self.rooms and room != module.room:
                     arrow = module.room, room
-                    self.arrows[arrow] = self.arrows.get(arrow, True) and imported.for_types
+                    found[arrow] = found.get(arrow, True) and imported.for_types
+        return found
 
     def circles(self) -> set[frozenset[str]]:
         """Rooms that can reach each other, where there are more than one."""
