@@ -9,9 +9,8 @@ import pytest
 
 from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
-from tests.reference_training.jem.parts import results_of, steps_of
-from tests.reference_training.shortrun.parts import config_for
-from tests.reference_training.shortrun.runs import Silent, assert_same_run, go, newest
+from tests.reference_training.jem.parts import Silent, assert_same_run, newest, results_of, steps_of
+from tests.reference_training.shortrun.parts import config_for, go
 
 
 @pytest.fixture(scope="module")
