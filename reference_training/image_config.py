@@ -12,15 +12,23 @@ from .precision import PrecisionName
 
 
 @dataclass(frozen=True)
-class ImageConfig(RunConfig):
+class DataConfig(RunConfig):
+    """Settings of a run on data that may lie in files."""
+
+    data_root: str | None = None
+    """Folder of the data sets, else that of the environment variable EBMGUARD_DATA."""
+    download: bool = False
+    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
+
+    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
+
+
+@dataclass(frozen=True)
+class ImageConfig(DataConfig):
     """Settings of one run on images; None is the value of the trainer's scenario or preset."""
 
     data: str | None = None
     """Data set."""
-    data_root: str | None = None
-    """Folder of the other data sets, else that of the environment variable EBMGUARD_DATA."""
-    download: bool = False
-    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
     beta_star: float = 0.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
     most_steps: int = 1
@@ -53,13 +61,8 @@ class ImageConfig(RunConfig):
     of bfloat16 need a GPU."""
     compile: CompileName = "auto"
     """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
-    checkpoint_every: int = 500
-    """Training steps between checkpoints; the last one and Ctrl-C write one too."""
-    threads: int = 1
-    """CPU threads of PyTorch: one is fastest for small networks, 0 is PyTorch's own choice."""
 
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
-    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def problems(self, **choices: tuple[Any, Any]) -> list[str]:
         """What is wrong with the settings above, and with choices among names."""

@@ -24,7 +24,7 @@ class BismConfig(UpdateSettings, RunConfig):
     data: DataName = "checkerboard"
     """Points in the plane; or images: frey reads frey_rawface.mat."""
     data_root: str | None = None
-    """Folder of the data sets; None is the environment variable EBMGUARD_DATA."""
+    """Folder of the Frey faces; None is the environment variable EBMGUARD_DATA."""
     hidden: int = 4
     """Binary latents. Up to 20, log Z is a sum over all their states; of more, at the end of the
     run, annealed importance sampling brackets it from both sides."""
@@ -44,8 +44,6 @@ class BismConfig(UpdateSettings, RunConfig):
     """Of each of its sides."""
     checkpoint_every: int = 5000
     """Updates between checkpoints; evaluations and Ctrl-C write one too."""
-    threads: int = 1
-    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism")
     shown: ClassVar[tuple[str, ...]] = ("out", "method")

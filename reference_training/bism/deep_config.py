@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig, below, refuse
+from ..engine.run_config import below, refuse
+from ..image_config import DataConfig
 from .presets import PUBLISHED, SMALL, DeepSettings
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -19,7 +20,7 @@ PosteriorName = Literal["gaussian", "bernoulli"]
 
 
 @dataclass(frozen=True)
-class DeepConfig(RunConfig):
+class DeepConfig(DataConfig):
     """Train a deep energy-based model of images, with latents or fully visible.
 
     A guard watches Langevin chains of the model beside the data. What the data set's preset sets
@@ -30,11 +31,6 @@ class DeepConfig(RunConfig):
 
     data: DataName = "digits"
     """Data set; pixels are in [0, 1], with a border of 0 to a multiple of 8 a side."""
-    data_root: str | None = None
-    """Folder of the data sets; None is the environment variable EBMGUARD_DATA. The digits need
-    none."""
-    download: bool = False
-    """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
     small: bool = False
     """Sizes that two cores train in ten minutes; the digits have no others."""
     model: ModelName = "latent"
@@ -75,14 +71,9 @@ class DeepConfig(RunConfig):
     """Langevin steps of the chains that the guard watches, between updates."""
     evaluations: int = 20
     """Evaluations over the run, on test images."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; evaluations and Ctrl-C write one too."""
-    threads: int = 1
-    """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "bism", "deep")
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "model")
-    may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes."""

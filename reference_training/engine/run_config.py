@@ -43,6 +43,10 @@ class RunConfig(abc.ABC):
     """Seed of everything random in the run."""
     device: str = "auto"
     """auto takes a GPU where there is one; or a name that PyTorch knows, such as cpu or cuda:1."""
+    checkpoint_every: int = 500
+    """Steps between checkpoints; evaluations and Ctrl-C write one too."""
+    threads: int = 1
+    """CPU threads of PyTorch: one is fastest for small networks, 0 is its own choice."""
 
     words: ClassVar[tuple[str, ...]]
     """The command that takes these settings."""
@@ -55,16 +59,6 @@ class RunConfig(abc.ABC):
     @abc.abstractmethod
     def total_steps(self) -> int:
         """Steps that the run is to have."""
-
-    @property
-    def checkpoint_every(self) -> int:
-        """Steps between checkpoints."""
-        return 500
-
-    @property
-    def threads(self) -> int:
-        """CPU threads of PyTorch; 0 is its own choice."""
-        return 0
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -172,19 +172,30 @@ def read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object that a file of a run folder holds.
+def open_file(file: Path) -> BinaryIO:
+    """A file of a run folder, to read.
 
     Raises:
-        ConfigError: it is missing, damaged, no file, or a link that leads out of its folder.
+        ConfigError: it is missing, no file, or a link that leads out of its folder.
     """
     stream = opened(file)
     if stream is None:
         raise ConfigError(f"{file} is missing; name another folder")
+    return stream
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object that a file of a run folder holds.
+
+    Raises:
+        ConfigError: as :func:`open_file`, or it is damaged.
+    """
     try:
-        with stream:
+        with open_file(file) as stream:
             content = json.load(stream)
         reason = f"it is a {type(content).__name__}, expected {{...}}"
+    except ConfigError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         content, reason = None, printable(error)
     if not isinstance(content, dict):

@@ -10,8 +10,6 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import tyro
 
-from ..engine.run_config import RunConfig
-from ..image_config import ImageConfig
 from .config import JemConfig
 from .scenarios import DEFAULT, DIGITS
 
@@ -44,7 +42,7 @@ _NONE = {
 def _words() -> dict[str, str]:
     """What the settings are, by name: the strings below them in the source."""
     found = {}
-    for cls in (RunConfig, ImageConfig, JemConfig):
+    for cls in filter(dataclasses.is_dataclass, reversed(JemConfig.__mro__)):
         (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
         assert isinstance(tree, ast.ClassDef)
         for field, text in zip(tree.body, tree.body[1:], strict=False):

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..engine.run_folder import open_file
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -70,4 +72,6 @@ def as_bytes(x: Tensor) -> Tensor:
 
 def load_samples(file: Path) -> Tensor:
     """Samples that were kept as :func:`as_bytes` in a .npy file, float32 in [-1, 1]."""
-    return torch.from_numpy(np.load(file, allow_pickle=False)).float().div(127.5).sub(1)
+    with open_file(file) as stream:
+        pixels = np.load(stream, allow_pickle=False)
+    return torch.from_numpy(pixels).float().div(127.5).sub(1)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ..engine.run_folder import CONFIG, RESULTS, read_json, read_rows
+from ..engine.run_folder import CONFIG, RESULTS, open_file, read_json, read_rows
 from ..toy.config import ToyConfig
 from ..toy.course import GRIDS, MEMBERS
 from ..toy.distributions import DISTRIBUTIONS, Distribution
@@ -141,7 +141,7 @@ def load_run(path: Path) -> ToyRun:
             "it with `ebmguard train toy --resume`, or name another folder."
         )
     config, results = (read_json(files[name]) for name in (CONFIG, RESULTS))
-    with np.load(files[f"figures/{GRIDS}"]) as stored:
+    with open_file(files[f"figures/{GRIDS}"]) as stream, np.load(stream) as stored:
         axis, energies, samples = (stored[k] for k in ("axis", "negative_energy", "samples"))
     members = results["members"]
     if not len(members) == len(energies) == len(samples):

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ebmguard.sinks.opened import opened
+
 from ..engine.run_config import RunConfig
-from ..engine.run_folder import CONFIG, RESULTS, read_config, read_json
+from ..engine.run_folder import CONFIG, METRICS, RESULTS, read_config, read_json
 
 TAIL = 1 << 16
 """Bytes from the end of a row file that hold a whole row."""
@@ -83,12 +85,12 @@ class Cell:
 
     def steps(self) -> int:
         """Training steps done, as far as the guard's rows on the disk say."""
-        try:
-            with (self.config.out / "metrics.jsonl").open("rb") as rows:
-                rows.seek(max(0, rows.seek(0, os.SEEK_END) - TAIL))
-                found = re.findall(rb'"step": (\d+)[,}]', rows.read())
-        except FileNotFoundError:
+        rows = opened(self.config.out / METRICS)
+        if rows is None:
             return 0
+        with rows:
+            rows.seek(max(0, rows.seek(0, os.SEEK_END) - TAIL))
+            found = re.findall(rb'"step": (\d+)[,}]', rows.read())
         return int(found[-1]) + 1 if found else 0
 
 

@@ -43,8 +43,6 @@ class ToyConfig(RunConfig):
     """Adam's learning rate, with the scenario's decay; None is the scenario's."""
     evaluations: int = 20
     """Evaluations over the run. Results are means over the last five."""
-    checkpoint_every: int = 500
-    """Updates between checkpoints; evaluations and Ctrl-C write one too."""
     threads: int = 0
     """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 

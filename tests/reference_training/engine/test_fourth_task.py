@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine import interrupt
 from ebmguard.sinks import read_jsonl
 from tests import forks
 from tests.parts import PATIENCE
@@ -82,6 +86,71 @@ def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path, whole, stop
     assert not (tmp_path / "results.json").exists()
     assert go(RingConfig(out=tmp_path, resume=True)) is not None
     assert_same_run(whole[0], tmp_path)
+
+
+class Ending(Silent):
+    """Ends a run in its tenth step."""
+
+    def __init__(self, how: Callable[[], object]) -> None:
+        super().__init__()
+        self.how = how
+
+    def step(self, done: int, state: Any) -> None:
+        if done == 10:
+            self.how()
+
+
+def ctrl_c_twice() -> None:
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+def fail() -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("how", "error"), [(ctrl_c_twice, KeyboardInterrupt), (fail, ZeroDivisionError)]
+)
+def test_a_run_that_ends_at_once_goes_on_from_its_checkpoint(
+    tmp_path, whole, monkeypatch, how, error
+):
+    monkeypatch.setattr(interrupt, "ECHO", -1.0)
+    with pytest.raises(error):
+        go(config_for(tmp_path), Ending(how))
+    assert newest(tmp_path).name == "step-00000008.pt"
+    assert steps_of(tmp_path, "metrics.jsonl") == list(range(10))
+    go(RingConfig(out=tmp_path, resume=True))
+    assert_same_run(whole[0], tmp_path)
+
+
+def test_a_damaged_checkpoint_costs_steps_and_not_the_run(tmp_path, whole, caplog):
+    cut, resumed = tmp_path / "cut", Silent()
+    shutil.copytree(whole[0], cut)
+    newest(cut).write_bytes(b"torn")
+    go(RingConfig(out=cut, resume=True), resumed)
+    assert resumed.started[1:] == (8, 12)
+    assert "passed over" in caplog.text
+    assert_same_run(whole[0], cut)
+
+
+def test_what_was_killed_before_its_first_checkpoint_starts_again(tmp_path, whole):
+    _, folder = config_for(tmp_path).open()
+    folder.append_rows("metrics.jsonl", [{"step": 0}])
+    del folder
+    go(RingConfig(out=tmp_path, resume=True))
+    assert_same_run(whole[0], tmp_path)
+
+
+@pytest.mark.parametrize("before", [5, 13])
+def test_a_finished_run_goes_further_or_stays_as_it_is(tmp_path, before):
+    whole, cut, resumed = tmp_path / "whole", tmp_path / "cut", Silent()
+    go(config_for(whole, iterations=13))
+    go(config_for(cut, iterations=before))
+    go(RingConfig(out=cut, resume=True, iterations=13), resumed)
+    assert resumed.started[1:] == (before, 13)
+    assert_same_run(whole, cut)
+    assert json.loads((cut / "config.json").read_text())["iterations"] == 13
 
 
 def words(config: RingConfig) -> tuple[str, ...]:

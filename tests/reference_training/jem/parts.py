@@ -27,6 +27,7 @@ from ebmguard.reference_training.jem.course import SEEN
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.jem.train import train
 from ebmguard.reference_training.jem.trainer import Trainer
+from ebmguard.reference_training.shortrun import train as shortrun_train
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
 from tests.parts import PATIENCE
@@ -183,11 +184,12 @@ def nan_samples(*calls: int) -> Iterator[None]:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """The trainer on float64 images, samples, parameters and random numbers."""
+    """Trainers on float64 images, samples, parameters and random numbers."""
     with pytest.MonkeyPatch.context() as patched:
         scale = ImageData.scale
         patched.setattr(ImageData, "scale", lambda self, x: scale(self, x).double())
-        patched.setattr(trainer, "ReplayBuffer", partial(ReplayBuffer, dtype=torch.float64))
+        for module in (trainer, shortrun_train):
+            patched.setattr(module, "ReplayBuffer", partial(ReplayBuffer, dtype=torch.float64))
         torch.set_default_dtype(torch.float64)
         try:
             yield

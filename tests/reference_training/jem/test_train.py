@@ -33,14 +33,6 @@ from tests.reference_training.jem.parts import (
 )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The folder of a small run that nothing has stopped."""
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    go(config_for(out))
-    return out
-
-
 @pytest.mark.parametrize("beta_star", [0.0, 2.0])
 def test_same_seed_same_bits_and_another_seed_other_bits(tmp_path, beta_star):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
@@ -97,41 +89,6 @@ def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     state = saved(tmp_path / "run")
     assert same(state["network"], dict(net.state_dict()))
     assert same(state["buffer"]["samples"], buffer)
-
-
-def test_an_error_in_a_step_leaves_a_run_that_goes_on(tmp_path, whole):
-    class Lost(Exception):
-        pass
-
-    class Losing(Silent):
-        def step(self, done, state):
-            if done == 6:
-                raise Lost
-
-    cut = tmp_path / "cut"
-    with pytest.raises(Lost):
-        go(config_for(cut), Losing())
-    assert saved(cut)["record"]["next_step"] == 4
-    assert steps_of(cut, "metrics.jsonl") == list(range(6))
-    go(config_for(cut, resume=True))
-    assert_same_run(whole, cut)
-
-
-def test_killed_before_the_first_checkpoint_starts_again(tmp_path, whole):
-    cut = tmp_path / "cut"
-    _, folder = config_for(cut).open()
-    folder.append_rows("metrics.jsonl", [{"step": 0}])
-    go(config_for(cut, resume=True))
-    assert_same_run(whole, cut)
-
-
-def test_resume_with_more_iterations_goes_further(tmp_path, whole):
-    longer = tmp_path / "longer"
-    go(config_for(longer, iterations=5))
-    go(JemConfig(out=longer, resume=True, iterations=8))
-    assert_same_run(whole, longer)
-    stored = json.loads((longer / "config.json").read_text())
-    assert stored["iterations"] == stored["settings"]["iterations"] == 8
 
 
 def test_run_folder_holds_the_run(tmp_path):

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.sinks import JsonlSink
+from tests.reference_training.jem.parts import Silent
 
 TINY: dict[str, Any] = {
     "data": "digits",
@@ -55,6 +57,12 @@ class Quadratic(nn.Module):
 def config_for(out: str | os.PathLike[str], **settings: Any) -> ShortRunConfig:
     """The settings of a tiny run."""
     return ShortRunConfig(**{"out": Path(out), **TINY, **settings})
+
+
+def go(config: ShortRunConfig, reporter: Reporter | None = None) -> dict[str, Any] | None:
+    """Train; what results.json holds, or None where Ctrl-C stopped the run."""
+    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
+    return results
 
 
 def tiny_run(

@@ -11,8 +11,8 @@ from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.sampler import make_sampler
 from ebmguard.reference_training.shortrun.train import train
 from tests.ranks import be_rank
+from tests.reference_training.jem.parts import Silent, in_float64, saved
 from tests.reference_training.shortrun.parts import config_for
-from tests.reference_training.shortrun.runs import Silent, in_float64, saved
 
 WORLD = 2
 STEPS = 5

@@ -14,8 +14,8 @@ from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.launch import course
 from ebmguard.reference_training.shortrun.train import told
 from tests import forks
+from tests.reference_training.jem.parts import Silent, newest
 from tests.reference_training.shortrun.parts import config_for
-from tests.reference_training.shortrun.runs import Silent, newest
 
 
 @pytest.fixture(autouse=True)

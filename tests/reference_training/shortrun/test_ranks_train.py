@@ -8,11 +8,10 @@ import torch
 from ebmguard.reference_training.shortrun import train as train_module
 from ebmguard.reference_training.shortrun.draws import Draws
 from tests.ranks import rank_fixtures
-from tests.reference_training.jem.parts import largest_difference
+from tests.reference_training.jem.parts import in_float64, largest_difference, same, saved
 from tests.reference_training.shortrun import ranks_train_process
-from tests.reference_training.shortrun.parts import config_for
+from tests.reference_training.shortrun.parts import config_for, go
 from tests.reference_training.shortrun.ranks_train_process import ALL, CASES, WORLD
-from tests.reference_training.shortrun.runs import go, in_float64, same, saved
 
 started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 

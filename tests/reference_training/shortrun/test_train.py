@@ -17,17 +17,16 @@ from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import rows_of
-from tests.reference_training.shortrun.parts import config_for
-from tests.reference_training.shortrun.runs import (
+from tests.reference_training.jem.parts import (
     Silent,
     assert_same_run,
-    go,
     in_float64,
     newest,
+    rows_of,
     same,
     saved,
 )
+from tests.reference_training.shortrun.parts import config_for, go
 
 
 def plain_network(nf):

@@ -16,13 +16,13 @@ from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.presets import PRESETS
 from ebmguard.reference_training.shortrun.sampler import make_sampler
 from ebmguard.reference_training.shortrun.trained import load_run
+from tests.reference_training.jem.parts import newest, same, saved
 from tests.reference_training.shortrun.parts import (
     Quadratic,
     config_for,
     tiny_run,
     trained_folder,
 )
-from tests.reference_training.shortrun.runs import newest, same, saved
 
 CPU = torch.device("cpu")
 
