@@ -337,7 +337,7 @@ def train_energy_matching(trial: Trial, *, epsilon: float = 0.5) -> Run:
         return x.detach()
 
     settings = {"convention": "energy", "output_scale": 1 / epsilon}
-    cd_loss, gibbs_sampler = trial.around(run, falling_difference, gibbs_sampler, settings)
+    loss_fn, gibbs_sampler = trial.around(run, falling_difference, gibbs_sampler, settings)
     start = torch.tensor([1.0, 0.0]).repeat_interleave(4)
     for _ in range(trial.n):
         x0, x1 = torch.randn(8, 2), data[torch.randint(40, (8,))]
@@ -347,7 +347,7 @@ def train_energy_matching(trial: Trial, *, epsilon: float = 0.5) -> Run:
         v_pos, v_neg = run.model(x1), run.model(x_neg)
         run.calls.append(Call(v_pos, v_neg, x_neg))
         run.optimizer.zero_grad()
-        ((slope + x1 - x0).square().mean() + 2 * cd_loss(v_pos, v_neg)).backward()
+        ((slope + x1 - x0).square().mean() + 2 * loss_fn(v_pos, v_neg)).backward()
         run.optimizer.step()
     return run.end()
 
