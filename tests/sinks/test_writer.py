@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -13,6 +11,7 @@ import pytest
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import Writer, read_jsonl
+from tests import forks
 from tests.parts import Memory, energies
 
 
@@ -73,5 +72,5 @@ FORKS = """
 @pytest.mark.parametrize("ending", ["exit", "close"])
 def test_a_forked_child_does_not_write_its_parents_rows(tmp_path, ending):
     code = textwrap.dedent(FORKS)
-    subprocess.run([sys.executable, "-c", code, str(tmp_path), ending], check=True)
+    assert forks.run("-c", code, str(tmp_path), ending).returncode == 0
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == list(range(7))
