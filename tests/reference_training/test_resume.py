@@ -20,6 +20,8 @@ from tests.reference_training.jem.parts import (
     Silent,
     assert_same_run,
     newest,
+    same,
+    saved,
     steps_of,
 )
 from tests.reference_training.jem.parts import config_for as jem
@@ -140,3 +142,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path, monkeypatch, name, kin
     assert go(type(config(cut))(out=cut, resume=True), resumed) is not None
     assert resumed.started[1] == stop
     assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("name", ["jem", "shortrun", "toy", "rbm", "deep"])
+def test_the_same_seed_is_the_same_bits_and_another_one_others(tmp_path, monkeypatch, name):
+    small_evaluations(monkeypatch)
+    train, config_for, _, _ = TRAINERS[name]
+    for run, seed in (("a", 3), ("b", 3), ("c", 4)):
+        train(*config_for(tmp_path / run, seed=seed).open(), Silent())
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
+    for part in a.keys() & {"network", "model", "optimizer", "update", "buffer", "draws"}:
+        assert not same(a[part], c[part]), part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -139,13 +140,15 @@ def test_what_is_not_what_was_published_is_refused_and_removed(published, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_are_published_one_by_one(published, tmp_path):
+def test_files_that_are_published_one_by_one_with_a_bar(published, tmp_path, monkeypatch, capsys):
     publisher, files = published
     own = PublishedFiles(files.title, files.page, files.folders, files.md5)
     folder = tmp_path / files.folders[0]
     folder.mkdir()
     (folder / BATCHES[0]).write_bytes(publisher.files[BATCHES[0]])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     download.fetch(own, tmp_path)
+    assert "test_batch.part" in capsys.readouterr().err
     assert publisher.asked == ["/test_batch from 0"]
     assert (folder / "test_batch").read_bytes() == publisher.files["test_batch"]
 

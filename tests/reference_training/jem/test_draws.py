@@ -157,26 +157,3 @@ def test_images_are_augmented_where_the_data_set_has_it(pad, flip):
         if pad or flip:  # positives too
             assert not torch.equal(x_pos, draws().batch(step)[0])
     assert (changed > 0) == bool(pad or flip)
-
-
-@pytest.mark.parametrize("epochs", [True, False])
-def test_a_resumed_run_sees_the_images_that_the_other_would_have_seen(epochs):
-    settings = replace(SMALL, epochs=epochs, data_noise=0.1)
-    one = draws(settings, pad=1, flip=True)
-    for step in range(7):
-        one.batch(step)
-    other = draws(settings, pad=1, flip=True)
-    other.load_state_dict(one.state_dict())
-    for step in range(7, 20):
-        for a, b in zip(one.batch(step), other.batch(step), strict=True):
-            assert a is not None
-            assert b is not None
-            assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("epochs", [True, False])
-def test_another_seed_sees_other_images(epochs):
-    settings = replace(SMALL, epochs=epochs)
-    first, second = (draws(settings, seed=seed).batch(0)[2].tolist() for seed in (3, 4))
-    assert first != second
-    assert first == draws(settings, seed=3).batch(0)[2].tolist()

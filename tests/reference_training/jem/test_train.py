@@ -26,22 +26,10 @@ from tests.reference_training.jem.parts import (
     config_for,
     go,
     results_of,
-    rows_of,
     same,
     saved,
     steps_of,
 )
-
-
-@pytest.mark.parametrize("beta_star", [0.0, 2.0])
-def test_same_seed_same_bits_and_another_seed_other_bits(tmp_path, beta_star):
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        go(config_for(tmp_path / name, seed=seed, beta_star=beta_star))
-    assert_same_run(tmp_path / "a", tmp_path / "b")
-    a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
-    for part in ("network", "optimizer", "buffer", "draws"):
-        assert not same(a[part], c[part])
-    assert rows_of(tmp_path / "a", "metrics.jsonl") != rows_of(tmp_path / "c", "metrics.jsonl")
 
 
 def test_runs_of_other_beta_see_the_same_images(tmp_path):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
@@ -187,11 +186,3 @@ def test_a_folder_names_no_code_that_is_run(tmp_path, monkeypatch):
     jem_folder(tmp_path / "other")
     results = evaluate(tmp_path / "other", features=str(tmp_path / "run"), chains=("buffer",))
     assert results["features"].startswith(f"the classifier of the run {tmp_path / 'run'}")
-
-
-def test_the_command_line():
-    words = "runs/a --checkpoint last --ood svhn uniform --chains fresh --features inception:w.pth"
-    config = tyro.cli(EvaluateJem, args=words.split())
-    assert (str(config.run), config.checkpoint, config.samples) == ("runs/a", "last", 10_000)
-    assert (config.ood, config.chains) == (("svhn", "uniform"), ("fresh",))
-    assert config.features == "inception:w.pth"

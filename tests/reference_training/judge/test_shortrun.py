@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
@@ -189,14 +187,6 @@ def test_what_cannot_be_meant(tmp_path):
     refused("count is 1, expected 2 or more", count=1)
     refused("features is 'nothing'; expected", features="nothing")
     refused("run is not a run folder of `ebmguard train jem`", features=str(path))
-
-
-def test_the_command_line():
-    words = "--run runs/a --features inception:w.pth --count 50000 --data-root /data"
-    config = tyro.cli(EvaluateShortRun, args=words.split())
-    assert config == EvaluateShortRun(
-        run=Path("runs/a"), features="inception:w.pth", count=50_000, data_root="/data"
-    )
 
 
 def test_likelihood_needs_no_features(tmp_path, capsys):

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
@@ -172,13 +171,6 @@ def test_graphs_of_every_length_and_refinement_are_the_eager_chains(device):
         found.append(rows)
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
-
-
-def test_a_graph_belongs_to_one_network(device):
-    sampler, (x0, noise) = make_sampler(SETTINGS, device), draws(4, device=device)
-    sampler(network(device), x0, noise)
-    with pytest.raises(ConfigError, match="another network"):
-        sampler(network(device), x0, noise)
 
 
 def test_each_refinement_of_a_fixed_k_is_one_graph(monkeypatch):

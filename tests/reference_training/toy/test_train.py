@@ -147,15 +147,6 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_same_seed_same_bits(tmp_path):
-    for name in ("a", "b"):
-        go(config_for(tmp_path / name))
-    one, other = (parameters(tmp_path / name) for name in ("a", "b"))
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    for name in ("members.jsonl", "metrics.jsonl"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 @pytest.mark.parametrize("last", ["update", "words"])
 def test_ctrl_c_at_the_very_end_stops_the_caller_too(tmp_path, monkeypatch, last):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
