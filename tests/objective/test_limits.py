@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -120,7 +121,9 @@ def test_reads_no_value_on_the_host_and_brings_the_exponent_to_the_energies(vari
 # -- what an optimizer makes of the gradient (App. G and H) --------------------------------------
 
 
-def _path(optimizer: type[torch.optim.Optimizer], gradients: list[float], **options: Any) -> Tensor:
+def _path(
+    optimizer: Callable[..., torch.optim.Optimizer], gradients: list[float], **options: Any
+) -> Tensor:
     """Where a parameter is after each step of size 1, given its gradients."""
     at = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     stepper = optimizer([at], lr=1.0, **options)
@@ -171,7 +174,10 @@ def test_adam_multiplies_the_last_layers_rate_by_the_output_scale():
 
     def trained(factor: float, beta: float) -> tuple[Tensor, Tensor]:
         layers = [(hidden * 1.0).requires_grad_(), (factor * last).requires_grad_()]
-        groups = [{"params": [layers[0]]}, {"params": [layers[1]], "lr": factor * rate}]
+        groups: list[dict[str, Any]] = [
+            {"params": [layers[0]]},
+            {"params": [layers[1]], "lr": factor * rate},
+        ]
         optimizer = torch.optim.Adam(groups, lr=rate, eps=1e-300)
         for _ in range(50):
             optimizer.zero_grad()
