@@ -189,6 +189,31 @@ def test_standard_loss_rests_where_the_sampler_draws_the_data():
     assert slope.abs().max() < REST
 
 
+def test_standard_loss_pushes_for_ever_where_the_sampler_does_not_follow():
+    """The forces of Section 2.3: with other negatives than p_d, no f is one of rest."""
+    for f in (DATA.log(), PROPOSAL.log(), 1e3 * (DATA - PROPOSAL)):
+        slope = _expected_gradient(f, PROPOSAL, 0.0, 2)
+        torch.testing.assert_close(slope, PROPOSAL - DATA, rtol=1e-12, atol=1e-15)
+
+
+def test_an_output_scale_makes_jem_a_model_of_eq_41():
+    """Four points x and three classes: p(x) by o LSE h(x), p(y | x) by the softmax of h(x)."""
+    h = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    f = h.logsumexp(1)
+    for o in (1.0, 7.0):
+        log_p = torch.log_softmax(o * f, 0)[:, None] + torch.log_softmax(h, 1)
+        torch.testing.assert_close(log_p.exp().sum(), torch.ones(()).double())
+        joint = (o - 1) * f[:, None] + h
+        torch.testing.assert_close(log_p, joint - joint.flatten().logsumexp(0))
+        # JEM's loss leaves o out: it is that of log p(x) / o.
+        (slope,) = torch.autograd.grad(torch.log_softmax(o * f, 0) @ DATA / o, h, retain_graph=True)
+        sampled = torch.softmax(o * f, 0).detach()
+        (own,) = torch.autograd.grad(f @ (sampled - DATA), h, retain_graph=True)
+        torch.testing.assert_close(slope, -own)
+    # At β = 1/o the weights are those of Σ exp h(x)[y].
+    torch.testing.assert_close(weights(f, 1.0), h.exp().sum(1) / h.exp().sum())
+
+
 # -- temperatures apart (App. G.1): an exact sampler of exp(a f), weights exp(b f) ---------------
 
 EVERY_TEMPERATURE = pytest.mark.parametrize(
