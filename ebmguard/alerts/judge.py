@@ -19,6 +19,8 @@ from .verdict import Trouble
 __all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
 _SKIP = "amp_skip"
+# How many times as large an ERROR is to be said again in its episode.
+_WORSE = 3.0
 # Rows after which the judge keeps its state, and which are read anew where a row comes again.
 _REPLAYED = 32
 
@@ -81,7 +83,6 @@ class Latch(Memory):
     since_report: int | None = None  # observations since the last report of WARN or more
     informed: bool = False  # whether an INFO has been reported
     worst: float = 0.0  # the size of the ERROR reported last
-    passed: bool = False  # whether it was over in an observation since
 
     def update(self, found: Reading) -> bool:
         """Take one reading; say whether its level is to be reported now."""
@@ -90,7 +91,6 @@ class Latch(Memory):
             self.since_report += 1
         if level is None and found.calm is None:
             return False
-        self.passed = self.passed or level is not Level.ERROR
         self.calm = self.calm + 1 if level is None and found.calm else 0
         if level is None:
             if self.calm >= self.calm_steps:
@@ -103,10 +103,11 @@ class Latch(Memory):
         if level is Level.ERROR:
             size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
             # Of what is bad because it is small, like GradScale, no size is worse.
-            is_worse = self.passed and size / 2 > self.worst and not size < abs(found.limit)
-            if self.reported is Level.ERROR and not is_worse:
+            is_worse = size / _WORSE > self.worst and not size < abs(found.limit)
+            has_rested = self.since_report is None or self.since_report >= self.calm_steps
+            if self.reported is Level.ERROR and not (is_worse and has_rested):
                 return False
-            self.worst, self.passed = size, False
+            self.worst = size
         else:
             rested = self.since_report is None or self.since_report >= self.cooldown
             if self.reported is not None or not rested:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
 from ..tags import BETA_STAR, ENERGY_GAP
-from .remedies import LOST, SAMPLER, Remedies
+from .remedies import CONSTANT, LOST, SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
 __all__ = ["Bound", "CollapsedRule", "FloorRule", "MedianRule", "NonFiniteRule"]
@@ -70,29 +72,29 @@ class _NonFiniteWatcher(Memory):
         return UNKNOWN if self.owed.isdisjoint(row) else CALM
 
 
+_ROUNDING = 1e-6  # of a value of f in float32, as a share
+
+
 @typed
 @dataclass(frozen=True)
 class CollapsedRule:
     """ERROR when f no longer tells one sample from another, as where all of its units are dead.
 
-    Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
-    as a head that starts at 0, is left alone.
-
-    Attributes:
-        resolution: of f, as a share of |f_pos/median|.
-        patience: steps within it in a row before the ERROR.
+    The larger of |gap| and ``f_pos/std`` was then, on 3/4 of the last ``rows``, at most a ``share``
+    of what it had been, or rounding errors of f. What it had been is its largest median of so many
+    rows. An f that never told samples apart, such as a head that starts at 0, is left alone.
     """
 
     name: str = "collapsed"
-    resolution: float = 1e-6
-    patience: int = 20
+    share: float = 0.003
+    rows: int = 40
     calm_steps: int = 10
     cooldown: int = 0
-    remedies: Remedies = LOST
+    remedies: Remedies = CONSTANT
     error: type[DivergenceError] = CollapsedError
 
     def __post_init__(self) -> None:
-        check_settings(self, "0 <= resolution < 1, patience >= 1")
+        check_settings(self, "0 <= share < 1, rows >= 1")
 
     def watcher(self) -> _CollapsedWatcher:
         """A new watcher."""
@@ -102,25 +104,30 @@ class CollapsedRule:
 @dataclass
 class _CollapsedWatcher(Memory):
     rule: CollapsedRule
+    sizes: list[float] = field(default_factory=list)
+    best: float = 0.0
     told_apart: bool = False
-    count: int = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
         gap, spread = row.get(ENERGY_GAP, math.nan), row.get("f_pos/std", math.nan)
         if math.isnan(gap) or math.isnan(spread):
             return UNKNOWN
-        limit = rule.resolution * abs(row.get("f_pos/median", 0.0))
-        is_constant = max(abs(gap), spread, row.get("f_neg/std", 0.0)) <= limit
-        self.count = self.count + 1 if is_constant and self.told_apart else 0
-        self.told_apart |= not is_constant
-        if self.count < rule.patience:
-            return NOT_CALM if self.count else CALM
+        size, rounding = max(abs(gap), spread), _ROUNDING * abs(row.get("f_pos/median", 0.0))
+        self.told_apart |= size > rounding
+        self.sizes = [*self.sizes[1 - rule.rows :], min(size, sys.float_info.max)]
+        if len(self.sizes) == rule.rows:
+            self.best = max(self.best, median(self.sizes))
+        limit = max(rule.share * self.best, rounding)
+        if size > limit or not self.told_apart:
+            return CALM
+        if 4 * sum(past <= limit for past in self.sizes) < 3 * rule.rows:
+            return NOT_CALM
         remedies = rule.remedies.at(row.get(BETA_STAR, math.nan))
-        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, self.count, remedies)
+        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, rule.rows, remedies)
 
     def after_rollback(self) -> None:
-        self.count = 0
+        self.sizes = []
 
 
 @typed
