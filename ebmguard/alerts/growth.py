@@ -22,15 +22,15 @@ _OVERLAP, _SPREAD, _NAN = "energy_overlap", "f_pos/std", math.nan
 class GrowthRule:
     """ERROR where the gap is out of line with the spread of the data, or all energies have grown.
 
-    A row's size is |gap| + ``f_pos/std``, and its growth log((size + unit) / (record + unit)). The
-    record is the largest size of the last 2.5 ``rows`` without the last half of ``rows``, and takes
-    in no row of an ERROR. Growth counts once the run has found its scale: energies have touched on
-    ``rows`` rows that set no record.
+    The past is the last 2.5 ``rows`` without the last half of ``rows``; no row of an ERROR enters.
+    A row's size is |gap| + ``f_pos/std``, and its growth log((size + unit) / (record + unit)), with
+    the largest size of the past for the record. Growth counts once the run has found its scale:
+    energies have touched on ``rows`` rows that set no record.
 
     Attributes:
-        spreads: of the data, over which the gap is out of line, where the size has outgrown the
-            median size by half of ``growth`` too. A spread is the geometric mean of the row's own
-            and the median of the last 2 ``rows``, which counts for both where it is the larger.
+        spreads: of the data, over which the gap is out of line: a WARN, and an ERROR where the size
+            has outgrown its median by half of ``growth`` too, or at ``spreads`` squared. A spread
+            is the geometric mean of the row's own and the median one, and the latter at least.
         growth: over which a row is a WARN. It is an ERROR where the log of the sampler's gradient
             norm has outgrown its own record by half as much, or at twice the growth.
         rows: that tell the run's scale.
@@ -72,9 +72,9 @@ class _GrowthWatcher(Memory):
     norms: list[float] = field(default_factory=list)
     touched: int = 0
 
-    # Of the row read last: what size makes a WARN and an ERROR.
-    warn_at = error_at = math.inf
-    spread = one = 0.0
+    # Of the row read last: what size makes a WARN, an ERROR, and one that no weights absorb.
+    warn_at = error_at = lost_at = math.inf
+    spread = 0.0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
@@ -88,7 +88,7 @@ class _GrowthWatcher(Memory):
         self._set_limits(self.spread, norm)
         if gap > self.spread and beta_star > 0 and overlap >= rule.part:
             self.warn_at = min(self.warn_at, self.error_at)
-            self.error_at = max(self.error_at, rule.spreads**2 * self.one + self.spread)
+            self.error_at = self.lost_at
         is_lost = size > self.error_at or math.isinf(size)
         if touches and size <= max(self.sizes, default=0.0):
             self.touched += 1
@@ -123,13 +123,14 @@ class _GrowthWatcher(Memory):
         # Without the last rows, so that a blow-up is compared with what was before it.
         past = max(1, len(self.sizes) - rule.rows // 2)
         usual = max(unit, median(self.spreads[:past] or [spread]))
-        self.one = math.sqrt(usual * max(usual, spread))
+        one = math.sqrt(usual * max(usual, spread))
         outgrown = median(self.sizes[:past] or [0.0]) * math.exp(rule.growth / 2)
-        self.error_at = max(rule.spreads * self.one + spread, outgrown)
-        self.warn_at = math.inf
+        self.warn_at = rule.spreads * one + spread
+        self.lost_at = rule.spreads**2 * one + spread
+        self.error_at = min(max(self.warn_at, outgrown), self.lost_at)
         if self.touched >= rule.rows:
             record, steepest = max(self.sizes[:past]) + unit, max(self.norms[:past])
             is_steeper = 0 < steepest * math.exp(rule.growth / 2) < norm
             growth = rule.growth if is_steeper else 2 * rule.growth
-            self.warn_at = record * math.exp(rule.growth) - unit
+            self.warn_at = min(self.warn_at, record * math.exp(rule.growth) - unit)
             self.error_at = min(self.error_at, record * math.exp(growth) - unit)
