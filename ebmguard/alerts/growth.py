@@ -47,8 +47,6 @@ class GrowthRule:
     unit: float = 1.0
     edge: float = 0.15
     part: float = 0.01
-    calm_steps: int = 10
-    cooldown: int = 200
     remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)  # of a WARN, of an ERROR
     remedies_above_data: tuple[Remedies, Remedies] = (ABOVE_DATA_WARN, ABOVE_DATA_ERROR)
     error: type[DivergenceError] = EnergyBlowupError

@@ -35,8 +35,6 @@ class NonFiniteRule:
     )
     numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
     bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
-    calm_steps: int = 20
-    cooldown: int = 0
     remedies: Remedies = LOST
     error: type[DivergenceError] = NonFiniteError
 
@@ -88,8 +86,6 @@ class CollapsedRule:
     name: str = "collapsed"
     share: float = 0.003
     rows: int = 40
-    calm_steps: int = 10
-    cooldown: int = 0
     remedies: Remedies = CONSTANT
     error: type[DivergenceError] = CollapsedError
 
@@ -137,25 +133,22 @@ class Bound:
 
     Attributes:
         side: on which side of the limit the median is out of range.
-        clear: where the median is calm again, on the other side of the limit.
         level: what is reported: INFO or WARN.
     """
 
     tag: str
     side: Literal["above", "below"]
     limit: float
-    clear: float
     window: int
     remedies: Remedies
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        is_calm = "<=" if self.side == "above" else ">="
-        check_settings(self, f"clear {is_calm} limit, window >= 1, level < {Level.ERROR:d}")
+        check_settings(self, f"window >= 1, level < {Level.ERROR:d}")
 
-    def is_beyond(self, limit: float, value: float) -> bool:
-        """Whether a value lies on the wrong side of a limit."""
-        return value > limit if self.side == "above" else value < limit
+    def is_broken(self, value: float) -> bool:
+        """Whether a value lies on the wrong side of the limit."""
+        return value > self.limit if self.side == "above" else value < self.limit
 
 
 @typed
@@ -171,8 +164,6 @@ class MedianRule:
     name: str
     bounds: tuple[Bound, ...]
     reference_prefix: str = ""
-    calm_steps: int = 10
-    cooldown: int = 500
     error: type[DivergenceError] = DivergenceError
 
     def limits(self) -> dict[str, Limits]:
@@ -222,13 +213,12 @@ class _MedianWatcher(Memory):
                 low, high = ordered[(bound.window - 1) // 2], ordered[bound.window // 2]
                 # Halves first: the sum of two large floats may overflow.
                 known.append((bound, low / 2 + high / 2 if low < high else low))
-        broken = [pair for pair in known if pair[0].is_beyond(pair[0].limit, pair[1])]
+        broken = [(bound, value) for bound, value in known if bound.is_broken(value)]
         if not broken:
-            is_calm = not any(bound.is_beyond(bound.clear, median) for bound, median in known)
-            return (CALM if is_calm else NOT_CALM) if known else UNKNOWN
-        bound, median = max(broken, key=lambda pair: pair[0].level)
+            return CALM if known else UNKNOWN
+        bound, value = max(broken, key=lambda pair: pair[0].level)
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
-        return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
+        return Reading(bound.level, False, tag, value, bound.limit, bound.window, remedies)
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)
@@ -252,7 +242,7 @@ class FloorRule:
 
     Attributes:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
-        floor, clear: under the first a step counts, above the second it is calm and the count 0.
+        floor: under it a step counts; over twice as much it is calm, and the count is 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
     """
 
@@ -260,16 +250,13 @@ class FloorRule:
     tag: str = "grad_scale"
     reference_tag: str = "ref/grad_scale"
     floor: float = 0.1
-    clear: float = 0.2
     warn_patience: int = 20
     error_patience: int = 200
-    calm_steps: int = 10
-    cooldown: int = 500
     remedies: Remedies = SAMPLER
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        check_settings(self, "floor <= clear", "1 <= warn_patience <= error_patience")
+        check_settings(self, "1 <= warn_patience <= error_patience")
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
@@ -292,12 +279,12 @@ class _FloorWatcher(Memory):
         value = row.get(tag, math.nan)
         if math.isnan(value):
             return UNKNOWN
-        if tag != self.source or value > rule.clear:
+        if tag != self.source or value > 2 * rule.floor:
             # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
             self.source, self.count = tag, 0
         self.count += value < rule.floor
         if value >= rule.floor or self.count < rule.warn_patience:
-            return CALM if value > rule.clear else NOT_CALM
+            return CALM if value > 2 * rule.floor else NOT_CALM
         is_lost = self.count >= rule.error_patience and beta_star != 0
         level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)

@@ -128,8 +128,6 @@ class Slump:
     share: float = 0.5
     patience: int = 3
     name: str = "slump"
-    calm_steps: int = 2
-    cooldown: int = 5
     error: type[DivergenceError] = SlumpError
     owed: tuple[str, ...] = ("accuracy",)
 

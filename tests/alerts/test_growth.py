@@ -1,4 +1,4 @@
-"""energy_blowup: what is out of line, what witnesses growth, who absorbs it; what must not matter."""
+"""energy_blowup: what is out of line, what witnesses growth, what absorbs it, what is no matter."""
 
 from __future__ import annotations
 
