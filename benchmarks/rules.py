@@ -39,9 +39,10 @@ def rules_version() -> str:
 def stamp(versions: Iterable[str | None]) -> str:
     """The line of a page about the rules that its runs had; None is of a run that kept none."""
     found = set(versions)
-    if len(found) == 1 and None not in found:
-        return f"Rules of the alerts: `{found.pop()}`."
-    return "Rules of the alerts: older, as these runs kept no version of them, or several."
+    if found == {rules_version()}:
+        return f"Rules of the alerts: `{rules_version()}`."
+    named = ", ".join(f"`{version}`" for version in sorted(filter(None, found)))
+    return f"Rules of the alerts: older ({named or 'no version was kept'})."
 
 
 if __name__ == "__main__":
