@@ -114,10 +114,12 @@ def taken_back() -> list[dict[str, Any]]:
 
 def page(_: argparse.Namespace) -> None:
     groups = {group: load(group) for group in GROUPS}
+    families = families_table([each for runs in groups.values() for each in runs])
+    groups["unseen"] = [*groups["new"], *groups["last look"]]
     found = {group: detection(all_verdicts(runs, {})) for group, runs in groups.items()}
     slots = {
         "rules": stamp([rules_version()]),
-        "families": families_table([each for runs in groups.values() for each in runs]),
+        "families": families,
         "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
         "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
         "taken-back": taken_back_table(taken_back()),

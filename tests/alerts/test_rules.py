@@ -32,7 +32,7 @@ NOTE = Bound("a", "above", 1.0, 1, WEIGHTS, Level.INFO)
         (NonFiniteRule(), [*BROKEN, *[make_row()] * 250, *BROKEN], [(ERROR, 0), (ERROR, 350)]),
         (FloorRule(), [GOOD] * 30 + [LOW] * 300, [(WARN, 49), (ERROR, 229)]),
         (FloorRule(), ([LOW] * 19 + [GOOD]) * 30, []),
-        # Between the floor and twice as much the count stands; the unknown neither counts nor resets.
+        # Between the floor and twice as much the count stands; what is unknown leaves it.
         (FloorRule(), [LOW] * 19 + [BETWEEN] * 100 + [LOW], [(WARN, 119)]),
         (FloorRule(), [LOW] * 10 + [UNKNOWN, {}] * 50 + [LOW] * 10, [(WARN, 119)]),
         # At beta* = 0 GradScale is M/(M+1) whatever the sampler does: the reference is read.
