@@ -83,7 +83,8 @@ def random_images(_: object) -> ImageData:
     """As many as CIFAR-10 has to train on."""
     rng, parts = torch.Generator().manual_seed(0), list[torch.Tensor]()
     for count in (45_000, 64, 64):
-        parts.append(torch.randint(256, (count, 3, 32, 32), generator=rng).byte())
+        size = (count, 3, 32, 32)
+        parts.append(torch.randint(256, size, generator=rng, dtype=torch.uint8))
         parts.append(torch.randint(10, (count,), generator=rng))
     return ImageData("random", *parts, classes=10, levels=255, pad=4, flip=True)
 
