@@ -47,8 +47,6 @@ class EveryNow:
 
     every: int = ALERT_EVERY
     name: str = "every_now"
-    calm_steps: int = 1
-    cooldown: int = 0
 
     def watcher(self) -> _Counter:
         return _Counter(self.every)

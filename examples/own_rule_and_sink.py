@@ -14,8 +14,6 @@ from ebmguard.samplers import sgld
 class Drifting:  # WARN where the median energy of the data leaves [-limit, limit]
     limit: float = 1.0
     name: str = "drifting"
-    calm_steps: int = 10  # calm rows after which it may speak again
-    cooldown: int = 500  # steps between two alerts
 
     def watcher(self):  # what keeps the state of a run; this rule has none
         return self

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import rules
 from benchmarks.population.judged import load
-from ebmguard.alerts import DEFAULT_RULES, Level, NonFiniteRule
+from ebmguard.alerts import DEFAULT_RULES, CollapsedRule, Level, NonFiniteRule
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 NAMES = [rule.name for rule in DEFAULT_RULES]
@@ -92,8 +92,10 @@ def one_family(monkeypatch):
 def test_another_threshold_is_another_version(one_family, monkeypatch):
     before = one_family()
     assert one_family() == before
-    changed = [replace(rule, cooldown=rule.cooldown + 1) for rule in DEFAULT_RULES]
-    monkeypatch.setattr(rules, "DEFAULT_RULES", (*DEFAULT_RULES[:-1], changed[-1]))
+    changed = [
+        replace(r, share=0.001) if isinstance(r, CollapsedRule) else r for r in DEFAULT_RULES
+    ]
+    monkeypatch.setattr(rules, "DEFAULT_RULES", tuple(changed))
     assert one_family() != before
 
 

@@ -83,7 +83,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     sides = {"f_pos": pos, "f_neg": neg}
     groups = (torch.zeros(6), torch.zeros(4))
     loss = {**sides, "beta_star": 0.5, "variant": "default", "log_q": log_q}
-    bound = alerts.Bound("ess", "below", 0.1, 0.2, 5, alerts.Remedies((), (), ()))
+    bound = alerts.Bound("ess", "below", 0.1, 5, alerts.Remedies((), (), ()))
     remedies = {"zero": (), "positive": (), "negative": ()}
     buffer = samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng)
     optimizer = torch.optim.SGD(energy.parameters(), lr=0.1)

@@ -19,10 +19,13 @@ from .verdict import Trouble
 __all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
 _SKIP = "amp_skip"
+# Calm rows in a row that end an episode, rows after a report in which no WARN begins another, and
+# how many times as large an ERROR is that is said again in its episode.
+_CALM, _REST, _WORSE = 10, 500, 3.0
 # Rows after which the judge keeps its state, and which are read anew where a row comes again.
 _REPLAYED = 32
 
-# A bound: tag, side, limit, where it is calm again, values in the median, what helps, level.
+# A bound: tag, side, limit, values in the median, what helps, level.
 DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | MedianRule, ...] = (
     NonFiniteRule(),
     GrowthRule(),
@@ -31,33 +34,33 @@ DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | Me
     MedianRule(
         "weights_degenerate",
         (
-            Bound("ess", "below", 0.1, 0.15, 50, cures.WEIGHTS),
+            Bound("ess", "below", 0.1, 50, cures.WEIGHTS),
             # The Pareto shape comes rarely, and each value pools the weights of several steps.
-            Bound("pareto_k", "above", 0.7, 0.6, 5, cures.WEIGHTS),
+            Bound("pareto_k", "above", 0.7, 5, cures.WEIGHTS),
         ),
         reference_prefix="ref/",
         error=WeightsDegenerateError,
     ),
-    MedianRule("overshoot", (Bound("energy_overlap", "above", 0.95, 0.9, 50, cures.OVERSHOOT),)),
+    MedianRule("overshoot", (Bound("energy_overlap", "above", 0.95, 50, cures.OVERSHOOT),)),
     MedianRule(
         "stale_chains",
         (
             # A chain that moves never repeats itself to the last bit.
-            Bound("sampler/repeated", "above", 0.5, 0.1, 5, cures.HUNG),
-            Bound("buffer/duplicates", "above", 0.5, 0.4, 50, cures.CROWDED),
+            Bound("sampler/repeated", "above", 0.5, 5, cures.HUNG),
+            Bound("buffer/duplicates", "above", 0.5, 50, cures.CROWDED),
             # Persistent chains that never start afresh are a method too: said, but not warned of.
-            Bound("buffer/age", "above", 200.0, 150.0, 50, cures.OLD, Level.INFO),
+            Bound("buffer/age", "above", 200.0, 50, cures.OLD, Level.INFO),
         ),
     ),
     # Of real images up to 0.82 of the entries lie at an end (MNIST).
-    MedianRule("saturated", (Bound("sampler/clamped", "above", 0.95, 0.9, 50, cures.SATURATED),)),
+    MedianRule("saturated", (Bound("sampler/clamped", "above", 0.95, 50, cures.SATURATED),)),
     # Trainers choose step and noise apart, and live with what is no exact sampler: INFO only.
     MedianRule(
         "step_size",
         (
-            Bound("sampler/acceptance", "below", 0.01, 0.05, 5, cures.TOO_LONG, Level.INFO),
-            Bound("sampler/drift_to_noise", "above", 100.0, 50.0, 50, cures.TOO_LONG, Level.INFO),
-            Bound("sampler/drift_to_noise", "below", 0.001, 0.002, 50, cures.TOO_SHORT, Level.INFO),
+            Bound("sampler/acceptance", "below", 0.01, 5, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "above", 100.0, 50, cures.TOO_LONG, Level.INFO),
+            Bound("sampler/drift_to_noise", "below", 0.001, 50, cures.TOO_SHORT, Level.INFO),
         ),
     ),
 )
@@ -73,15 +76,12 @@ def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[Diver
 class Latch(Memory):
     """What a rule has reported, by the rules under "Episodes" in ``docs/alerts.md``."""
 
-    calm_steps: int
-    cooldown: int
     active: Level | None = None  # the highest of the current episode, None outside episodes
     reported: Level | None = None  # the highest reported in it
     calm: int = 0  # observations inside the calm band so far
     since_report: int | None = None  # observations since the last report of WARN or more
     informed: bool = False  # whether an INFO has been reported
     worst: float = 0.0  # the size of the ERROR reported last
-    passed: bool = False  # whether it was over in an observation since
 
     def update(self, found: Reading) -> bool:
         """Take one reading; say whether its level is to be reported now."""
@@ -90,10 +90,9 @@ class Latch(Memory):
             self.since_report += 1
         if level is None and found.calm is None:
             return False
-        self.passed = self.passed or level is not Level.ERROR
         self.calm = self.calm + 1 if level is None and found.calm else 0
         if level is None:
-            if self.calm >= self.calm_steps:
+            if self.calm >= _CALM:
                 self.active = self.reported = None
             return False
         if level is Level.INFO:
@@ -103,12 +102,13 @@ class Latch(Memory):
         if level is Level.ERROR:
             size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
             # Of what is bad because it is small, like GradScale, no size is worse.
-            is_worse = self.passed and size / 2 > self.worst and not size < abs(found.limit)
-            if self.reported is Level.ERROR and not is_worse:
+            is_worse = size / _WORSE > self.worst and not size < abs(found.limit)
+            has_rested = self.since_report is None or self.since_report >= _CALM
+            if self.reported is Level.ERROR and not (is_worse and has_rested):
                 return False
-            self.worst, self.passed = size, False
+            self.worst = size
         else:
-            rested = self.since_report is None or self.since_report >= self.cooldown
+            rested = self.since_report is None or self.since_report >= _REST
             if self.reported is not None or not rested:
                 return False
         self.reported, self.since_report = level, 0
@@ -161,9 +161,7 @@ class Judge:
                 f"Rules need different names, none of them {_SKIP!r}, but got {names}. Rename "
                 'one: dataclasses.replace(rule, name="...").'
             )
-        latches = [Latch(rule.calm_steps, rule.cooldown) for rule in self.rules]
-        pairs = zip(self.rules, latches, strict=True)
-        self._watches = {rule.name: _Watch(rule, rule.watcher(), latch) for rule, latch in pairs}
+        self._watches = {rule.name: _Watch(rule, rule.watcher(), Latch()) for rule in self.rules}
         self._members = [Judge(self.rules) for _ in range(members)]
         self._trouble = Trouble()
         # The step observed last, its row, and what was returned of it.

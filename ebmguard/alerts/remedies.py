@@ -137,6 +137,7 @@ def _always(*remedies: Remedy) -> Remedies:
 
 _R = Remedy
 LOST = _always(_R.ROLL_BACK, _R.LOWER_LR)
+CONSTANT = _always(_R.ROLL_BACK, _R.LOWER_LR, _R.LOWER_BETA)
 # Measured on the population (docs/results/population.md). Where samples lie above the data a higher
 # beta* alone saved 3 of 15.
 BLOWUP_WARN = _always(_R.LOWER_LR, _R.RAISE_BETA, _R.MORE_STEPS)

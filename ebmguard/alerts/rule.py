@@ -74,7 +74,7 @@ class Reading(NamedTuple):
 
     Attributes:
         level: None while nothing is wrong.
-        calm: whether all is inside the tighter band that ends an episode; None where nobody knows.
+        calm: whether the row counts towards the end of an episode; None where nobody knows.
         tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
         remedies: all that helps, in the order in which a rollback tries it: of
             :class:`~ebmguard.alerts.Remedy`, or words.
@@ -138,14 +138,6 @@ class Rule(Protocol):
     def name(self) -> str:
         """What its alerts are called; different for each rule of a run."""
 
-    @property
-    def calm_steps(self) -> int:
-        """Observations inside the calm band that end an episode."""
-
-    @property
-    def cooldown(self) -> int:
-        """Observations after a report in which no new episode's WARN is reported."""
-
     def watcher(self) -> Watcher:
         """A new watcher, which remembers nothing yet."""
 
@@ -190,16 +182,15 @@ def check_settings(rule: Any, *expected: str) -> None:
 
 def check_rule(rule: Any) -> None:
     """Refuse, with a ``ConfigError``, what is no :class:`Rule`."""
-    lacks = [own for own in ("name", "calm_steps", "cooldown", "watcher") if not hasattr(rule, own)]
-    counts = [getattr(rule, own, 0) for own in ("calm_steps", "cooldown")]
+    lacks = [own for own in ("name", "watcher") if not hasattr(rule, own)]
     error = getattr(rule, "error", DivergenceError)
     problem = ""
     if isinstance(rule, type):
         problem = "is a class: pass an instance of it"
     elif lacks:
         problem = f"lacks {', '.join(lacks)}"
-    elif not (isinstance(rule.name, str) and all(isinstance(n, int) and n >= 0 for n in counts)):
-        problem = f"has name={rule.name!r}, calm_steps={counts[0]!r} and cooldown={counts[1]!r}"
+    elif not isinstance(rule.name, str):
+        problem = f"has name={rule.name!r}"
     elif not (isinstance(error, type) and issubclass(error, DivergenceError)):
         problem = f"has error={error!r}"
     else:
@@ -209,7 +200,7 @@ def check_rule(rule: Any) -> None:
             problem = f"has a watcher {watcher!r}, of which read({{}}) is {reading!r}"
     if problem:
         raise ConfigError(
-            f"{rule!r} {problem}. A rule has a name (text), calm_steps and cooldown (whole numbers "
-            "from 0 on), perhaps an error (a subclass of DivergenceError), and a method watcher() "
-            "that returns a new ebmguard.alerts.Watcher, whose read(row) returns a Reading."
+            f"{rule!r} {problem}. A rule has a name (text), perhaps an error (a subclass of "
+            "DivergenceError), and a method watcher() that returns a new ebmguard.alerts.Watcher, "
+            "whose read(row) returns a Reading."
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
 from ..tags import BETA_STAR, ENERGY_GAP
-from .remedies import LOST, SAMPLER, Remedies
+from .remedies import CONSTANT, LOST, SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
 __all__ = ["Bound", "CollapsedRule", "FloorRule", "MedianRule", "NonFiniteRule"]
@@ -33,8 +35,6 @@ class NonFiniteRule:
     )
     numbers: tuple[str, ...] = ("energy_gap", "f_pos/median", "f_neg/median")
     bounded: tuple[str, ...] = ("sampler/grad_norm", "sampler/grad_norm_max")
-    calm_steps: int = 20
-    cooldown: int = 0
     remedies: Remedies = LOST
     error: type[DivergenceError] = NonFiniteError
 
@@ -70,29 +70,27 @@ class _NonFiniteWatcher(Memory):
         return UNKNOWN if self.owed.isdisjoint(row) else CALM
 
 
+_ROUNDING = 1e-6  # of a value of f in float32, as a share
+
+
 @typed
 @dataclass(frozen=True)
 class CollapsedRule:
     """ERROR when f no longer tells one sample from another, as where all of its units are dead.
 
-    Both spreads and the gap are then rounding errors of f. One that never told samples apart, such
-    as a head that starts at 0, is left alone.
-
-    Attributes:
-        resolution: of f, as a share of |f_pos/median|.
-        patience: steps within it in a row before the ERROR.
+    The larger of |gap| and ``f_pos/std`` was then, on 3/4 of the last ``rows``, at most a ``share``
+    of what it had been, or rounding errors of f. What it had been is its largest median of so many
+    rows. An f that never told samples apart, such as a head that starts at 0, is left alone.
     """
 
     name: str = "collapsed"
-    resolution: float = 1e-6
-    patience: int = 20
-    calm_steps: int = 10
-    cooldown: int = 0
-    remedies: Remedies = LOST
+    share: float = 0.003
+    rows: int = 40
+    remedies: Remedies = CONSTANT
     error: type[DivergenceError] = CollapsedError
 
     def __post_init__(self) -> None:
-        check_settings(self, "0 <= resolution < 1, patience >= 1")
+        check_settings(self, "0 <= share < 1, rows >= 1")
 
     def watcher(self) -> _CollapsedWatcher:
         """A new watcher."""
@@ -102,25 +100,30 @@ class CollapsedRule:
 @dataclass
 class _CollapsedWatcher(Memory):
     rule: CollapsedRule
+    sizes: list[float] = field(default_factory=list)
+    best: float = 0.0
     told_apart: bool = False
-    count: int = 0
 
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
         gap, spread = row.get(ENERGY_GAP, math.nan), row.get("f_pos/std", math.nan)
         if math.isnan(gap) or math.isnan(spread):
             return UNKNOWN
-        limit = rule.resolution * abs(row.get("f_pos/median", 0.0))
-        is_constant = max(abs(gap), spread, row.get("f_neg/std", 0.0)) <= limit
-        self.count = self.count + 1 if is_constant and self.told_apart else 0
-        self.told_apart |= not is_constant
-        if self.count < rule.patience:
-            return NOT_CALM if self.count else CALM
+        size, rounding = max(abs(gap), spread), _ROUNDING * abs(row.get("f_pos/median", 0.0))
+        self.told_apart |= size > rounding
+        self.sizes = [*self.sizes[1 - rule.rows :], min(size, sys.float_info.max)]
+        if len(self.sizes) == rule.rows:
+            self.best = max(self.best, median(self.sizes))
+        limit = max(rule.share * self.best, rounding)
+        if size > limit or not self.told_apart:
+            return CALM
+        if 4 * sum(past <= limit for past in self.sizes) < 3 * rule.rows:
+            return NOT_CALM
         remedies = rule.remedies.at(row.get(BETA_STAR, math.nan))
-        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, self.count, remedies)
+        return Reading(Level.ERROR, False, "f_pos/std", spread, limit, rule.rows, remedies)
 
     def after_rollback(self) -> None:
-        self.count = 0
+        self.sizes = []
 
 
 @typed
@@ -130,25 +133,22 @@ class Bound:
 
     Attributes:
         side: on which side of the limit the median is out of range.
-        clear: where the median is calm again, on the other side of the limit.
         level: what is reported: INFO or WARN.
     """
 
     tag: str
     side: Literal["above", "below"]
     limit: float
-    clear: float
     window: int
     remedies: Remedies
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        is_calm = "<=" if self.side == "above" else ">="
-        check_settings(self, f"clear {is_calm} limit, window >= 1, level < {Level.ERROR:d}")
+        check_settings(self, f"window >= 1, level < {Level.ERROR:d}")
 
-    def is_beyond(self, limit: float, value: float) -> bool:
-        """Whether a value lies on the wrong side of a limit."""
-        return value > limit if self.side == "above" else value < limit
+    def is_broken(self, value: float) -> bool:
+        """Whether a value lies on the wrong side of the limit."""
+        return value > self.limit if self.side == "above" else value < self.limit
 
 
 @typed
@@ -164,8 +164,6 @@ class MedianRule:
     name: str
     bounds: tuple[Bound, ...]
     reference_prefix: str = ""
-    calm_steps: int = 10
-    cooldown: int = 500
     error: type[DivergenceError] = DivergenceError
 
     def limits(self) -> dict[str, Limits]:
@@ -215,13 +213,12 @@ class _MedianWatcher(Memory):
                 low, high = ordered[(bound.window - 1) // 2], ordered[bound.window // 2]
                 # Halves first: the sum of two large floats may overflow.
                 known.append((bound, low / 2 + high / 2 if low < high else low))
-        broken = [pair for pair in known if pair[0].is_beyond(pair[0].limit, pair[1])]
+        broken = [(bound, value) for bound, value in known if bound.is_broken(value)]
         if not broken:
-            is_calm = not any(bound.is_beyond(bound.clear, median) for bound, median in known)
-            return (CALM if is_calm else NOT_CALM) if known else UNKNOWN
-        bound, median = max(broken, key=lambda pair: pair[0].level)
+            return CALM if known else UNKNOWN
+        bound, value = max(broken, key=lambda pair: pair[0].level)
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
-        return Reading(bound.level, False, tag, median, bound.limit, bound.window, remedies)
+        return Reading(bound.level, False, tag, value, bound.limit, bound.window, remedies)
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)
@@ -245,7 +242,7 @@ class FloorRule:
 
     Attributes:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
-        floor, clear: under the first a step counts, above the second it is calm and the count 0.
+        floor: under it a step counts; over twice as much it is calm, and the count is 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
     """
 
@@ -253,16 +250,13 @@ class FloorRule:
     tag: str = "grad_scale"
     reference_tag: str = "ref/grad_scale"
     floor: float = 0.1
-    clear: float = 0.2
     warn_patience: int = 20
     error_patience: int = 200
-    calm_steps: int = 10
-    cooldown: int = 500
     remedies: Remedies = SAMPLER
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        check_settings(self, "floor <= clear", "1 <= warn_patience <= error_patience")
+        check_settings(self, "1 <= warn_patience <= error_patience")
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""
@@ -285,12 +279,12 @@ class _FloorWatcher(Memory):
         value = row.get(tag, math.nan)
         if math.isnan(value):
             return UNKNOWN
-        if tag != self.source or value > rule.clear:
+        if tag != self.source or value > 2 * rule.floor:
             # Healthy; or beta* moved to or from 0, and the count so far was of another quantity.
             self.source, self.count = tag, 0
         self.count += value < rule.floor
         if value >= rule.floor or self.count < rule.warn_patience:
-            return CALM if value > rule.clear else NOT_CALM
+            return CALM if value > 2 * rule.floor else NOT_CALM
         is_lost = self.count >= rule.error_patience and beta_star != 0
         level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)

@@ -26,7 +26,7 @@ from .sampling import OneLoss, wrap_sampler
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 10
+_STATE_VERSION = 11
 
 
 class Guard:

@@ -41,7 +41,7 @@ def grown(by: float, past: float = 0.0, spread: float = 1.0) -> float:
 
 
 # Of a run whose past is as below: gaps that no other diagnostic supports.
-WARNED, FAILED = grown((GROWTH.warn + GROWTH.growth_alone) / 2, 0.2), grown(2 * GROWTH.growth_alone)
+WARNED, FAILED = grown(1.5 * GROWTH.growth, 0.2), grown(3 * GROWTH.growth)
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,6 @@ class Slump:
     share: float = 0.5
     patience: int = 3
     name: str = "slump"
-    calm_steps: int = 2
-    cooldown: int = 5
     error: type[DivergenceError] = SlumpError
     owed: tuple[str, ...] = ("accuracy",)
 

@@ -57,7 +57,7 @@ CASES = {
         EnergyBlowupError,
     ),
     "collapsed": Case(
-        [(ERROR, 89, "f_pos/std")],
+        [(ERROR, 99, "f_pos/std")],
         [*noise(70), *at(0.0, 40, **CONSTANT), *noise(20)],
         CollapsedError,
     ),

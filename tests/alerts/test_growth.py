@@ -1,4 +1,4 @@
-"""energy_blowup: what growth is, what witnesses it, who absorbs it; and what must not matter."""
+"""energy_blowup: what is out of line, what witnesses growth, what absorbs it, what is no matter."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebmguard.alerts import Bands, GrowthRule, Judge, Level, Remedy
+from ebmguard.alerts import Bands, GrowthRule, Level, Remedy
 from ebmguard.errors import ConfigError
 
 from .parts import GROWTH, Row, excerpt, feed, grown, levels, make_row, noise
 
 WARN, ERROR = Level.WARN, Level.ERROR
 # For what follows from the rule's definition, so that the shipped numbers may change.
-RULE = replace(GROWTH, warn=0.5, growth=0.8, growth_alone=1.4, apart=0.2, steeper=0.4, start=100.0)
+RULE = replace(GROWTH, spreads=20.0, growth=0.8, rows=20, unit=1.0, edge=0.2, part=0.01)
 APART = {"energy_overlap": 0.0}
-# f_neg deep below the rest, while half of the pairs still compete: beta* = 2 absorbs this.
-ABSORBED: dict[str, Any] = {"beta_star": 2.0, "energy_overlap": 0.4, "f_neg__min": -200.0}
+STEEP = {"sampler__grad_norm": 9.0}
 ENERGIES = ("energy_gap", "f_pos/median", "f_pos/std", "f_neg/median", "f_neg/min", "f_neg/q95")
-SETTLED = max(GROWTH.settle, GROWTH.lag, GROWTH.window)
+SETTLED = 3 * GROWTH.rows
 STANDING = [make_row()] * SETTLED
 
 
@@ -36,12 +35,8 @@ def found(rule: GrowthRule, rows: Iterable[Row]) -> list[Level | None]:
 
 
 def scaled(rows: Iterable[Row], unit: float) -> list[Row]:
-    """The same run with energies in other units; beta* takes its inverse."""
-    return [
-        {tag: v * unit if tag in ENERGIES else v for tag, v in row.items()}
-        | {"beta_star": row["beta_star"] / unit}
-        for row in rows
-    ]
+    """The same run with energies in other units."""
+    return [{tag: v * unit if tag in ENERGIES else v for tag, v in row.items()} for row in rows]
 
 
 # -- shapes of runs --------------------------------------------------------------------------------
@@ -71,11 +66,11 @@ def ramp(slope: float, spread: float) -> list[Row]:
 
 QUIET = {
     **{f"noise {seed}": noise(1000, seed) for seed in range(5)},
-    **{f"noise around {gap}": noise(500, gap=gap) for gap in (-30.0, 2.0, 90.0)},
-    **{f"a beginning by factors of {x}": beginning(x) for x in (1.25, 1.5, 2.0, 10.0)},
-    "wild first steps": [*[make_row(energy_gap=x) for x in (60, -90, 5, 40)], *noise(200)],
-    "a harmless surge": [*noise(200), *noise(1, gap=0.5 * grown(GROWTH.warn)), *noise(50)],
-    "energies that close in": [make_row(energy_gap=80 * 0.9**t) for t in range(200)],
+    **{f"noise around {gap}": noise(500, gap=gap) for gap in (-25.0, 2.0, 25.0)},
+    **{f"a beginning by factors of {x}": beginning(x) for x in (1.1, 1.25, 1.5, 2.0, 10.0)},
+    "wild first steps": [*[make_row(energy_gap=x) for x in (20, -25, 5, 28)], *noise(200)],
+    "a harmless surge": [*noise(200), *noise(1, gap=0.5 * grown(GROWTH.growth)), *noise(50)],
+    "energies that close in": [make_row(energy_gap=25 * 0.9**t) for t in range(200)],
 }
 
 
@@ -85,18 +80,11 @@ def test_a_healthy_run_is_quiet_in_any_unit(name, unit):
     assert feed(replace(GROWTH, unit=GROWTH.unit * unit), scaled(QUIET[name], unit)) == []
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e3, 1e6])
-def test_energies_that_are_large_need_no_unit(unit):
-    assert feed(GROWTH, scaled(noise(1000), unit)) == []
-
-
 @pytest.mark.parametrize(
     "rows",
     [
-        *[ramp(slope, 1.0) for slope in (0.01, 0.1, 1.0, 3.0)],
-        ramp(100.0, 300.0),
-        beginning(1.1),
-        [*noise(200), *[make_row(energy_gap=0.01 * t) for t in range(400)]],
+        *[ramp(slope, 1.0) for slope in (0.01, 0.05)],
+        ramp(20.0, 300.0),
         *[tails(5000, seed) for seed in range(3)],
     ],
 )
@@ -106,33 +94,17 @@ def test_a_ramp_or_an_outlier_is_no_error(rows):
     assert len(alerts) <= 5
 
 
-def creeping(rate: float, **changes: float) -> list[Row]:
-    """A gap that has stood, and then grows by so much a step, in logarithms, until it is 1e4."""
-    steps = range(int(math.log(1e5) / rate))
-    gaps = [0.1 * math.exp(rate * t) for t in steps]
-    return [*noise(200), *[make_row(energy_gap=gap, **changes) for gap in gaps]]
-
-
-def test_slow_growth_of_energies_that_touch_is_no_error():
-    assert ERROR not in found(GROWTH, creeping(0.04, energy_overlap=GROWTH.touch))
-
-
-@pytest.mark.parametrize("overlap", [0.0, 0.14, 0.86, 1.0])
-@pytest.mark.parametrize("rate", [0.003, 0.02, GROWTH.growth / GROWTH.lag / 2])
-def test_slow_growth_of_energies_that_are_apart_is_an_error_at_a_factor(rate, overlap):
-    rows = creeping(rate, energy_overlap=overlap)
+@pytest.mark.parametrize(("rate", "power"), [(0.003, 2), (0.01, 2), (0.028, 1), (0.04, 1)])
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_slow_growth_is_seen_where_it_is_out_of_line_with_the_data(overlap, rate, power):
+    """At a lowered learning rate gaps doubled every 25 rows, from 1 to millions."""
+    gaps = [math.exp(rate * t) for t in range(int(9 / rate))]
+    rows = [*noise(200), *[make_row(energy_gap=gap, energy_overlap=overlap) for gap in gaps]]
     levels = found(GROWTH, rows)
-    sizes = [abs(row["energy_gap"]) + row["f_pos/std"] for row in rows]
-    limit = (max(sizes[200 - GROWTH.window : 200]) + GROWTH.unit) * math.exp(GROWTH.slow)
-    outgrown = next(i for i, size in enumerate(sizes) if size + GROWTH.unit > limit)
-    assert levels.index(ERROR) == max(outgrown, 200 + GROWTH.slow_steps - 1)
-
-
-@pytest.mark.parametrize("before", [GROWTH.window - 1, GROWTH.window])
-def test_energies_that_have_not_touched_for_a_whole_window_are_a_start(before):
-    rows = [make_row()] * before + creeping(0.05, energy_overlap=0.0)[200:]
-    first = found(replace(GROWTH, settle=10**6), rows).index(ERROR)
-    assert (abs(rows[first]["energy_gap"]) < 5) == (before == GROWTH.window)
+    seen = next(row for row, level in zip(rows, levels, strict=True) if level)["energy_gap"]
+    lost = rows[levels.index(ERROR)]["energy_gap"]
+    assert seen < 1.5 * GROWTH.spreads
+    assert 1 < lost / GROWTH.spreads**power < 1.5
 
 
 @pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
@@ -140,12 +112,17 @@ def test_energies_that_have_not_touched_for_a_whole_window_are_a_start(before):
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.parametrize("past", [0.0, 20.0])
 def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps, sign, unit):
-    """The negatives fall under all data, or rise over it: nothing overlaps as it should."""
     before = noise(SETTLED, gap=sign * past)
     base = 0.1 + past
     doubling = [base * 2 ** (t / steps) for t in range(1, 14 * steps)]
-    overlap = 0.0 if sign > 0 else 1.0
-    rows = [make_row(energy_gap=sign * gap, energy_overlap=overlap) for gap in doubling]
+    rows = [
+        make_row(
+            energy_gap=sign * gap,
+            energy_overlap=0.0 if sign > 0 else 1.0,
+            sampler__grad_norm=0.2 * gap / base,
+        )
+        for gap in doubling
+    ]
     alerts = feed(replace(GROWTH, unit=GROWTH.unit * unit), scaled([*before, *rows], unit))
     error = next(alert for alert in alerts if alert.level is ERROR)
     left = next(t for t, gap in enumerate(doubling, SETTLED) if gap > base + 1)
@@ -155,52 +132,40 @@ def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps
     assert error.value * sign > error.limit * sign > 0
 
 
-# -- growth, and its witnesses ---------------------------------------------------------------------
+# -- growth and its witness ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("past", [0.0, 7.0, -7.0])
 @pytest.mark.parametrize(
     ("growth", "changes", "level"),
     [
-        (0.45, APART, None),
-        (0.55, {}, WARN),
-        (0.75, APART | {"sampler__grad_norm": 9.0}, WARN),
+        (0.75, APART | STEEP, None),
         (0.85, {}, WARN),
-        (0.85, {"energy_overlap": 0.21}, WARN),
-        (0.85, {"energy_overlap": 0.19}, ERROR),
-        (0.85, {"energy_overlap": 0.79}, WARN),
-        (0.85, {"energy_overlap": 0.81}, ERROR),
+        (0.85, APART, WARN),
         (0.85, {"sampler__grad_norm": 0.2 * math.exp(0.39)}, WARN),
         (0.85, {"sampler__grad_norm": 0.2 * math.exp(0.41)}, ERROR),
-        (1.35, {}, WARN),
-        (1.45, {}, ERROR),
-        (1.45, {"energy_overlap": math.nan, "sampler__grad_norm": math.nan}, ERROR),
+        (1.55, {}, WARN),
+        (1.65, {}, ERROR),
         # What is unknown witnesses nothing.
-        (0.85, {"energy_overlap": math.nan}, WARN),
-        (0.85, {"sampler__grad_norm": math.nan}, WARN),
+        (1.55, {"energy_overlap": math.nan, "sampler__grad_norm": math.nan}, WARN),
+        (1.65, {"energy_overlap": math.nan, "sampler__grad_norm": math.nan}, ERROR),
     ],
 )
-def test_growth_is_an_error_where_a_witness_agrees(past, growth, changes, level):
-    standing = [make_row(energy_gap=past)] * SETTLED
+def test_growth_is_an_error_where_the_samplers_gradient_agrees(past, growth, changes, level):
+    rule, standing = replace(RULE, spreads=1e3), [make_row(energy_gap=past)] * SETTLED
     gap = math.copysign(grown(growth, abs(past)), past)
-    assert found(RULE, [*standing, make_row(**changes | {"energy_gap": gap})])[-1] is level
-
-
-def test_the_energies_are_no_witness_where_the_overlap_is_missing():
-    row = {"energy_gap": grown(0.85), "f_pos/std": 1.0}
-    assert found(RULE, [*STANDING, row])[-1] is WARN
-    assert found(RULE, [*STANDING, row | {"sampler/grad_norm": 9.0}])[-1] is ERROR
+    assert found(rule, [*standing, make_row(**changes | {"energy_gap": gap})])[-1] is level
 
 
 def test_a_sampler_without_a_gradient_is_no_witness():
-    still = [make_row(energy_gap=0.0, sampler__grad_norm=0.0)] * SETTLED
-    assert found(RULE, [*still, still[0] | {"energy_gap": grown(0.85)}])[-1] is WARN
+    still = [make_row(sampler__grad_norm=0.0)] * SETTLED
+    assert found(RULE, [*still, make_row(energy_gap=grown(0.85), **STEEP)])[-1] is WARN
 
 
 @pytest.mark.parametrize("spread", [0.1, 1.0, 5.0])
 def test_the_spread_of_the_data_counts_as_the_gap_does(spread):
     standing = [make_row(f_pos__std=spread)] * SETTLED
-    for growth, level in [(0.45, None), (0.55, WARN), (1.45, ERROR)]:
+    for growth, level in [(0.75, None), (0.85, WARN), (1.65, ERROR)]:
         gap = grown(growth, spread=spread)
         of_gap = make_row(energy_gap=gap, f_pos__std=spread)
         of_spread = make_row(f_pos__std=spread + gap)
@@ -211,75 +176,71 @@ def test_the_spread_of_the_data_counts_as_the_gap_does(spread):
     assert spread < alert.limit < alert.value
 
 
-def test_the_past_ends_some_steps_before():
-    """So that a blow-up is compared with what was before it."""
-    growing = [make_row(energy_gap=0.1 * t, **APART) for t in range(1, RULE.lag)]
-    last = make_row(energy_gap=grown(0.85), **APART)
+def test_the_past_ends_some_rows_before_and_never_takes_in_an_error():
+    last = make_row(energy_gap=grown(0.85), **STEEP)
+    growing = [make_row(energy_gap=0.1 * t) for t in range(1, RULE.rows // 2)]
     assert found(RULE, [*STANDING, *growing, last])[-1] is ERROR
-    # What is as old as that belongs to the range: and is part of it for a window. No ERROR ever is.
-    for wait, level in [(1, WARN), (RULE.lag, None), (RULE.window - 1, None), (RULE.window, WARN)]:
-        for growth, found_at in ((0.75, level), (0.85, ERROR)):
-            bump = [make_row(energy_gap=grown(growth), **APART)]
-            rows = [*STANDING, *bump, *STANDING[: wait - 1], *bump]
-            assert found(RULE, rows)[-1] is found_at
+    warned = make_row(energy_gap=grown(0.85))
+    for wait, level in [(1, WARN), (RULE.rows // 2, WARN), (RULE.rows // 2 + 1, None), (99, WARN)]:
+        for bump, again in ((warned, level), (last, ERROR)):
+            assert found(RULE, [*STANDING, bump, *STANDING[:1] * (wait - 1), bump])[-1] is again
 
 
-# -- the beginning ---------------------------------------------------------------------------------
+def test_growth_counts_once_energies_have_touched_on_rows_that_set_no_record():
+    after = make_row(energy_gap=grown(0.85), **STEEP)
+    for count, level in ((RULE.rows, None), (RULE.rows + 1, ERROR)):  # the first sets one
+        assert found(RULE, [*[make_row()] * count, after])[-1] is level
+    for overlap, level in ((0.19, None), (0.21, ERROR), (0.79, ERROR), (0.81, None)):
+        past = [make_row(energy_overlap=overlap)] * 60
+        assert found(RULE, [*past, after])[-1] is level
+    rising = [make_row(f_pos__std=1 + 0.01 * t) for t in range(60)]
+    assert found(RULE, [*rising, make_row(f_pos__std=4.0, **STEEP)])[-1] is None
 
 
-@pytest.mark.parametrize("spread", [0.2, 1.0, 30.0])
+# -- out of line with the spread of the data -------------------------------------------------------
+
+
 @pytest.mark.parametrize("sign", [1, -1])
-def test_before_the_run_has_settled_only_a_large_gap_is_an_error(sign, spread):
-    start = GROWTH.start if sign > 0 else GROWTH.start_negative
-    for count in range(1, GROWTH.settle + 1):
-        past = [make_row(f_pos__std=spread)] * count
-        for share in (0.99, 1.01):
-            gap = sign * share * start * max(1.0, spread)
-            level = found(GROWTH, [*past, make_row(energy_gap=gap, f_pos__std=spread)])[-1]
-            assert level is (ERROR if share > 1 or count == GROWTH.settle else None)
+@pytest.mark.parametrize(
+    ("past", "now", "limit"),
+    [
+        (1.0, 1.0, 20.0),
+        (9.0, 9.0, 180.0),
+        (9.0, 1.0, 180.0),  # the usual one counts where it is the larger
+        (1.0, 9.0, 60.0),  # and where it is not, the geometric mean
+        (0.01, 0.01, 20.0),  # a spread has a floor
+        (0.01, 4.0, 40.0),
+    ],
+)
+def test_a_gap_is_measured_in_spreads_of_the_data(past, now, limit, sign):
+    """From the second row on, on either side: -228 at a spread of 8.7 was a run that was lost."""
+    for count in (1, 5, 15):
+        rows = [make_row(f_pos__std=past, **APART)] * count
+        for share, level in ((0.99, None), (1.01, ERROR)):
+            row = make_row(energy_gap=sign * share * limit, f_pos__std=now, **APART)
+            assert found(RULE, [*rows, row])[-1] is level
 
 
-def test_energies_that_start_large_have_room():
-    """A tenth of the first median, as someone starts whose energies are in thousands."""
-    rows = [make_row(f_pos__median=-5e3, energy_gap=0.9 * 500 * GROWTH.start)]
-    assert found(GROWTH, [make_row(f_pos__median=-5e3), *rows]) == [None, None]
-
-
-def test_a_new_scale_has_to_settle_again():
-    """A gap that grew tenfold, and was no ERROR, is judged by factors when it has stood a while."""
-    assert set(found(RULE, [*STANDING, *[make_row(energy_gap=30.0)] * 200])[SETTLED:]) == {ERROR}
-    risen = [make_row(**ABSORBED | {"energy_gap": 30.0})] * 200
-    twice = make_row(energy_gap=grown(2.0, 30.0), **APART)
-    assert twice["energy_gap"] > RULE.start
-    within = make_row(energy_gap=grown(1.0, 30.0), **APART)
-    assert within["energy_gap"] < RULE.start
-    for count in range(RULE.lag, RULE.settle):
-        assert found(RULE, [*STANDING, *risen[:count], within])[-1] is None
-        assert found(RULE, [*STANDING, *risen[:count], twice])[-1] is ERROR
-    assert found(RULE, [*STANDING, *risen[: RULE.settle], within])[-1] is ERROR
-
-
-def test_a_rule_that_needs_no_settling_waits_for_a_past():
-    rule = replace(RULE, settle=0)
-    gap = grown(1.45)
-    for count in range(1, RULE.lag + 1):
-        rows = [*STANDING[:count], make_row(energy_gap=gap)]
-        assert found(rule, rows)[-1] is (ERROR if count == RULE.lag else None)
-        rows = [*STANDING[:count], make_row(energy_gap=1.01 * RULE.start)]
-        assert found(rule, rows)[-1] is ERROR
+def test_a_gap_that_is_usual_is_not_out_of_line():
+    """Some energies live as far apart; they are lost only where they move on from there."""
+    rows = [make_row(energy_gap=0.2 * t, **APART) for t in range(125)]
+    assert found(RULE, [*rows, *[rows[-1]] * 99]) == [None] * 101 + [WARN] * 123
+    assert found(RULE, [*rows, *[make_row(energy_gap=80.0, **APART)]])[-1] is ERROR
 
 
 # -- what the weights absorb -----------------------------------------------------------------------
 
+ABSORBED: dict[str, Any] = {"beta_star": 2.0, "energy_overlap": 0.4}
 
-@pytest.mark.parametrize(("gap", "level"), [(40.0, WARN), (90.0, WARN), (1e4, ERROR)])
+
+@pytest.mark.parametrize(("gap", "level"), [(40.0, WARN), (390.0, WARN), (410.0, ERROR)])
 def test_an_excess_that_the_weights_absorb_is_a_warning_but_not_without_end(gap, level):
-    surge = make_row(**ABSORBED | {"energy_gap": gap, "sampler__grad_norm": 9.0})
+    surge = make_row(**ABSORBED | STEEP, energy_gap=gap)
     past = noise(SETTLED, **ABSORBED)
-    assert levels(feed(GROWTH, [*past, *[surge] * 50])) == [(level, SETTLED)]
+    assert levels(feed(RULE, [*past, *[surge] * 9])) == [(level, SETTLED)]
     # Where no weights take it out, the same is an ERROR.
     linear = [row | {"beta_star": 0.0} for row in [*past, surge]]
-    assert levels(feed(GROWTH, linear)) == [(ERROR, SETTLED)]
+    assert levels(feed(RULE, linear)) == [(ERROR, SETTLED)]
 
 
 @pytest.mark.parametrize(
@@ -287,53 +248,39 @@ def test_an_excess_that_the_weights_absorb_is_a_warning_but_not_without_end(gap,
     [
         {"beta_star": 0.0},
         {"beta_star": -2.0},
-        {"beta_star": 1e-6},
         {"beta_star": math.nan},
-        {"energy_overlap": 0.0},
         {"energy_overlap": 0.005},
         {"energy_overlap": math.nan},
-        {"f_neg__min": 3.0},
-        {"f_neg__min": math.nan},
         {"energy_gap": -40.0},
         {"f_pos__std": 400.0},  # the data's energies have grown as well
     ],
 )
 def test_what_the_weights_do_not_absorb_is_an_error(change):
-    past = noise(SETTLED, f_neg__min=-200.0)
-    surge = make_row(**ABSORBED | {"energy_gap": 40.0} | change)
-    assert levels(feed(GROWTH, [*past, surge])) == [(ERROR, SETTLED)]
-    without = {
-        "beta_star": 2.0,
-        "energy_gap": 40.0,
-        "f_pos/std": 1.0,
-    }  # tags that are missing absorb nothing
-    assert levels(feed(GROWTH, [*past, without])) == [(ERROR, SETTLED)]
+    past, changed = noise(SETTLED), ABSORBED | {"energy_gap": 40.0} | change
+    assert levels(feed(RULE, [*past, make_row(**changed)])) == [(ERROR, SETTLED)]
     absorbed = make_row(**ABSORBED | {"energy_gap": 40.0})
-    del absorbed["energy_overlap"]
-    assert levels(feed(GROWTH, [*past, absorbed])) == [(ERROR, SETTLED)]
-
-
-@pytest.mark.parametrize(("nats", "level"), [(0.9, ERROR), (1.1, WARN)])
-def test_absorption_needs_a_deep_tail_for_the_share_that_competes(nats, level):
-    # Half of the pairs compete at beta* = 1, so the tail's depth counts half.
-    lowest = 3.5 - 2 * nats * GROWTH.absorb_nats
-    surge = make_row(beta_star=1.0, energy_overlap=0.5, energy_gap=40.0, f_neg__min=lowest)
-    assert levels(feed(GROWTH, [*noise(SETTLED), surge])) == [(level, SETTLED)]
+    for tag in ("beta_star", "energy_overlap"):  # tags that are missing absorb nothing
+        without = {name: x for name, x in absorbed.items() if name != tag}
+        assert levels(feed(RULE, [*past, without])) == [(ERROR, SETTLED)]
 
 
 @pytest.mark.parametrize(
-    ("sign", "growth", "remedies"),
+    ("gap", "remedies"),
     [
-        (1, 1.1 * GROWTH.warn, (Remedy.LOWER_LR, Remedy.RAISE_BETA)),
-        (-1, 1.1 * GROWTH.warn, (Remedy.LOWER_LR, Remedy.FINER_STEPS)),
-        (1, 2 * GROWTH.growth_alone, (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
-        (-1, 2 * GROWTH.growth_alone, (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
+        (grown(1.5 * GROWTH.growth), (Remedy.LOWER_LR, Remedy.RAISE_BETA)),
+        (-grown(1.5 * GROWTH.growth), (Remedy.LOWER_LR, Remedy.FINER_STEPS)),
+        (grown(3 * GROWTH.growth), (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
+        (-grown(3 * GROWTH.growth), (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
+        (-0.1, (Remedy.ROLL_BACK, Remedy.LOWER_LR)),
     ],
 )
-def test_the_remedies_follow_level_and_side(sign, growth, remedies):
-    (alert,) = feed(GROWTH, [*STANDING, make_row(energy_gap=sign * grown(growth))])
+def test_the_remedies_follow_level_and_side(gap, remedies):
+    """Neither a higher beta* nor more steps, where samples lie above the data."""
+    spread = 1.0 if abs(gap) > 1 else 100.0
+    (alert,) = feed(GROWTH, [*STANDING, make_row(energy_gap=gap, f_pos__std=spread)])
     assert alert.remedies[:2] == remedies
-    assert (Remedy.RAISE_BETA in alert.remedies) == (sign > 0)
+    assert (Remedy.RAISE_BETA in alert.remedies) == (gap > 0)
+    assert (Remedy.MORE_STEPS in alert.remedies) == (gap > 0)
 
 
 # -- what it does not know, and what must not matter -----------------------------------------------
@@ -345,7 +292,7 @@ def test_what_is_unknown_is_another_rule_s_business(tag, value):
     broken = make_row()
     del broken[tag]
     broken |= {} if value is None else {tag: value}
-    surge = make_row(energy_gap=2 * grown(GROWTH.growth_alone), **APART)
+    surge = make_row(energy_gap=grown(3 * GROWTH.growth), **APART)
     rows = [*noise(60), *[broken] * 60, *noise(60, seed=1), surge]
     # Neither an alarm nor a hole in the past: the later blow-up is found as ever.
     assert levels(feed(GROWTH, rows)) == [(ERROR, 180)]
@@ -360,6 +307,7 @@ def test_a_row_without_a_gap_changes_nothing_and_numbers_of_json_stay():
         reading = watcher.read(row)
         assert (reading.level, reading.calm) == (None, None)
     assert watcher.state_dict() == before
+    assert watcher.read(make_row(f_pos__std=math.inf)).level is ERROR
     watcher.read(make_row(f_pos__std=math.nan, sampler__grad_norm=math.inf))
     json.dumps(watcher.state_dict(), allow_nan=False)
 
@@ -389,17 +337,16 @@ def test_the_unit_of_the_energies_does_not_matter(drawn, exponent):
     unit = 2.0**exponent  # exact
     rows, rule = story(drawn), replace(GROWTH, unit=GROWTH.unit * unit)
     told, expected = feed(rule, scaled(rows, unit)), feed(GROWTH, rows)
-    assert [(a.level, a.step, a.value, a.limit) for a in told] == [
-        (a.level, a.step, a.value * unit, a.limit * unit) for a in expected
+    assert [(a.level, a.step, a.value) for a in told] == [
+        (a.level, a.step, a.value * unit) for a in expected
     ]
-    assert found(rule, scaled(rows, unit)) == found(GROWTH, rows)
 
 
 @settings(max_examples=30)
 @given(drawn=TAILS, shift=st.floats(-3e3, 3e3))
 def test_a_constant_added_to_all_energies_does_not_matter(drawn, shift):
-    """The loss is invariant to it, and so are the alerts once the run has begun."""
-    rows = [row for row in story(drawn) if abs(row["energy_gap"]) < GROWTH.start]
+    """The loss is invariant to it, and so are the alerts."""
+    rows = story(drawn)
     shifted = [
         {tag: v + shift if tag in ENERGIES[1:] and "std" not in tag else v for tag, v in r.items()}
         for r in rows
@@ -410,13 +357,12 @@ def test_a_constant_added_to_all_energies_does_not_matter(drawn, shift):
 @settings(max_examples=30)
 @given(drawn=TAILS)
 def test_the_sign_of_the_gap_matters_to_the_weights_alone(drawn):
-    rule = replace(GROWTH, start_negative=GROWTH.start)
     rows = [row | {"beta_star": 0.0} for row in story(drawn)]
     mirrored = [
         row | {"energy_gap": -row["energy_gap"], "energy_overlap": 1 - row["energy_overlap"]}
         for row in rows
     ]
-    assert found(rule, mirrored) == found(rule, rows)
+    assert found(GROWTH, mirrored) == found(GROWTH, rows)
 
 
 STORIES = {
@@ -465,21 +411,23 @@ def test_the_memory_of_a_run_that_grows_for_ever_is_bounded():
     assert len(json.dumps(watcher.state_dict())) < 50_000
 
 
-# -- an error that comes again ---------------------------------------------------------------------
+# -- episodes --------------------------------------------------------------------------------------
 
 
-def test_an_error_that_passed_comes_again_where_it_is_twice_as_large():
-    judge = Judge([GROWTH])
-    feed(judge, STANDING)
-    size = 3 * grown(GROWTH.growth_alone)
-    rest = make_row()
-    sizes = [size, size, 9 * size, None, size, 1.9 * size, None, 2.1 * size, 9 * size, None, size]
-    rows = [rest if gap is None else make_row(energy_gap=gap) for gap in sizes]
-    # Not while it lasts, not an equal one, and then one that is worse.
-    assert [(a.level, a.value) for a in feed(judge, rows[:3])] == [(ERROR, size)]
-    assert feed(judge, rows[3:7]) == []
-    assert [(a.level, a.value) for a in feed(judge, rows[7:])] == [(ERROR, 2.1 * size)]
-    assert max(judge.active.values()) is ERROR
+def test_a_run_that_limps_is_an_error_once_or_twice():
+    """4,000 rows whose gap wanders from 24 to 210, at no overlap: it had 42 ERRORs."""
+    draw = random.Random(0)
+    limping = [
+        make_row(energy_gap=24 * (210 / 24) ** (t / 4000) * math.exp(draw.gauss(0, 0.3)), **APART)
+        for t in range(4000)
+    ]
+    errors = [a for a in feed(GROWTH, [*noise(100), *limping]) if a.level is ERROR]
+    assert 1 <= len(errors) <= 3
+
+
+def test_samples_that_shoot_over_and_then_under_the_data_are_one_episode():
+    rows = [*STANDING, make_row(energy_gap=-50.0), *[make_row()] * 3, make_row(energy_gap=140.0)]
+    assert levels(feed(GROWTH, rows)) == [(ERROR, SETTLED)]
 
 
 # -- bad arguments ---------------------------------------------------------------------------------
@@ -488,26 +436,14 @@ def test_an_error_that_passed_comes_again_where_it_is_twice_as_large():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"warn": 0.0}, "expected 0 < warn <= growth <= growth_alone <= 100, but got warn=0.0"),
-        ({"warn": 0.9}, "but got warn=0.9, growth=0.8, growth_alone=1.4"),
-        ({"growth": 1.5}, "growth=1.5, growth_alone=1.4"),
-        ({"growth_alone": math.inf}, "growth_alone=inf"),
+        ({"spreads": 0.5}, "expected 1 <= spreads <= 1e6, but got spreads=0.5"),
+        ({"growth": 0.0}, "expected 0 < growth <= 50, but got growth=0.0"),
+        ({"growth": math.inf}, "growth=inf"),
         ({"growth": math.nan}, "growth=nan"),
-        ({"apart": 0.0}, "0 < apart <= 0.5, but got apart=0.0"),
-        ({"apart": 0.6}, "apart=0.6"),
-        ({"steeper": -1.0}, "0 <= steeper <= 100, but got steeper=-1.0"),
-        ({"start": 0.0}, "start > 0, start_negative > 0, unit > 0, but got start=0.0"),
-        ({"start_negative": math.nan}, "start_negative=nan"),
-        ({"lost": 101.0}, "0 < lost <= 100, but got absorb_nats=1.0, lost=101.0"),
+        ({"rows": 1}, "rows >= 2, unit > 0, but got rows=1"),
         ({"unit": -1.0}, "unit=-1.0"),
-        ({"absorb_nats": 0.0}, "absorb_nats=0.0"),
-        ({"absorb_nats": math.nan}, "absorb_nats=nan"),
-        ({"settle": -1}, "settle >= 0, slow_steps >= 1, but got settle=-1"),
-        ({"slow_steps": 0}, "slow_steps=0"),
-        ({"touch": 0.5}, "0 < touch < 0.5, 0 < slow <= 100, but got touch=0.5"),
-        ({"slow": math.inf}, "slow=inf"),
-        ({"lag": 64}, "1 <= lag < window, but got lag=64, window=64"),
-        ({"lag": 0}, "lag=0"),
+        ({"edge": 0.5}, "edge=0.5"),
+        ({"part": 0.0}, "0 < part <= 1, but got part=0.0"),
     ],
 )
 def test_a_rule_that_contradicts_itself_is_refused(changes, said):

@@ -27,9 +27,9 @@ def test_of_several_rules_the_narrowest_limits_hold():
     for rules in ((FloorRule(), strict), (strict, FloorRule())):
         assert Bands(rules).limits == {"grad_scale": Limits(low=0.15)}
     wide = next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
-    narrow = replace(wide, name="narrow", warn=wide.warn / 2)
+    narrow = replace(wide, name="narrow", growth=wide.growth / 2)
     one, both = Bands((narrow,)), Bands((wide, narrow, wide))
-    for t in range(wide.settle + 20):
+    for t in range(3 * wide.rows):
         row = make_row(energy_gap=0.1 * (t % 3), sampler__grad_norm=0.2 + 0.1 * (t % 2))
         assert both.read(row) == one.read(row)
     assert math.isfinite(both.limits["energy_gap"].high)
@@ -37,7 +37,7 @@ def test_of_several_rules_the_narrowest_limits_hold():
 
 def test_a_rule_without_limits_has_none():
     class Bare:
-        name, calm_steps, cooldown = "bare", 1, 0
+        name = "bare"
 
         def watcher(self):
             return object()

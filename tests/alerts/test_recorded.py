@@ -72,7 +72,8 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience():
     recorded = excerpt("starved")
     failing = [a for a in alerts_of(recorded) if a.rule == "sampler_failing"]
     assert [(a.level, a.step) for a in failing] == [(Level.WARN, 275), (Level.ERROR, 455)]
-    assert failing[0].remedies[:2] == ("more SGLD steps", "lower beta_star")
+    # The energies had come apart before: more SGLD steps are among the remedies of that.
+    assert [a.follows for a in failing] == ["energy_blowup"] * 2
     degenerate = [a for a in alerts_of(recorded) if a.rule == "weights_degenerate"]
     assert [(a.level, a.tag) for a in degenerate] == [(Level.WARN, "ess")]
 
@@ -83,5 +84,5 @@ def test_an_alert_names_its_value_its_limit_and_its_window():
     row = recorded.rows[alert.step - recorded.first_step]
     assert alert.tag == "energy_gap"
     assert alert.value == row["energy_gap"] > alert.limit > 0
-    assert alert.window == GROWTH.window
+    assert alert.window == 5 * GROWTH.rows // 2
     assert alert.remedies[0].startswith("go back")

@@ -60,8 +60,6 @@ class Told:
     """Fires as a number of the row says: 1 for WARN, 2 for ERROR, -1 for INFO."""
 
     name: str
-    calm_steps: int = 2
-    cooldown: int = 0
 
     def watcher(self) -> ToldWatcher:
         return ToldWatcher(self.name)
@@ -111,11 +109,11 @@ QUIET: dict[str, int] = {}
         ),
         # Once the cause is over, a consequence that gets worse speaks for itself.
         (
-            [{"a": 2}, {"b": 1}, {"b": 1}, {"b": 1}, {"b": 2}],
-            [("a", 0, 2, None), ("b", 1, 1, "a"), ("b", 4, 2, None)],
+            [{"a": 2}, *[{"b": 1}] * 11, {"b": 2}],
+            [("a", 0, 2, None), ("b", 1, 1, "a"), ("b", 12, 2, None)],
         ),
         # As does new trouble.
-        ([{"a": 2}, QUIET, QUIET, {"b": 1}], [("a", 0, 2, None), ("b", 3, 1, None)]),
+        ([{"a": 2}, *[QUIET] * 10, {"b": 1}], [("a", 0, 2, None), ("b", 11, 1, None)]),
         # Of several, the one that follows from none.
         (
             [{"b": 2}, {"a": 2, "b": 2}, {"c": 1, "a": 2, "b": 2}],

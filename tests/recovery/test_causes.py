@@ -194,7 +194,7 @@ def test_what_was_tried_goes_through_a_checkpoint() -> None:
 
 def test_a_floor_that_was_waited_for_is_waited_for_again() -> None:
     """GradScale of 8 negatives is 8/9 at most: under this floor from the first step on."""
-    rule = FloorRule(floor=0.95, clear=0.96, warn_patience=5, error_patience=15)
+    rule = FloorRule(floor=0.95, warn_patience=5, error_patience=15)
     run = Run(Recovery(**QUICK), detector=Judge([rule]))
     for _ in range(40):
         run.step()

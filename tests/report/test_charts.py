@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
 
@@ -26,19 +27,23 @@ def test_at_beta_star_zero_weights_are_those_of_the_reference():
 
 def test_a_moving_band_is_growth_over_the_runs_own_past():
     bands, rule = Bands(), next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
+    assert isinstance(rule, GrowthRule)
     sizes: list[float] = []
-    for step, row in rows(range(3 * rule.window), seed=5):
-        limits = bands.read(row)["energy_gap"]
-        spread = row["f_pos/std"]
-        sizes.append(abs(row["energy_gap"]) + spread)
-        # The energies overlap: nothing witnesses a blow-up.
-        warn = error = rule.start if row["energy_gap"] > 0 else rule.start_negative
-        if step >= rule.settle:
-            before = max(sizes[-rule.window : -rule.lag]) + rule.unit
+    spreads: list[float] = []
+    for step, row in rows(range(6 * rule.rows), seed=5):
+        limits, spread = bands.read(row)["energy_gap"], row["f_pos/std"]
+        start = max(0, step - 5 * rule.rows // 2)
+        past = slice(start, max(1, step - rule.rows // 2))
+        usual = max(rule.unit, median(spreads[past] or [spread]))
+        warn = error = rule.spreads * math.sqrt(usual * max(usual, spread))
+        if step > 2 * rule.rows:  # no sampler witnesses a blow-up
+            record = max(sizes[past]) + rule.unit
             warn, error = (
-                before * math.exp(x) - rule.unit - spread for x in (rule.warn, rule.growth_alone)
+                min(error, record * math.exp(x * rule.growth) - rule.unit - spread) for x in (1, 2)
             )
-        assert limits == pytest.approx((-warn, warn, -error, error))
+            assert limits == pytest.approx((-warn, warn, -error, error))
+        sizes.append(abs(row["energy_gap"]) + spread)
+        spreads.append(spread)
 
 
 def test_fixed_limits_are_the_rules_own():
