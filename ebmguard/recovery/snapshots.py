@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
+from ..alerts import CollapsedRule
 from ..errors import ConfigError
 from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer
@@ -30,8 +31,7 @@ __all__ = [
     "restore",
 ]
 
-# The share of its best spread under which f is a constant: that of the rule ``collapsed``.
-CONSTANT = 0.003
+CONSTANT = CollapsedRule.share  # of its best spread, under which f is a constant
 Health = Callable[[int], tuple[bool, float]]
 _PARTS = ("model", "optimizer", "scheduler", "scaler", "ema", "buffer")
 
