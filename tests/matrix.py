@@ -243,6 +243,7 @@ def written(table: str, name: str, line: str) -> str:
         "# The suite, environment by environment",
         "",
         f"The whole suite passes in {good} of {len(rows)} environments.",
+        "",
         f"Written by `make test-matrix` on {processor()}. Each row differs from the first in one "
         "thing.",
         "What is skipped says why under `pytest -rs`.",

@@ -84,7 +84,7 @@ def table_rows(page: str, *starts: str) -> list[list[str]]:
     return [cells for cells in found if cells[0].startswith(starts)]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results/index.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/alerts.md"])
 def test_what_is_quoted_of_the_population_stands_there(page: str) -> None:
     measured = (ROOT / "docs/results/population.md").read_text()
     parts = re.split(r"\n\n|\n(?=[-|] ?)", (ROOT / page).read_text())

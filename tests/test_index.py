@@ -1,4 +1,4 @@
-"""The index of claims: every row has a verdict and a command that is there; none is left out."""
+"""The index of claims: rows are whole, verdicts no bolder than their numbers; pages are short."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import tyro
+from scipy.stats import binomtest
 
 from ebmguard import cli
 from tests.test_docs import anchors
@@ -25,6 +26,9 @@ CLAIMS = PAGE.with_name("claims.csv")
 HEAD = ["claim", "verdict", "ours", "theirs", "seeds", "command"]
 VERDICT = re.compile(r"\*\*(holds|holds in part|not seen|not run)\*\*")
 COMMAND = re.compile(r"`([^`]+)`")
+RATE = re.compile(r"(?<![\d.,])(\d+) of (\d+)\b(?:\]\([^)]*\))?(?: \((\d\.\d\d) to (\d\.\d\d)\))?")
+NUMBER = "none|one|two|three|four|five|six|seven|eight|nine|ten"
+IN_WORDS = re.compile(rf"\b({NUMBER}|all)( \w+)? of (\d+|{NUMBER})\b")
 
 
 with CLAIMS.open(encoding="utf-8", newline="") as opened:
@@ -48,8 +52,29 @@ def problem(row: dict[str, str]) -> str:
     return "" if row["ours"] and row["seeds"] else "a verdict without a number or its seeds"
 
 
-def test_rows_are_whole():
-    assert {row["claim"]: said for row in ROWS if (said := problem(row))} == {}
+def too_bold(row: dict[str, str]) -> str:
+    """Why a verdict says more than its numbers; empty where it does not.
+
+    "Holds" takes three seeds or an exact argument, and a rate its 95% interval (Clopper-Pearson).
+    """
+    verdict = VERDICT.match(row["verdict"])
+    if verdict and verdict[1] == "not run":
+        return ""
+    seeds = [int(count) for count in re.findall(r"\d+", row["seeds"])]
+    if verdict and verdict[1] == "holds" and "exact" not in row["seeds"] and min(seeds) < 3:
+        return "holds on fewer than three seeds"
+    if in_words := IN_WORDS.search(row["ours"]):
+        return f"a rate in words has no interval: {in_words[0]}"
+    for k, n, *said in RATE.findall(row["ours"]):
+        interval = binomtest(int(k), int(n)).proportion_ci()
+        if said != (exact := [f"{interval.low:.2f}", f"{interval.high:.2f}"]):
+            return f"{k} of {n} without ({exact[0]} to {exact[1]})"
+    return ""
+
+
+@pytest.mark.parametrize("check", [problem, too_bold])
+def test_rows_are_whole_and_no_bolder_than_their_numbers(check):
+    assert {row["claim"]: said for row in ROWS if (said := check(row))} == {}
 
 
 def test_the_page_counts_the_rows():
@@ -87,6 +112,42 @@ GOOD = dict(zip(HEAD, ["Figure 2", "**holds**", "4", "5", "3", "`ebmguard figure
 def test_a_row_that_lacks_something_is_seen(change):
     assert not problem(GOOD)
     assert problem(GOOD | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "fine"),
+    [
+        ({"seeds": "1"}, False),
+        ({"seeds": "5; 2"}, False),
+        ({"seeds": "exact; 2"}, True),
+        ({"seeds": "1", "verdict": "**holds in part**: one seed"}, True),
+        ({"ours": "5 of 5 seeds"}, False),
+        ({"ours": "5 of 5 (0.90 to 1.00) seeds"}, False),
+        ({"ours": "[5 of 5](toys.md) (0.48 to 1.00) seeds"}, True),
+        ({"ours": "none of 27 runs"}, False),
+        ({"ours": "two runs of five", "verdict": "**not seen**"}, False),
+    ],
+    ids=str,
+)
+def test_a_verdict_that_is_too_bold_is_seen(change, fine):
+    assert (not too_bold(GOOD | change)) == fine
+
+
+MOST_WORDS = {
+    **dict.fromkeys(sorted(PAGE.parent.glob("*.md")), 800),
+    **{PAGE.parents[1] / f"{page}.md": 1200 for page in ("bism", "shortrun", "toys", "training")},
+}
+BEING_WRITTEN = ("energy_matching", "population")
+
+
+@pytest.mark.parametrize("page", MOST_WORDS, ids=lambda page: page.stem)
+def test_pages_are_short_and_results_come_first_in_two_sentences(page):
+    text = page.read_text(encoding="utf-8")
+    assert sum(any(map(str.isalnum, word)) for word in text.split()) <= MOST_WORDS[page]
+    opening = " ".join(text.split("\n\n")[1].split())
+    sentences = len(re.findall(r"(?<!Eq)[.?!](?= |$)", opening))
+    told = re.fullmatch(r"[^|#`<\[].*\.", opening) and sentences <= 2 and "TODO" not in opening
+    assert told or page.stem in BEING_WRITTEN or page.parent != PAGE.parent, opening
 
 
 def is_a_command(words: list[str]) -> bool:
@@ -170,6 +231,8 @@ def test_nothing_of_the_paper_and_the_response_is_left_out():
     named |= {f"Appendix {letter}" for letter in "ABCDEFGHIJKM"}  # L is Figures 12 to 15
     named |= {"Table 1", "Algorithm 1", *(f"Table 2, line {i}" for i in range(1, 8))}
     named |= {f"Reviewer {who}, Q{i}" for who in (2, 3, 4) for i in (1, 2, 3)}
+    asked = {1: 11, 2: 4, 3: 10, 4: 2}
+    named |= {f"BiSM, review {who}, Q{i + 1}" for who, most in asked.items() for i in range(most)}
     missing = [name for name in named if not re.search(rf"{name}\b", claims)]
     assert not missing
 

@@ -19,6 +19,13 @@ def test_the_first_line_of_table_2_is_the_best_of_table_1():
         assert getattr(line.best, metric) == values[best]
 
 
+def test_where_beta_is_better_in_table_2():
+    lines = TABLE_2.values()
+    assert [line.best.accuracy > line.at_zero.accuracy for line in lines].count(True) == 7
+    assert [line.best.inception > line.at_zero.inception for line in lines].count(True) == 7
+    assert [line.best.fid < line.at_zero.fid for line in lines].count(True) == 4
+
+
 def test_table_1_prints_beta():
     scale = SCENARIOS["1"].output_scale
     assert scale == 20_000
