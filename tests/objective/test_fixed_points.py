@@ -89,6 +89,19 @@ def test_default_with_a_known_proposal_rests_at_the_data_whatever_the_proposal(b
                 assert slope.abs().max() > 1e-3
 
 
+def test_what_a_biased_sampler_leaves_falls_with_beta():
+    """Appendix I: the gap is (1/β - 1) (log p_d - log s), if s^(1 - β) is drawn for p^(1 - β)."""
+    gaps = []
+    for beta in (0.1, 0.3, 0.5, 0.7, 0.9, 1.0):
+        rest = DATA.log() + (1 / beta - 1) * (DATA.log() - PROPOSAL.log())
+        slope = _expected_gradient(rest, _tempered(PROPOSAL.log(), beta), beta, 2)
+        assert slope.abs().max() < REST
+        gaps.append((DATA @ (DATA.log() - rest.log_softmax(0))).item())
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[0] > 1
+    assert abs(gaps[-1]) < REST
+
+
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0, -0.5])
 def test_default_with_an_exact_sampler_rests_at_the_data(beta):
     for m in (1, 2, 4):
