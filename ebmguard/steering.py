@@ -1,7 +1,7 @@
 """Controllers of the run: the number of SGLD steps, and β*. Both are off by default. No torch.
 
-Settings make a controller, ``AdaptiveSteps().start(5)``, which observes every judged row once, in
-the order of the steps, and has a ``value``; equal rows on all ranks give equal ones.
+Settings make a controller: ``AdaptiveSteps().start(5)``. It observes every judged row once, in the
+order of the steps, and has a ``value``. Equal rows on all ranks give equal values.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ def _check(settings: object, is_meant: bool, problem: str) -> None:
 class SteerBeta:
     """Settings of the steered β*: as large as the effective number of negatives allows.
 
-    Above its band of ESS β* is raised: the weights are nearly uniform and tell little apart. Below
-    it β* is lowered: few of the negatives that compete carry the gradient, and the sampler finds
-    the others again (Appendices I.1 and J). Where GradScale is under ``floor`` β* is held: no
-    negative competes, which the sampler has to mend, and of a lower β* the gap grows with 1/β*.
-    All default values are those measured (``docs/results/steering.md``).
+    If ESS is above its band, β* is raised: the weights are nearly uniform. If ESS is below it, β*
+    is lowered: few of the competing negatives carry the gradient, and the sampler finds the others
+    again (Appendices I.1 and J). If GradScale is under ``floor``, β* is held: no negative competes,
+    only the sampler can mend that, and a lower β* makes the gap grow with 1/β*. All default values
+    were measured (``docs/results/steering.md``).
 
     Attributes:
         least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
         ess: the band of ESS, as a fraction of the negatives.
         floor: GradScale below which β* is held; its healthy value is M/(M+1) for M negatives.
-        window: rows whose medians decide, so that one step of a blow-up moves nothing.
+        window: number of rows; their medians decide, so that a single bad step changes nothing.
         rate: factor of one change.
 
     Raises:
@@ -107,7 +107,7 @@ class BetaController(Stateful):
         return self.beta_star
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row; one that lacks ESS or GradScale, or is of an earlier β*, is late."""
+        """Take one judged row. Without ESS or GradScale, or of an earlier β*, it does not count."""
         ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
         beta_star = row.get(BETA_STAR, self.beta_star)
         is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=1e-5)  # it may be float32
@@ -120,7 +120,7 @@ class BetaController(Stateful):
             self.move_to(self.beta_star * self.settings.rate ** self.settings.direction(*medians))
 
     def move_to(self, beta_star: float) -> None:
-        """Go on from another β*, such as that of a recovery, within the bounds."""
+        """Go on from another β* within the bounds, for example after a recovery."""
         least, most = self.bounds
         self.beta_star = min(max(beta_star, least), most)
         self._ess: list[float] = []  # of the rows since the last decision
@@ -141,12 +141,12 @@ class BetaController(Stateful):
 @typed
 @dataclass(frozen=True)
 class AdaptiveSteps:
-    """Settings of the adaptive number of SGLD steps; all default values are those measured.
+    """Settings of the adaptive number of SGLD steps; all default values were measured.
 
-    The number is base * 2**level, and each step finer by 2**level: powers of two keep the CUDA
-    graphs of a captured sampler few. It rises fast, since an energy that is trained on grows as
-    steep as a level just bears (``docs/results/steering.md``). A halving that had to be taken back
-    doubles the patience of the next, so that the number settles.
+    The number is base * 2**level, and each step is finer by 2**level. Powers of two keep the number
+    of captured CUDA graphs small. It rises fast, because with training the energy becomes as steep
+    as the level just allows (``docs/results/steering.md``). If a halving has to be undone, the next
+    one waits twice as long, so that the number settles.
 
     It reads ``grad_scale``, or ``ref/grad_scale`` where β* = 0. At a negative β* nothing changes: a
     low GradScale there means negatives that are too likely.
@@ -157,9 +157,9 @@ class AdaptiveSteps:
             as healthy. It is M/(M+1) for M negatives: below 10, lower both by that factor.
         rise_after: rows in a row under the floor that double the number.
         fall_after: rows over ``clear`` since the last change that halve it.
-        longest: rows to which the patience may grow.
-        give_up_after: rows under the floor with the most steps, after which the base is run until a
-            row over ``clear``: such a run needs a rollback.
+        longest: the most rows that a halving may wait for.
+        give_up_after: after so many rows under the floor with the most steps, the base is run until
+            a row is over ``clear``: such a run needs a rollback.
 
     Raises:
         ConfigError: names a setting out of range and what was expected.
@@ -185,14 +185,14 @@ class AdaptiveSteps:
 
     @typed
     def start(self, base: int) -> StepsController:
-        """A controller at the base number of steps, 1 or more, else a ``ConfigError``."""
+        """A controller at the base number of steps; a ``ConfigError`` if that is below 1."""
         said = f"the base number of steps (sgld_steps= of attach) is {base}"
         _check(self, base >= 1, f"{said}; expected a whole number of 1 or more")
         return StepsController(self, base)
 
 
 class StepsController(Stateful):
-    """The adaptive number of steps of one run; recovery may change ``base``, its usual number."""
+    """The adaptive number of steps of one run. Recovery may change the usual number, ``base``."""
 
     _owner = "AdaptiveSteps"
 
@@ -209,7 +209,7 @@ class StepsController(Stateful):
         self._factors = 0  # sum of 2**level over all rows
 
     def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row; one in which GradScale is unknown only counts as spent."""
+        """Take one judged row. If its GradScale is unknown, only its compute counts."""
         settings = self.settings
         self._rows += 1
         self._factors += self.factor
@@ -241,7 +241,7 @@ class StepsController(Stateful):
 
     @property
     def factor(self) -> int:
-        """By how much the base is multiplied, and each step to be finer: a power of two."""
+        """The factor on the base number and on the fineness of each step: a power of two."""
         return int(2**self._level)
 
     @property
@@ -251,7 +251,7 @@ class StepsController(Stateful):
 
     @property
     def extra_compute(self) -> float:
-        """All steps so far over those that the base would have taken; 1 where none was added."""
+        """All steps so far, divided by what the base would have taken; 1 if none was added."""
         return self._factors / self._rows if self._rows else 1.0
 
     def _saved(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every number of a row: its tag, its chart, how ranks join it, what it tells."""
+"""Every number of a row: its tag, its chart, how ranks join it, what it means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Join = Literal["average", "exact", "lowest", "highest", "sum", "positives", "neg
 Scale = Literal["share", "linear", "log", "symlog"]  # of the axis of a chart
 
 REFERENCE = "ref/"
-"""Prefix of what is taken at the reference exponent, which says something at β* = 0 too."""
+"""Prefix of numbers at the reference exponent, which are informative at β* = 0 too."""
 
 # The tags that one room writes and another reads: read as `tags.GRAD_SCALE`.
 ALERT_LEVEL = "alert_level"
@@ -30,9 +30,9 @@ SCALER_SKIPPED = "scaler/skipped"
 class Tag:
     """One number of a row.
 
-    Of joins, "positives", "negatives" and "both" are averages weighted by the ranks' numbers of
-    these samples, and "exact" is computed from sums over the joined batch. Of scales, "share" is
-    linear from 0 to 1, and "symlog" linear up to 1 and logarithmic beyond.
+    The joins "positives", "negatives" and "both" are averages, weighted by the ranks' numbers of
+    these samples; "exact" is computed from sums over the joined batch. The scale "share" is linear
+    from 0 to 1; "symlog" is linear up to 1 and logarithmic beyond.
     """
 
     name: str  # without the prefix guard/; <name> in it stands for any name
@@ -50,7 +50,7 @@ _NEG = "these numbers of the negatives' energies f⁻; histogram in the *slow* t
 SECTIONS: dict[str, tuple[Tag, ...]] = {
     "Weights of the negatives": (
         Tag(GRAD_SCALE, "GradScale", "share", "GradScale = mean 1 - w⁺ (Eq. 30)", "M/(M+1)",
-            "→ 0: no negative is competitive, the contrastive gradient fades", "exact"),
+            "→ 0: no negative competes, the contrastive gradient fades", "exact"),
         Tag("weight_entropy", "weight entropy", None, "H(w) / log M", "near 1",
             "→ 0: one negative carries the batch", "exact"),
         Tag(ESS, "ESS / M", "share", "1 / Σw², as a fraction of M", "above 0.1",
@@ -119,7 +119,7 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "evaluations whose gradient was taken, mean over the step's sampler calls",
             "the SGLD steps", "what a sampler call cost"),
         Tag("sampler/steps", "SGLD steps asked for", None,
-            "the SGLD steps that the call was to take; needs `sgld_steps`, and a sampler that asks",
+            "SGLD steps that the call should take; needs `sgld_steps`, and a sampler that asks",
             "", "what a rollback or the adaptive sampler made of them"),
         Tag("sampler/steps_factor", "SGLD steps, factor", "linear",
             "the SGLD steps asked for, in units of the usual number; with `adapt=`", "1",
@@ -147,27 +147,27 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "far below: it does not deliver; near 1: it delivers alone", "exact"),
         Tag("mixture/<name>/energy_gap", "energy gap of a sampler", None,
             "mean f⁺ - mean f⁻ of its negatives", "that of a good sampler",
-            "large: it lags behind; NaN: it has lost its energies, and weighs nothing", "exact"),
+            "large: it lags behind; NaN: its energies are lost, and it has no weight", "exact"),
     ),
     "Replay buffer": (
         Tag("buffer/age", "age of the chains", "linear",
-            "draws that the drawn chains have lived through since they started afresh, mean",
+            "how often the drawn chains were drawn since their restart, mean",
             "at most (1 - r)/r of the reinitialisation rate r: 19 for 0.05",
             "above: stale chains, restarts too rare", "negatives"),
         Tag("buffer/duplicates", "repeated chains", "share",
             "share of the draw that repeats a row of the same draw", "about draws / (2 rows)",
             "above: the buffer is too small for the batch", "negatives"),  # of one rank's draw
-        Tag("buffer/reinit", "restarted chains", None, "share of the draw that starts afresh", "r",
+        Tag("buffer/reinit", "restarted chains", None, "share of the draw that was restarted", "r",
             "0: nothing new enters", "negatives"),
         Tag("buffer/<name>", "another buffer's own number", None,
-            "what the `diagnostics()` of another buffer has under this name"),
+            "the number of this name that the `diagnostics()` of another buffer returns"),
     ),
     "Optimizer": (
         Tag("optim/grad_norm", "gradient norm", "log", "‖gradient‖ of all parameters, without an "
             "AMP scale; NaN where the closure is of L-BFGS or of an optimizer outside "
             "`torch.optim`", "steady", "the size of all terms of the loss together"),
         Tag("optim/update_norm", "update norm", "log",
-            "‖parameters after - before‖, weight decay included", "falls slowly",
+            "‖parameters after - before‖, with weight decay", "falls slowly",
             "how fast the network moves"),
         Tag("optim/amplification", "optimizer's amplification", "log", "‖update / lr‖ / GradScale, "
             "each parameter group by its own lr; GradScale counts as 1 where it is not in force "
@@ -178,13 +178,13 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
     "The rest of a row": (
         Tag(BETA_STAR, "β*", "linear", "the exponent in use"),
         Tag("output_scale", "output scale", None,
-            "o that the sampler's factor 1 - β*/o is taken from, measured or given",
+            "o in the sampler's factor 1 - β*/o, measured or given",
             "", "none: o is unknown, and the sampler runs on f"),
         Tag("loss", "contrastive term", None, "the contrastive term of the loss"),
         Tag("loss_weight", "weight of the contrastive term", None,
-            "the weight that the caller's `loss_fn` gives it"),
+            "its weight in the caller's `loss_fn`"),
         Tag(ALERT_LEVEL, "alert level", None,
-            "2 from an ERROR until its state has been left, 1 in a WARN's episode, else 0", "0",
+            "2 from an ERROR until its condition ends, 1 during a WARN, else 0", "0",
             "[alerts.md](alerts.md)"),
         Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
             "[recovery.md](recovery.md)"),
@@ -203,15 +203,15 @@ TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 # a row in data frames.
 _FAMILIES = {"ref", "guard", "_alerts", *(name.partition("/")[0] for name in TAGS if "/" in name)}
 LOG_EVERY = "log_every"
-"""In rows of a long run that were thinned: of how many one was written from there on."""
+"""In rows of a long, thinned run: from this row on, one in so many rows was written."""
 _COLUMNS = {"run", "step", "attempt", "abandoned", LOG_EVERY}
 
 
 def is_own(name: str) -> bool:
-    """Whether a number of this name in a row is the guard's, and no trainer may write it."""
+    """Whether this name in a row belongs to the guard, so that no trainer may write it."""
     return name in TAGS or name in _COLUMNS or name.partition("/")[0] in _FAMILIES
 
 
 def weight_tag(name: str, beta_star: float) -> str:
-    """The tag of a number of the weights: under ``ref/`` at β* = 0, where they are uniform."""
+    """A weight number's tag: under ``ref/`` at β* = 0, where the weights are uniform."""
     return REFERENCE + name if beta_star == 0 else name

@@ -1,4 +1,4 @@
-"""``guard``, the one function of the retrofit: checks its arguments and wires a Guard."""
+"""The function ``guard``: checks its arguments and wires a Guard."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def guard(
             step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
-            randn``, and taken from these two where they are given here. None: a wrapped sampler is
-            measured at its first calls, which run on f itself. Where o is known it then runs on
-            (1 - β*/o) f; where it cannot be told the log says why (:attr:`Guard.measured`), and the
-            sampler stays as it is.
-        beta: β = β*/o instead of ``beta_star``. The first sampler call must then tell o, or
+            randn``. If you give these two, the guard computes o from them. None: the guard measures
+            the sampler at its first calls, which run on f itself. With o known, the sampler runs on
+            (1 - β*/o) f. If o cannot be measured, the log says why (:attr:`Guard.measured`), and
+            the sampler stays as it is.
+        beta: β = β*/o instead of ``beta_star``. If the first sampler call does not reveal o,
             ``loss()`` raises a ConfigError.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1). 1.0: none.
         methods: methods of a sampler object that run tempered.
@@ -85,41 +85,41 @@ def guard(
         variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
             dimension; see :func:`ebmguard.objective.contrastive_loss`.
 
-    The rest of the trainer, all optional; :meth:`Guard.attach` takes what is made later:
-        model: the energy module. Needed where it is not among the sampler's arguments.
-        energy: its method that returns the energies, where the sampler calls ``model.energy(x)``.
-        optimizer: a step then ends at its ``step()``, and is skipped where gradients are not
-            finite: on the device by fused optimizers that can, else by one host read per step.
+    The rest of the trainer, all optional; :meth:`Guard.attach` takes parts that are made later:
+        model: the energy module. Needed if it is not among the sampler's arguments.
+        energy: its method that returns the energies, if the sampler calls ``model.energy(x)``.
+        optimizer: a step then ends at its ``step()``. Steps with gradients that are not finite are
+            skipped, on the device by fused optimizers that can, else by one host read per step.
         scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
         scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
         step_size, noise_std, clamp: the sampler's settings, for its diagnostics.
         generators: sources of random numbers besides the global ones, for rollbacks.
-        sgld_steps: the usual number of steps of a sampler call, which a rollback or ``adapt`` may
-            change. The sampler asks :meth:`Guard.next_steps` for the number to run now.
-        steps_argument: the sampler's parameter that gets that number at every call instead.
+        sgld_steps: the usual number of steps of a sampler call. A rollback or ``adapt`` may change
+            it. The sampler asks :meth:`Guard.next_steps` for the number to run now.
+        steps_argument: instead, the guard passes that number as this argument of the sampler.
 
     Watching and acting:
         log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
-        sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. Of several ranks the
-            first one alone writes, to ``log_dir`` and to these.
+        sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. With several ranks,
+            only the first one writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.
         thin_log: from the 20,000th step on write one row in ten to ``log_dir``, from the millionth
-            one in a hundred, and all around alerts; False writes every row. ``sinks`` get all.
-        rules: what raises alerts (:mod:`ebmguard.alerts`): change a threshold by
+            one in a hundred, and every row near an alert. False writes all; ``sinks`` get all.
+        rules: the rules that raise alerts (:mod:`ebmguard.alerts`): change a threshold by
             ``dataclasses.replace``, leave a rule out, or add one of your own.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
-            step; needs ``model``, ``optimizer`` and whatever else has a state).
-        recovery: settings of "rollback": snapshots, what is changed, the budget.
-        adapt: more SGLD steps while GradScale is too low; needs ``sgld_steps``.
-        steer: move β*, a number, so that the effective sample size stays inside a band.
-        on_alert: called with every alert, as soon as it is known; on every rank.
-        judge_in_loss: decide on a step inside ``loss()``, before its gradient exists; unless the
-            action is "warn", the contrastive term is then withheld from an ERROR on. None: on a
-            CPU yes, on a GPU no, where decisions come two steps later and nothing waits.
+            step; needs ``model``, ``optimizer`` and all other parts with a state).
+        recovery: settings of "rollback": snapshots, changes to the run, the budget.
+        adapt: runs more SGLD steps while GradScale is too low; needs ``sgld_steps``.
+        steer: moves β* (one number) to keep the effective sample size inside a band.
+        on_alert: a function that is called with every alert at once, on every rank.
+        judge_in_loss: judge a step inside ``loss()``, before its gradient exists. Unless the action
+            is "warn", an ERROR then removes the contrastive term at once. None: yes on a CPU, no on
+            a GPU, where decisions come two steps later and training never waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
-        process_group: the loss and the rows are those of all ranks' samples, and all ranks skip a
+        process_group: loss and rows then cover the samples of all ranks, and all ranks skip a
             step, stop and roll back together. FSDP2's parameters need it. See
             ``docs/frameworks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
@@ -231,7 +231,7 @@ class _Terminal(logging.Handler):
 
 
 def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | None) -> None:
-    """Log what is guarded, how strongly, and how to watch it."""
+    """Log the guarded parts, the strength, and how to watch the run."""
     if not _log.handlers and not logging.getLogger().handlers:
         _log.addHandler(_Terminal())
         _log.setLevel(_log.level or logging.INFO)

@@ -1,4 +1,4 @@
-"""The guard as a trainer sees it: the loss, the sampler, and what it is told."""
+"""The guard as a trainer sees it: the loss, the sampler, and the parts that you attach."""
 
 from __future__ import annotations
 
@@ -65,27 +65,27 @@ class Guard:
 
     @property
     def trainer(self) -> Trainer:
-        """What :func:`guard` and :meth:`attach` were told of the rest of the trainer."""
+        """The parts of the trainer that :func:`guard` and :meth:`attach` were given."""
         return self._loop.trainer
 
     @property
     def last(self) -> Row:
         """The latest row of diagnostics that reached the host, tag to value.
 
-        Of an ensemble the means over its members, NaN where any member's is.
+        For an ensemble: means over its members, NaN where a member has NaN.
         """
         return self._loop.last
 
     @property
     def members(self) -> list[Row]:
-        """The rows behind ``last``, in the order of the flattened model dimensions, if any."""
+        """The rows behind ``last``, one for each model, in the order of flattened dimensions."""
         return self._loop.members
 
     @property
     def compute(self) -> Callable[..., Any]:
         """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``.
 
-        May be replaced, by what captures CUDA graphs, say.
+        You may replace it, for example by a function that captures CUDA graphs.
         """
         return self._loop.measure.compute
 
@@ -95,9 +95,9 @@ class Guard:
 
     @property
     def measured(self) -> Measured | None:
-        """What the sampler does, from its first calls: step, noise, output scale, direction.
+        """The sampler's step, noise, output scale and direction, measured at its first calls.
 
-        None before the first one; its ``verdict`` is "exact", or says why nothing can be told.
+        None before the first call. Its ``verdict`` is "exact", or says why measuring failed.
         """
         return self._loop.first_calls.result
 
@@ -108,21 +108,21 @@ class Guard:
 
     @property
     def attempt(self) -> int:
-        """How many rollbacks the run has had, those before a resume included."""
+        """Number of rollbacks of the run so far, also before a resume."""
         recoverer = self._loop.actions.recoverer
         return 0 if recoverer is None else recoverer.attempt
 
     @property
     def sgld_steps(self) -> int:
-        """How many SGLD steps a sampler call takes now; a sampler asks :meth:`next_steps`.
+        """SGLD steps of a sampler call now. A sampler itself asks :meth:`next_steps`.
 
-        A ConfigError where ``sgld_steps=`` was not attached.
+        Raises a ConfigError if ``sgld_steps=`` was not given.
         """
         return self._loop.actions.steps.steps
 
     @property
     def refinement(self) -> int:
-        """In how many finer SGLD steps ``adapt=`` splits each one now; 1 without it."""
+        """The number of finer steps into which ``adapt=`` splits each SGLD step; 1 without it."""
         return self._loop.actions.refinement
 
     def loss(
@@ -134,11 +134,11 @@ class Guard:
             f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
                 ``(*models, N)`` where β* has model dimensions. In the guard's ``convention``.
             f_neg: the same on negatives; M may differ from N.
-            groups: labels ``(y_pos, y_neg)`` of chains that are conditional on a class, a noise
-                level or a pair; third, where levels differ in it, each positive's output scale
-                ``(N,)``, in units of the guard's: see ``docs/your-trainer.md``.
+            groups: labels ``(y_pos, y_neg)``, if each chain belongs to a class, a noise level or a
+                pair. If output scales differ between levels, add as a third entry each positive's
+                scale ``(N,)`` divided by the guard's: see ``docs/your-trainer.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
-                that knows its own, in either ``convention`` high where it draws often: see
+                with a known density, high where it draws often in either ``convention``: see
                 :func:`ebmguard.objective.contrastive_loss`.
 
         Returns:
@@ -146,9 +146,9 @@ class Guard:
 
         Raises:
             EnergyTypeError, ShapeError: means, integers, or shapes that would broadcast.
-            ConfigError: ``log_q`` at β* = 0, or a schedule of β* that returned what cannot be used.
-            LossError: ``loss_fn`` is not an affine contrastive difference, the energies are not
-                those of data and of the sampler's samples, a CUDA graph is being captured, or
+            ConfigError: ``log_q`` at β* = 0, or a schedule of β* returned an unusable value.
+            LossError: ``loss_fn`` is not an affine contrastive difference, the energies do not
+                belong to data and the sampler's samples, a CUDA graph is being captured, or
                 another thread is inside this guard's loss.
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
@@ -158,27 +158,27 @@ class Guard:
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The energies themselves, whose backward pass applies the weights.
+        """Return the energies unchanged; their backward pass applies the weights.
 
-        For loops whose loss line cannot be replaced: put it before that line, with the arguments
-        of :meth:`loss`. Gradients that arrive are multiplied by (1 - w⁺_i) and by M · GradScale ·
-        w_j (of the ``variant``), so that a plain difference of means gets the guarded gradient.
+        Use it if you cannot replace the loss line: call it before that line, with the arguments of
+        :meth:`loss`. It multiplies gradients by (1 - w⁺_i) and by M · GradScale · w_j (of the
+        ``variant``), so that a plain difference of means gets the guarded gradient.
         """
         return self._losses.reweight(Batch(f_pos, f_neg, groups, log_q))
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
 
-        ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step: they
-        stand beside the guard's, in every sink, the report and :mod:`ebmguard.runs`. Of a name that
-        is logged twice in a step the last number counts. No rule sees them, and of several ranks
-        the first writes its own.
+        Call ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step.
+        Every sink, the report and :mod:`ebmguard.runs` show them beside the guard's. If you log a
+        name twice in a step, the last number counts. No rule reads them. With several ranks, the
+        first rank's are written.
 
         Args:
-            numbers: by name, numbers or tensors with one element. A device's are read with the row.
+            numbers: numbers or one-element tensors by name. Tensors on a GPU are read later.
 
         Raises:
-            ConfigError: a name that is the guard's or no text, or a value that is no number.
+            ConfigError: the guard uses this name, it is no text, or the value is no number.
         """
         given: object = numbers
         if not isinstance(given, Mapping):
@@ -200,17 +200,17 @@ class Guard:
             self._loop.rows.log(numbers)
 
     def next_steps(self) -> SgldSteps:
-        """How many steps the next sampler call should run. A sampler that asks follows the answer.
+        """How many SGLD steps your sampler should run at its next call.
 
-        A sampler that has lost the data comes back by finer steps, not by more of the same size
+        A sampler that has lost the data recovers by finer steps, not by more of the same size
         (``docs/results/steering.md``).
 
         Returns:
-            ``(steps, refinement)``: run ``steps`` steps, the step size divided by ``refinement``
-            and the standard deviation of the noise by the root of it: the same diffusion.
+            ``(steps, refinement)``: run ``steps`` steps. Divide the step size by ``refinement``,
+            and the standard deviation of the noise by its root: the diffusion stays the same.
 
         Raises:
-            ConfigError: the usual number was not attached.
+            ConfigError: ``sgld_steps=`` was not given.
         """
         if not self._loop.paused_by:
             self._loop.end_step_before()
@@ -221,7 +221,7 @@ class Guard:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
         Returns:
-            a tensor of the output's shape and dtype; at β = 0 the very same one.
+            a tensor of the output's shape and dtype; at β = 0 the output itself.
 
         Raises:
             SamplerError: not a tensor, called inside a sampler that is guarded already, or while
@@ -242,7 +242,7 @@ class Guard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside the block the sampler runs untempered and nothing is recorded: for plots."""
+        """A block in which the sampler runs untempered and nothing is recorded, as for plots."""
         before, self._loop.paused_by = self._loop.paused_by, get_ident()
         try:
             yield
@@ -250,15 +250,15 @@ class Guard:
             self._loop.paused_by = before
 
     def attach(self, **told: Unpack[Told]) -> Guard:
-        """Tell the guard about parts of the trainer that were made after it; returns the guard.
+        """Give the guard parts of the trainer that you made after it; returns the guard.
 
-        You may call it several times; a part that is given again replaces the earlier one. The
-        keywords are those that :func:`guard` takes for the rest of the trainer
+        You may call it several times: a new part replaces the earlier one. The keywords are those
+        of :func:`guard` for the rest of the trainer
         (:class:`ebmguard.trainer.Told`); here ``step_size`` and ``noise_std`` leave the output
-        scale as it is. A closed guard is in use again from then on.
+        scale as it is. This also opens a closed guard again.
 
         Raises:
-            TypeError: a keyword that there is not.
+            TypeError: an unknown keyword.
             ConfigError: a part that does not fit, such as an optimizer that trains none of the
                 model's parameters. Nothing has changed then.
         """
@@ -266,10 +266,10 @@ class Guard:
         return self
 
     def check(self, example: Tensor | None = None) -> list[Problem]:
-        """Every problem that can be seen before the first step, the worst first.
+        """Find the problems that show before the first step; the worst come first.
 
-        Call it when everything is attached; ``ebmguard.check.show`` prints what it returns. Nothing
-        of the trainer is changed.
+        Call it when everything is attached; ``ebmguard.check.show`` prints what it returns. The
+        trainer stays as it was.
 
         Args:
             example: a batch of two or more inputs, as the model gets them. The model is then called
@@ -288,10 +288,10 @@ class Guard:
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
 
-        One that is damaged, or of another run, is passed over for the one before, with a warning.
+        If it is damaged or of another run, the one before is used, with a warning.
 
         Returns:
-            the step that comes next; None where the folder has no snapshot yet.
+            the number of the next step; None if the folder has no snapshot yet.
 
         Raises:
             ConfigError: no folder, too little attached, or no snapshot that can be read and fits
@@ -348,8 +348,8 @@ class Guard:
     def close(self) -> None:
         """Take the guard out of use: judge and write what is under way, and free ``log_dir``.
 
-        Everything that it has put on the optimizer, the scaler and the modules is taken off. From
-        then on the loss, the sampler and what else belongs to a step raise a ConfigError, but for
-        what is called inside ``with g.paused():``. A guard that nobody holds closes itself.
+        This removes its hooks from the optimizer, the scaler and the modules. From then on the
+        loss, the sampler and other calls of a step raise a ConfigError, except inside
+        ``with g.paused():``. A guard that is no longer referenced closes itself.
         """
         self._loop.close()
