@@ -7,7 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from ebmguard.alerts import DEFAULT_RULES, Bound, FloorRule, Judge, Level, MedianRule, NonFiniteRule
+from ebmguard.alerts import (
+    DEFAULT_RULES,
+    Bound,
+    CollapsedRule,
+    FloorRule,
+    Judge,
+    Level,
+    MedianRule,
+    NonFiniteRule,
+)
+from ebmguard.alerts import Remedy as R
 from ebmguard.alerts.remedies import WEIGHTS
 from ebmguard.errors import ConfigError
 
@@ -32,7 +42,7 @@ NOTE = Bound("a", "above", 1.0, 1, WEIGHTS, Level.INFO)
         (NonFiniteRule(), [*BROKEN, *[make_row()] * 250, *BROKEN], [(ERROR, 0), (ERROR, 350)]),
         (FloorRule(), [GOOD] * 30 + [LOW] * 300, [(WARN, 49), (ERROR, 229)]),
         (FloorRule(), ([LOW] * 19 + [GOOD]) * 30, []),
-        # Between the floor and twice as much the count stands; what is unknown leaves it.
+        # Between the floor and twice as much the count stands, and where it is unknown.
         (FloorRule(), [LOW] * 19 + [BETWEEN] * 100 + [LOW], [(WARN, 119)]),
         (FloorRule(), [LOW] * 10 + [UNKNOWN, {}] * 50 + [LOW] * 10, [(WARN, 119)]),
         # At beta* = 0 GradScale is M/(M+1) whatever the sampler does: the reference is read.
@@ -171,3 +181,26 @@ def test_an_info_is_said_once_and_makes_nothing_active():
 def test_what_contradicts_itself_is_refused(rule, wrong, said):
     with pytest.raises(ConfigError, match=said):
         replace(rule, **wrong)
+
+
+CONSTANT = make_row(energy_gap=1e-4, f_pos__std=3e-4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        # A constant, of a run that told samples apart by 0.5, after 3/4 of 40 rows.
+        ([make_row(f_pos__std=0.5)] * 60 + [CONSTANT] * 60, [(ERROR, 89)]),
+        ([make_row(f_pos__std=0.5)] * 60 + [CONSTANT] * 29 + [make_row()] * 60, []),
+        # Small, but not by so much; a head that starts at 0; a beginning that is just large.
+        ([make_row(f_pos__std=0.5)] * 60 + [make_row(f_pos__std=0.01)] * 200, []),
+        ([make_row(energy_gap=0.0, f_pos__std=0.0)] * 200, []),
+        ([make_row(f_pos__std=1e4)] * 15 + [make_row()] * 200, []),
+        # Within its first rows, where only rounding errors are left.
+        ([make_row()] * 5 + [make_row(energy_gap=0.0, f_pos__std=1e-7)] * 60, [(ERROR, 34)]),
+    ],
+)
+def test_a_network_that_became_a_constant_has_collapsed(rows, expected):
+    alerts = feed(CollapsedRule(), rows)
+    assert levels(alerts) == expected
+    assert all(a.remedies == (R.ROLL_BACK, R.LOWER_LR, R.LOWER_BETA) for a in alerts)
