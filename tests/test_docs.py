@@ -84,16 +84,6 @@ def table_rows(page: str, *starts: str) -> list[list[str]]:
     return [cells for cells in found if cells[0].startswith(starts)]
 
 
-def test_the_alerts_page_quotes_the_population_as_it_is():
-    measured, quoted = (
-        {name: cells[:3] for name, *cells in table_rows(page, "dying", "healthy", "median steps")}
-        for page in ("docs/results/population.md", "docs/alerts.md")
-    )
-    assert len(quoted) == 6
-    for name, cells in quoted.items():
-        assert cells == [cell.split(" (")[0] for cell in measured[name]]
-
-
 def test_the_readme_quotes_results_as_they_are():
     readme = " ".join((ROOT / "README.md").read_text().split())
     beta = {
