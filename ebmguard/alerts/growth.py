@@ -88,7 +88,7 @@ class _GrowthWatcher(Memory):
             self.warn_at = min(self.warn_at, self.error_at)
             self.error_at = self.lost_at
         is_lost = size > self.error_at or math.isinf(size)
-        if touches and size <= max(self.sizes, default=0.0):
+        if touches and self.touched < rule.rows and size <= max(self.sizes, default=0.0):
             self.touched += 1
         if not is_lost:
             for past, value in (

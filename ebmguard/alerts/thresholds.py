@@ -7,7 +7,7 @@ import sys
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import median_low
+from statistics import median
 from typing import Any, Literal
 
 from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
@@ -112,9 +112,9 @@ class _CollapsedWatcher(Memory):
         size, rounding = max(abs(gap), spread), _ROUNDING * abs(row.get("f_pos/median", 0.0))
         self.told_apart |= size > rounding
         self.sizes = [*self.sizes[1 - rule.rows :], min(size, sys.float_info.max)]
-        # No smaller size raises the lower median.
+        # A size under the best median does not raise it, but for a hair.
         if size > self.best and len(self.sizes) == rule.rows:
-            self.best = max(self.best, median_low(self.sizes))
+            self.best = max(self.best, median(self.sizes))
         limit = max(rule.share * self.best, rounding)
         if size > limit or not self.told_apart:
             return CALM
