@@ -1,4 +1,4 @@
-"""The guard: all that a trainer touches, and what it is wired from. See :func:`guard`."""
+"""The guard: the objects that a trainer uses, and their parts. See :func:`guard`."""
 
 from .arguments import guard
 from .guard import Guard

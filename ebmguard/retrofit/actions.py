@@ -1,4 +1,4 @@
-"""What follows from a judged row: words, the callback, an ERROR's action, steering, rollbacks."""
+"""Consequences of a judged row: log lines, callback, an ERROR's action, steering, rollbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("ebmguard")
 
 
 class SgldSteps(NamedTuple):
-    """What a sampler call should run now: see :meth:`ebmguard.Guard.next_steps`."""
+    """The steps that a sampler call should run now: see :meth:`ebmguard.Guard.next_steps`."""
 
     steps: int
     refinement: int
@@ -30,7 +30,7 @@ class SgldSteps(NamedTuple):
 
 @dataclass(eq=False)
 class Actions:
-    """Keeps an ERROR for a safe point, reports alerts, and holds what changes the run's course."""
+    """Keeps an ERROR for a safe point, reports alerts, and steers the run."""
 
     on_alert: Callable[[Alert], object] | None
     _: KW_ONLY
@@ -52,18 +52,18 @@ class Actions:
 
     @property
     def answers(self) -> bool:
-        """Whether an ERROR of now will be followed by its action."""
+        """Whether an ERROR would now cause its action."""
         return self.acts and not (self.recoverer and self.recoverer.is_spent)
 
     def attach(self, trainer: Trainer) -> None:
-        """Take what is attached."""
+        """Take the parts that are attached."""
         steps = trainer.sgld_steps
         if self.adapt is not None and steps is not None and steps != self._usual_steps:
             self._steps = self.adapt.start(steps)
         self._usual_steps = steps
 
     def check_ready(self, trainer: Trainer) -> None:
-        """Refuse to begin a run that could not be taken back, or whose steps nobody can change."""
+        """Refuse a run that cannot be rolled back, or whose SGLD steps cannot be changed."""
         if self.recoverer is not None:
             self.recoverer.check_ready(trainer)
         if self.adapt is not None and not self.asks_steps:
@@ -76,7 +76,7 @@ class Actions:
     def situation(
         self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
     ) -> Situation:
-        """What the run is like: β* (None: several), how far it may be raised, a row's numbers."""
+        """The state of the run: β* (None: several), the highest allowed β*, a row's numbers."""
         least, highest = (-math.inf, math.inf) if self.steer is None else self.steer.bounds
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
@@ -95,7 +95,7 @@ class Actions:
     def advised(self, alert: Alert, now: Situation) -> Alert:
         """An alert with the first two of its remedies that make sense in this run.
 
-        Of what contradicts earlier advice none does, until the run has changed.
+        A remedy that contradicts earlier advice is left out until the run has changed.
         """
         chosen: list[str] = []
         for remedy in alert.remedies:
@@ -115,7 +115,7 @@ class Actions:
         return replace(alert, remedies=tuple(chosen))
 
     def observe(self, row: StepRow, alerts: Sequence[Alert]) -> None:
-        """Keep the alerts of a row, and steer by the row once its step is over."""
+        """Keep the alerts of a row. Once its step is over, steer by the row."""
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
@@ -127,7 +127,7 @@ class Actions:
                     controller.observe(row.numbers)
 
     def report(self, alerts: Sequence[Alert]) -> None:
-        """Log alerts and call ``on_alert``: last of all, since that is the caller's."""
+        """Log alerts and call ``on_alert``. It comes last because it is the caller's code."""
         for alert in alerts:
             if self.is_logging and alert.level > Level.INFO:
                 say = _log.error if alert.level is Level.ERROR else _log.warning
@@ -136,13 +136,13 @@ class Actions:
                 self.on_alert(alert)
 
     def take_pending(self) -> Alert | None:
-        """The ERROR whose action waits, which then waits no longer."""
+        """Take the ERROR that waits for its action, if any."""
         alert, self.pending = self.pending, None
         return alert
 
     @property
     def beta_star(self) -> tuple[float | None, float | None, float]:
-        """β* as it is steered; else the least that rollbacks have made of it, and their factor."""
+        """The steered β*; without steering, the least β* and the factor set by rollbacks."""
         if self.steer is not None:
             return self.steer.value, None, 1.0
         if self.recoverer is None:
@@ -152,7 +152,7 @@ class Actions:
 
     @property
     def steps(self) -> SgldSteps:
-        """What a sampler call should run now; ConfigError where the usual number is unknown."""
+        """Steps that a sampler call should run now; ConfigError if ``sgld_steps`` is unknown."""
         if self._usual_steps is None:
             raise ConfigError(
                 "The guard does not know the usual number of SGLD steps: g.attach(sgld_steps=20)."
@@ -166,21 +166,21 @@ class Actions:
 
     @property
     def refinement(self) -> int:
-        """In how many finer steps ``adapt=`` splits each one now; 1 without it."""
+        """The number of finer steps into which ``adapt=`` splits each one; 1 without it."""
         return 1 if self._steps is None else self._steps.factor
 
     @property
     def refined_by(self) -> int:
-        """:attr:`refinement` of the sampler as it is; 1 where it does not ask."""
+        """:attr:`refinement` that the sampler follows; 1 if it does not ask."""
         return self.refinement if self.asks_refinement else 1
 
     def ask_steps(self) -> SgldSteps:
-        """:attr:`steps` for a sampler that will follow them."""
+        """Return :attr:`steps` to a sampler that follows them."""
         steps, self.asks_steps = self.steps, True
         return steps
 
     def notes(self) -> dict[str, float]:
-        """What the step runs with, for its row."""
+        """The settings of the step, for its row."""
         found = {"sampler/steps": float(self.steps.steps)} if self.asks_steps else {}
         if self._steps is not None:
             found["sampler/steps_factor"] = float(self._steps.factor)
@@ -188,7 +188,7 @@ class Actions:
         return found
 
     def after_rollback(self, rollback: Rollback) -> None:
-        """Take β* to where rollbacks have put it; an older snapshot knows nothing of them."""
+        """Set β* to the value that rollbacks chose; an older snapshot does not hold it."""
         if self.steer is None or self.recoverer is None:
             return
         value = rollback.changes.get("beta_star", (0.0, self.steer.value))[1]
@@ -197,7 +197,7 @@ class Actions:
             self.steer.move_to(value)
 
     def steering_state(self) -> dict[str, Any]:
-        """The part of the state that a rollback takes back."""
+        """The part of the state that a rollback restores."""
         return {
             "steps": None if self._steps is None else self._steps.state_dict(),
             "beta": None if self.steer is None else self.steer.state_dict(),
@@ -205,7 +205,7 @@ class Actions:
         }
 
     def load_steering(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`steering_state` returned; what was pending is of a lost course."""
+        """Restore a :meth:`steering_state`; drop an ERROR that was still pending."""
         self.pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}

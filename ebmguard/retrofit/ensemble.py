@@ -37,8 +37,8 @@ def over_models(
 ) -> tuple[Tensor | None, Tensor]:
     """:func:`of_loss` of every model: the losses ``(*models,)``, and the sums ``(models, n)``.
 
-    ``f_pos``, ``f_neg``, β* and ``log_q`` have the models' dimensions first; of one model none.
-    ``variant`` has one name, or one for each entry of the first of these dimensions.
+    The models' dimensions come first in ``f_pos``, ``f_neg``, β* and ``log_q``; one model has none.
+    ``variant`` is one name, or one name for each entry of the first of these dimensions.
     """
     of_one = partial(of_loss, groups=groups, parts=parts, reference=reference)
     if not models:
@@ -69,10 +69,10 @@ def of_loss(
 ) -> tuple[Tensor | None, Tensor]:
     """The loss of one model at β*, None without a variant, and the sums of its diagnostics.
 
-    Loss and weights are made of the same terms, at β* and at the reference exponent. ``log_q`` is
-    divided out at β* only. The sums are the loss, where there is one,
-    :func:`~ebmguard.diagnostics.weight_sums` at both, ``energy_sums``, and ``mixture_sums`` where
-    there are parts.
+    Loss and weights use the same terms, at β* and at the reference exponent. ``log_q`` is divided
+    out at β* only. The sums are the loss (if there is one),
+    :func:`~ebmguard.diagnostics.weight_sums` at both, ``energy_sums``, and, for a mixture,
+    ``mixture_sums``.
     """
     if isinstance(beta_star, Tensor):
         column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
@@ -110,7 +110,7 @@ def check_models(
 ) -> None:
     """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
 
-    EnergyTypeError where they have no numbers, ShapeError without the models' dimensions first.
+    EnergyTypeError if they are not numbers, ShapeError if the models' dimensions are not first.
     """
     f_pos, f_neg, groups, log_q = own[:4]
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
@@ -143,7 +143,7 @@ def check_models(
 
 
 def check_variants(variant: object, models: torch.Size) -> None:
-    """Refuse, with a ConfigError, what does not exist, or is not one for each first dimension."""
+    """ConfigError on an unknown variant, or if their number does not fit the first dimension."""
     several = not isinstance(variant, str) and isinstance(variant, Sequence)
     names: Sequence[object] = variant if several else (variant,)  # type: ignore[assignment]
     for name in names:

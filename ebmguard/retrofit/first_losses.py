@@ -1,8 +1,8 @@
-"""What is checked of the first losses: whether they get the energies of what the sampler drew.
+"""Checks of the first losses: do they get the energies of the samples that the sampler drew?
 
-Nothing but equal numbers tells where energies come from: an input is a sample where the sampler
-returned the same row, and an energy is the module's where it returned that one. What is augmented
-in between, or comes by a way that the module's hook does not see, is never refused.
+Only equal numbers show where energies come from. An input is a sample if the sampler returned the
+same row. An energy is the module's if the module returned it. Samples that are augmented in
+between, or that bypass the module's hook, are never refused.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Calls:
 
 
 class FirstLosses:
-    """Holds the first losses against what the sampler returned, until one can be told."""
+    """Compares the first losses with the returned samples, until one can be identified."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -108,7 +108,7 @@ class FirstLosses:
     def sampled(
         self, tempering: Tempering | None, samples: object, call: object, given: Sequence[Any]
     ) -> None:
-        """The sampler was called with what is given, and has returned the samples."""
+        """Record that the sampler was called with these arguments and returned the samples."""
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -134,7 +134,7 @@ class FirstLosses:
                 calls.handle = hook(calls, with_kwargs=True)
 
     def stop(self) -> None:
-        """No more losses are looked at."""
+        """Check no more losses."""
         self._left = 0
         self._samples = []
         self._unhook()
@@ -153,12 +153,12 @@ class FirstLosses:
     def check(
         self, f_pos: Tensor, f_neg: Tensor, measured: Measured | None, *, only_warns: bool
     ) -> None:
-        """Refuse energies that are certainly not those of data and of the sampler's samples.
+        """Refuse energies that certainly do not belong to data and to the sampler's samples.
 
         Raises:
-            LossError: sides that are swapped or the same, samples in the place of energies, or
-                another output than the sampler follows; logged instead if it ``only_warns``.
-            ConfigError: the direction that was measured contradicts ``convention=``.
+            LossError: swapped or equal sides, samples instead of energies, or an output that the
+                sampler does not follow; only logged if it ``only_warns``.
+            ConfigError: the measured direction contradicts ``convention=``.
         """
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return
@@ -237,9 +237,9 @@ class FirstLosses:
         )
 
     def check_gradients(self, f_pos: Tensor, f_neg: Tensor, step: int, *, only_warns: bool) -> None:
-        """Refuse a side that no loss of the first step, and none since, could train.
+        """Refuse a side that no loss since the first step could train.
 
-        A step may have a loss for each side, which holds the other one still to save memory.
+        A step may have one loss per side, with the other side detached to save memory.
         """
         sides = {"f_pos": f_pos.requires_grad, "f_neg": f_neg.requires_grad}
         if not self._waits_for or not torch.is_grad_enabled() or not any(sides.values()):

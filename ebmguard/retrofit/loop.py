@@ -1,4 +1,4 @@
-"""The guard's side of the training loop: the one way of a row, and what begins and ends a step."""
+"""The guard's side of the training loop: the path of a row, and where a step begins and ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PICKLED = (
 
 
 class Loop:
-    """Knows the parts, which do not know each other, and carries what one returns to the next."""
+    """Connects the parts, which do not know each other: passes the result of one to the next."""
 
     def __init__(
         self, settings: Settings, strength: Strength, judge: Judge, actions: Actions, writer: Writer
@@ -79,7 +79,7 @@ class Loop:
         raise ConfigError(_PICKLED)
 
     def check_open(self) -> None:
-        """Refuse to go on with a guard that was closed, but for what is paused."""
+        """Refuse calls of a closed guard, except while it is paused."""
         if self.is_closed and not self.paused_by:
             raise ConfigError(_CLOSED)
 
@@ -91,7 +91,7 @@ class Loop:
         return self._now[1]
 
     def follow(self, rows: Iterable[StepRow]) -> None:
-        """The one way of a row: judged, acted upon, written, reported."""
+        """Judge a row, act on it, write it and report it."""
         ranks = self.settings.ranks
         for row in rows:
             for each in row.members or [row.numbers]:
@@ -123,7 +123,7 @@ class Loop:
     def setup(
         self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
     ) -> Setup:
-        """What the checks look at, at a step's strength."""
+        """The setup that the checks examine, at a step's strength."""
         settings, recoverer, found = self.settings, self.actions.recoverer, self.first_calls.result
         awaits = self.strength.awaits_scale and self.first_calls.calls_left > 0
         in_group = dist.is_available() and dist.is_initialized()
@@ -153,7 +153,7 @@ class Loop:
         )
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """What the sampler returns on the tempered energy."""
+        """Run the sampler on the tempered energy, and return its result."""
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
         with self.sampling.turn.take() as is_free:
@@ -219,7 +219,7 @@ class Loop:
             self.follow(self.rows.end_step())
 
     def check_steps(self) -> None:
-        """Before a loss: notice that the optimizer that was told is not the one that steps."""
+        """Before a loss, check that the attached optimizer is the one that steps."""
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
@@ -232,7 +232,7 @@ class Loop:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
     def energy_parameters(self) -> list[Tensor]:
-        """Parameters of the energy, as far as it is known; else those of the optimizer."""
+        """The energy's parameters; if the energy is unknown, the optimizer's."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
         modules = [*self.sampling.temperings, *([] if model is None else [model])]
         own: list[Tensor] = [p for module in modules for p in module.parameters()]
@@ -281,7 +281,7 @@ class Loop:
 
     @property
     def situation(self) -> Situation:
-        """What a run that is no ensemble is like now. Read on the host: between steps."""
+        """The state of a run of one model. It reads the device: call it between steps."""
         beta_star = float(self.strength_at(self.rows.step).beta_star)
         return self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
 
@@ -329,7 +329,7 @@ class Loop:
         self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
-        """What a rollback takes back of the guard; ``is_over``: the present step ends here."""
+        """The guard's state that a rollback restores; ``is_over``: the current step ends here."""
         return {
             **self.rows.state_dict(is_over=is_over),
             "measure": self.measure.state_dict(),

@@ -1,6 +1,6 @@
-"""The loss calls of a training loop: what they refuse, the loss, and what is measured of it.
+"""The loss calls of a training loop: checks, the loss itself, and its measurements.
 
-Of a trainer's own loss the guard replaces the contrastive part, ``weight * (difference of means)``.
+The guard replaces the contrastive part of a trainer's loss, ``weight * (difference of means)``.
 Softplus, hinge, L2 or InfoNCE terms belong outside.
 """
 
@@ -76,9 +76,9 @@ class CallerLoss:
         return loss if self._sign > 0 else -loss
 
     def check(self, f_pos: Tensor, f_neg: Tensor) -> None:
-        """Refuse a loss that is no weighted difference of means of the declared sign, once.
+        """Refuse a loss that is not a weighted difference of means with the declared sign, once.
 
-        A weight of 0 shows nothing and is looked at again.
+        A weight of 0 shows nothing, so the next loss is checked again.
         """
         if self._checked:
             return
@@ -132,7 +132,7 @@ class CallerLoss:
     def weight(self, f_pos: Tensor, f_neg: Tensor, models: Sequence[int] = ()) -> Tensor | None:
         """The 0-dim c of ``c * (mean f⁻ - mean f⁺)``, by autograd; None without a ``loss_fn``.
 
-        Of an ensemble the difference is summed over its model dimensions.
+        For an ensemble, the difference is summed over its model dimensions.
         """
         if self._loss_fn is None:
             return None
@@ -187,7 +187,7 @@ def _scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
 
 
 class Losses:
-    """Makes the guarded loss of energies, and hands what it shows to the loop."""
+    """Computes the guarded loss from energies, and passes its measurements to the loop."""
 
     def __init__(self, loop: Loop, caller_loss: CallerLoss) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Which diagnostics are taken of a step, and what they need to remember."""
+"""Which diagnostics a step computes, and what they must remember."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class Measure(Stateful):
         *,
         slow: bool,
     ) -> None:
-        """Keep what a sampler call shows, until the loss; of samples the first floating tensor.
+        """Keep measurements of a sampler call until the loss; uses the first floating tensor.
 
-        Which tags there are depends on what is attached, not on what the sampler did, so that all
-        ranks have the same. NaN is unknown. ``evaluations``: the last two, if they were recorded.
-        ``refinement``: in how many finer steps the sampler has split each one. ``slow``: with the
-        tier that not every step has. ``parts_of``: of a mixture, which samples are whose.
+        The tags depend on the attached parts, not on what the sampler did, so all ranks have the
+        same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``refinement``:
+        the number of finer steps per sampler step. ``slow``: also measure the slow tier.
+        ``parts_of``: for a mixture, the sampler of each sample.
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
@@ -157,7 +157,7 @@ class Measure(Stateful):
 
     @torch.no_grad()
     def update(self, gradient_norm: Tensor, norm: Tensor, relative_norm: Tensor) -> None:
-        """Keep what an optimizer step shows for the next row, that of the network it has made.
+        """Keep an optimizer step's measurements for the next row, the updated network's.
 
         See :class:`~.optimizer.OptimizerHooks`.
         """
@@ -170,7 +170,7 @@ class Measure(Stateful):
         }
 
     def parts_of(self, f_neg: Tensor) -> tuple[Tensor, ...]:
-        """Which sampler of a mixture each negative is of, ``(M,)`` from 1; none without one."""
+        """Number of the mixture's sampler of each negative, from 1, ``(M,)``; None without one."""
         sizes = [part.stop - part.start for part in self._parts.values()]
         if sum(sizes) != f_neg.shape[-1]:
             return ()
@@ -180,7 +180,7 @@ class Measure(Stateful):
     def computed(self, own: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
         """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
 
-        ``own`` is of all ranks, high on data.
+        ``own`` holds the samples of all ranks, oriented high on data.
         """
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
@@ -204,7 +204,7 @@ class Measure(Stateful):
         slow: bool,
         is_pooled: bool,
     ) -> tuple[list[Part], dict[str, Tensor]]:
-        """All numbers of a loss call whose sums are given: see :meth:`computed`.
+        """All numbers of a loss call, from its sums: see :meth:`computed`.
 
         They are parts of the row, and energies by tag for histograms; across ranks the numbers are
         every rank's, the energies this rank's. ``slow`` adds the tier that not every step has,

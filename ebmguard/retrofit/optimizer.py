@@ -1,4 +1,4 @@
-"""What an attached optimizer tells: where a step ends, if its gradients are finite, and its size.
+"""What an attached optimizer shows: the end of a step, finite gradients or not, the step's size.
 
 A weight of 0 does not stop ``0 * inf`` inside the network's own backward pass, so a step whose
 gradients are not finite is skipped: on the device by fused optimizers, which honour ``found_inf``,
@@ -30,15 +30,15 @@ class OptimizerHooks:
     """Hooks on one optimizer, and on its GradScaler where there is one.
 
     Args:
-        on_step: called after every step, also one that the scaler left out, with 1.0 where the
-            gradients were not finite and the step changed nothing, else 0.0, as a float or, where
-            the device decides, a 0-dim tensor; and with whether the scaler decided.
-        is_watched: whether the step that is about to be taken is to be measured.
-        on_update: called before `on_step`, not where the scaler left the step out, with 0-dim norms
-            of the gradient (without an AMP scale), of the update, and of it divided by each group's
-            learning rate; NaN where they are unknown, or the step was left out.
-        process_group: ranks that skip a step together. A step that the scaler left out of its own
-            accord is reported as this rank's.
+        on_step: called after every step, also if the scaler skipped it. First argument: 1.0 if the
+            gradients were not finite and the step changed nothing, else 0.0, as a float or, if the
+            device decides, a 0-dim tensor. Second argument: whether the scaler decided.
+        is_watched: whether to measure the step that comes next.
+        on_update: called before `on_step`, unless the scaler skipped the step, with 0-dim norms of
+            the gradient (without an AMP scale), of the update, and of the update divided by each
+            group's learning rate; NaN if they are unknown, or the step was skipped.
+        process_group: ranks that skip a step together. A step that the scaler skipped by itself is
+            reported for this rank only.
         rate: scales the learning rate inside a step.
     """
 
@@ -76,7 +76,7 @@ class OptimizerHooks:
             self._hooks.append(_WatchedStep(self, optimizer, scaler))
 
     def remove(self) -> None:
-        """Take all off again; inside a step, where no hook can go, let nothing act any longer."""
+        """Remove all hooks; inside a step, where none can be removed, disable them."""
         self._is_off = True
         self._take_flag()
         self._rate.restore()
@@ -86,7 +86,7 @@ class OptimizerHooks:
                 self._hooks.pop().remove()
 
     def scaled_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What ``step`` of the scaler returns; tells ``on_step`` where it has left the step out."""
+        """Call the scaler's ``step``; report to ``on_step`` if the scaler skipped the step."""
         self._stepped = False
         result = step(*args, **kwargs)
         if not (self._is_off or self._stepped):

@@ -43,12 +43,12 @@ class Part(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether they are those of every member."""
+        """Whether all members share these numbers."""
         return self.values.ndim < 2
 
     @classmethod
     def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
-        """Of 0-dim tensors by tag, or of ``(*models,)`` where one has the models' dimensions."""
+        """From 0-dim tensors by tag, or ``(*models,)`` if one has the models' dimensions."""
         values = list(numbers.values())
         if models and any(x.ndim for x in values):
             values = [x.expand(*models).flatten() for x in values]
@@ -57,12 +57,12 @@ class Part(NamedTuple):
 
     @classmethod
     def known(cls, numbers: Row) -> Part:
-        """Of numbers that the host knows."""
+        """From numbers that are on the host already."""
         return cls(torch.zeros(0), lambda _: numbers)
 
     @classmethod
     def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
-        """Of several calls that make one step, which may differ in what they have."""
+        """The mean over the calls of one step, which may have different tags."""
         parts = [part for own in calls for part in own if part.values.numel()]
         most = max((len(part.values) for part in parts if not part.is_shared), default=0)
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
@@ -105,16 +105,16 @@ class Rows:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the present step has the tier that is not taken at every step."""
+        """Whether the current step also measures the slow tier."""
         return self.step % _SLOW_EVERY == 0
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the present step is one of those that the next slow tier pools."""
+        """Whether the next slow tier pools the current step."""
         return self.step % _SLOW_EVERY > _SLOW_EVERY - POOLED_STEPS or self.is_slow
 
     def begin_loss(self, *, is_on_host: bool) -> bool:
-        """A loss is measured next, on a CPU or not; say whether it has the slow tier."""
+        """Announce a loss, on a CPU or not; return whether it measures the slow tier."""
         if not self.losses:
             self._set_lag(0 if is_on_host else _LAG)
         slow = self.is_slow and not self.losses_in_step
@@ -125,10 +125,10 @@ class Rows:
     def add(
         self, parts: Sequence[Part], samples: Mapping[str, Tensor] | None = None
     ) -> list[StepRow]:
-        """Take what one call has measured; the calls of one step are averaged by tag.
+        """Take the measurements of one call. The calls of a step are averaged by tag.
 
-        With energies for histograms, on steps that have them. Returns the row so far where the lag
-        is 0; else nothing yet.
+        Some steps also have energies for histograms. Returns the row so far if the lag is 0,
+        else an empty list.
         """
         self._open.samples |= {name: x.detach().flatten() for name, x in (samples or {}).items()}
         if self.lag:
@@ -139,16 +139,16 @@ class Rows:
         return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
-        """Numbers that the host knows already, of the present step or of a row whose step is over.
+        """Add numbers that are on the host, for the current step or a row whose step is over.
 
-        The largest of a step counts.
+        The largest value of a step counts.
         """
         notes = row.numbers if row is not None and row.is_over else self._open.notes
         for name, value in numbers.items():
             notes[name] = max(value, notes.get(name, value))
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
-        """The trainer's own numbers for the row of the present step; of a name the last counts."""
+        """Add the trainer's own numbers to the current row; the last value of a name counts."""
         for name, value in numbers.items():
             # A copy: an accumulator goes on counting. That of a device is read with its row.
             if isinstance(value, Tensor):
@@ -157,7 +157,7 @@ class Rows:
             self._open.logged[name] = value if isinstance(value, Tensor) else float(value)
 
     def note_news(self, tag: str, value: float | Tensor) -> None:
-        """A number, or one that a device knows, to be judged at the end of the step if not 0."""
+        """Add a number or 0-dim tensor that is judged at the end of the step if it is not 0."""
         if isinstance(value, Tensor):
             if not self.losses:  # none may ever come, as where a classifier alone is trained
                 self._set_lag(_LAG if value.is_cuda else 0)
@@ -170,9 +170,9 @@ class Rows:
         self._open.has_news |= bool(self._models) or bool(value)
 
     def end_step(self) -> Iterator[StepRow]:
-        """Close the row of the present step; then the rows that are due by now, each read in turn.
+        """Close the current row; then read the rows that are due, one after the other.
 
-        A row that nobody takes, since the one before it has raised an error, stays due.
+        If a row raises an error, the rows after it stay due.
         """
         step = self.step
         self._close_row()
@@ -181,9 +181,9 @@ class Rows:
         return self._read_until(step - self.lag)
 
     def drain(self) -> Iterator[StepRow]:
-        """Close the open row; then everything that is still under way, read as by :meth:`end_step`.
+        """Close the open row; then read all pending rows as :meth:`end_step` does.
 
-        Nothing says that the step is over, so its number stays.
+        The step may not be over, so its number stays.
         """
         self._close_row()
         return self._read_until(self.step)
@@ -198,9 +198,9 @@ class Rows:
             yield self._queue.popleft().arrived()
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
-        """What a checkpoint needs: also rows that are not due yet, read early and kept.
+        """The state for a checkpoint. Rows that are not due yet are read early and kept.
 
-        With ``is_over`` the present step ends here, with the open row.
+        With ``is_over`` the current step and its open row end here.
         """
         now = [self._open.on_its_way(self.step)] if is_over else []
         rows = [each.arrived() for each in (*self._queue, *now)]
@@ -215,7 +215,7 @@ class Rows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; raises, before anything changes, of another."""
+        """Restore a :meth:`state_dict`; raises on any other state before anything changes."""
         step, losses, lag = (_count(name, state[name]) for name in ("step", "losses", "lag"))
         rows = []
         for at, row, samples, members, is_news, logged in state["rows"]:
@@ -336,8 +336,8 @@ def _to_host(x: Tensor) -> Tensor:
 def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
     """The numbers of all ranks, from rows of the same names, joined as :mod:`.tags` says.
 
-    ``positives`` and ``negatives`` are each rank's numbers of samples, which weigh some averages. A
-    rank counts as many sampler's samples as negatives.
+    ``positives`` and ``negatives`` are the ranks' numbers of samples; they weight some averages.
+    The sampler's samples are counted as the negatives are.
     """
     both = [n + m for n, m in zip(positives, negatives, strict=True)]
     simple: dict[str, Callable[[list[float]], float]] = {"lowest": min, "highest": max, "sum": sum}
@@ -357,7 +357,7 @@ def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequenc
 
 
 def pooled(rows: Sequence[Row]) -> Row:
-    """Their means by name, each over the rows that have it."""
+    """Means by name, each over the rows that have the name."""
     if len(rows) < 2:
         return dict(rows[0]) if rows else {}
     pools: dict[str, list[float]] = {}

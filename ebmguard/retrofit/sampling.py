@@ -1,4 +1,4 @@
-"""The sampler: what is refused, what takes its place, and its calls on the tempered energy."""
+"""The sampler: checks, wrappers, and calls on the tempered energy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ OTHER_THREAD = (
 
 
 class Turn:
-    """Taken by one call at a time; a lock could not be copied."""
+    """A lock for one call at a time that, unlike a real lock, can be copied."""
 
     def __init__(self) -> None:
         self.thread: int | None = None  # which has it
@@ -50,7 +50,7 @@ class Turn:
 
     @contextmanager
     def take(self) -> Iterator[bool]:
-        """Whether the block has it: not while another call does."""
+        """Yield whether this block holds the turn; False while another call holds it."""
         try:
             free = self._free.pop()
         except IndexError:
@@ -85,11 +85,11 @@ class Sampling:
         now: StrengthAt,
         recording: Recording | None,
     ) -> tuple[Any, Tempering | None]:
-        """What the sampler returns on the tempered energy, and what has tempered it.
+        """Run the sampler on the tempered energy; returns its result, and what tempered it.
 
         Raises:
-            SamplerError: no energy module is known or among the arguments, it was never called, or
-                the sampler's steps are still to come.
+            SamplerError: no energy module is known or among the arguments, the sampler never called
+                it, or the sampler's steps are deferred.
             ConfigError: the module has no such method.
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
@@ -167,7 +167,7 @@ class GuardedLoss:
 
 
 class OneLoss:
-    """Makes a guard's loss, and no other while that lives: it keeps the guard, not the guard it."""
+    """Makes one loss per guard. The loss holds the guard; the guard does not hold the loss."""
 
     def __init__(self) -> None:
         self._made = weakref.WeakValueDictionary[int, GuardedLoss]()
@@ -187,7 +187,7 @@ class _Guarded:
 
 
 class GuardedFunction(_Guarded):
-    """A sampler function that runs tempered; ``original`` is the one that does not."""
+    """A sampler function that runs tempered; ``original`` is the untempered function."""
 
     def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
         self._run, self.original = run, sampler
@@ -199,7 +199,7 @@ class GuardedFunction(_Guarded):
 
 
 class GuardedObject(_Guarded):
-    """A sampler object whose calls and named methods run tempered; all else is ``original``'s."""
+    """A sampler object with tempered calls and named methods; the rest is ``original``'s."""
 
     def __init__(self, run: Run, sampler: object, methods: Sequence[str]) -> None:
         vars(self).update(_run=run, original=sampler, _methods=frozenset(methods))
@@ -246,7 +246,7 @@ def _asked(call: Any) -> tuple[str, list[str], bool]:
 
 
 def check_loss(loss_fn: Any) -> None:
-    """Refuse, with a ConfigError, what is no loss of two sides: a sampler, a network, a class."""
+    """Raise a ConfigError on what is not a loss of two sides: a sampler, a network, a class."""
     if isinstance(loss_fn, GuardedLoss):
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     name, takes, is_right = _asked(loss_fn)
@@ -263,7 +263,7 @@ def check_loss(loss_fn: Any) -> None:
 
 
 def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> None:
-    """Refuse samplers that cannot run tempered: a ConfigError, or a SamplerError if deferred."""
+    """Raise a ConfigError on samplers that cannot run tempered, a SamplerError if deferred."""
     function = sampler.func if isinstance(sampler, functools.partial) else sampler
     function = getattr(function, "__func__", function)
     if isinstance(function, _Guarded):

@@ -1,8 +1,8 @@
-"""What ``guard()`` was told once and for all, and how strong it acts at a step.
+"""Fixed settings of ``guard()``, and its strength at a step.
 
-Its strength is the exponent β* of the loss and the factor on the sampler.
-The sampler runs on ``sampler_scale * f``: (1 - β*/o) f where the output scale o is known (Eq. 7; o
-of Appendix G and M.2), f itself where it is not.
+The strength is the exponent β* of the loss and the factor on the sampler.
+The sampler runs on ``sampler_scale * f``: on (1 - β*/o) f if the output scale o is known (Eq. 7; o
+of Appendix G and M.2), else on f itself.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Settings:
 def check_told(
     trainer: Trainer, told: Told, sampler: object, process_group: dist.ProcessGroup | None
 ) -> Trainer:
-    """A trainer and what the guard of this sampler is told of it now, else a ``ConfigError``."""
+    """The trainer with the parts that are attached now; a ``ConfigError`` if they do not fit."""
     trainer = trainer.extended(**told)
     if trainer.optimizer is not None:
         trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
@@ -91,13 +91,13 @@ class StrengthAt:
 
     @property
     def factor_of_samples(self) -> float | Tensor:
-        """The factor; of an ensemble ``(*models, 1)``, which broadcasts against its energies."""
+        """The factor; for an ensemble ``(*models, 1)``, to broadcast against its energies."""
         factor = self.factor
         return factor[..., None] if isinstance(factor, Tensor) and factor.ndim else factor
 
     @property
     def must_temper(self) -> bool:
-        """Whether a sampler call that is not tempered by the factor is a mistake.
+        """Whether it is a mistake if a sampler call is not tempered by the factor.
 
         Not by a factor that no sampler shows, where the scale was measured and not asked for.
         """
@@ -132,7 +132,7 @@ class Strength:
         has_sampler: bool = False,
         **exponent: Any,
     ) -> Strength:
-        """Check these arguments of ``guard``, of whose exponents one is not None, at step 0."""
+        """Check these arguments of ``guard`` at step 0; one of the exponents is not None."""
         given = {name: value for name, value in exponent.items() if value is not None}
         if len(given) != 1:
             what = " and ".join(given) + " were all given" if given else "none was given"
@@ -170,7 +170,7 @@ class Strength:
 
     @property
     def most_raised(self) -> float:
-        """To which β* may be raised: half of the output scale, where the sampler follows it."""
+        """The highest β*: half of the output scale, if the sampler follows it."""
         follows = self.output_scale is not None and self.sampler_scale is None
         return self.output_scale / 2 if follows and self.output_scale else math.inf
 
@@ -183,7 +183,7 @@ class Strength:
     ) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
-        β* is ``exactly``, where that is given; else ``times`` the schedule's, and ``at_least``.
+        β* is ``exactly`` if given; else ``times`` the schedule's value, but ``at_least`` this.
         """
         if self.name == "beta" and self.output_scale is None:
             # The sampler's side is known; the loss is refused until β* is: see ``check_known``.
@@ -207,7 +207,7 @@ class Strength:
         return StrengthAt(star, self._factor(star, step), self.output_scale, self.is_measured)
 
     def knowing(self, found: Measured | None, step: int) -> Strength:
-        """The same with the output scale that was found, where it waits for one.
+        """This strength with the measured output scale, if it still waits for one.
 
         ConfigError if β* is above it.
         """
@@ -218,12 +218,12 @@ class Strength:
         return strength
 
     def check_known(self, found: object) -> None:
-        """Refuse a loss whose β* is unknown, since the sampler was found to be this."""
+        """Refuse a loss with unknown β*, because measuring the sampler gave this result."""
         if self.name == "beta" and self.output_scale is None:
             raise ConfigError(f"{_NEEDS_SCALE} {found or 'The sampler was not called yet.'}")
 
     def check_measured(self, step: int, beta_star: float) -> None:
-        """Refuse the β* that a row shows, where a schedule on a device gave it unread."""
+        """Check a row's β*, if a schedule returned it as a tensor that was not read then."""
         if not math.isfinite(beta_star):
             raise ConfigError(
                 f"beta_star is {beta_star} at step {step}; expected finite numbers. Look at the "
@@ -303,7 +303,7 @@ def _value(name: str, given: Any, step: int) -> float | Tensor:
 
 
 def numbers_of(x: float | Tensor, step: int = 0) -> list[float]:
-    """The numbers; after step 0, which nothing may wait for, none of a device's."""
+    """The numbers. After step 0 none are read from a device, because nothing may wait."""
     if not isinstance(x, Tensor):
         return [float(x)]
     return x.flatten().tolist() if step == 0 or x.device.type == "cpu" else []

@@ -1,9 +1,9 @@
-"""What is noticed of a loop: what its sampler is, samples that no loss uses, steps that never end.
+"""Watches a loop: measures its sampler, finds samples that no loss uses, steps that never end.
 
-Parameters that move on while the optimizer that the guard was told takes no step are told by their
-values, not by versions of tensors: an update through ``p.data``, or by a graph on a GPU, leaves the
-version as it was. They are read on the host, so only where a step has more losses than any before
-it: an ordinary loop pays nothing.
+If parameters change while the attached optimizer takes no step, their values show it. Tensor
+versions do not: an update through ``p.data``, or by a CUDA graph, leaves the version as it was.
+Reading values needs the host, so it happens only if a step has more losses than any before it: an
+ordinary loop pays nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be see
 
 
 class FirstCalls(Stateful):
-    """Records sampler calls until one is measured exactly, or a handful was not."""
+    """Records sampler calls until one is measured exactly, or a handful were not."""
 
     def __init__(self, settings: Settings) -> None:
         self.result: Measured | None = None  # of the latest call; of several ranks, the first's
@@ -56,7 +56,7 @@ class FirstCalls(Stateful):
         self._has_watched = False
 
     def recording(self, parts: Iterable[object]) -> Recording | None:
-        """For a call of these: sampler, arguments, energy module; None: not to be recorded."""
+        """A recorder for this call of sampler, arguments and energy module; None: do not record."""
         if not self.calls_left:
             return None
         if any(map(is_compiled, parts)):
@@ -65,7 +65,7 @@ class FirstCalls(Stateful):
         return Recording(ends=_ENDS)
 
     def take(self, recording: Recording, tempering: Tempering | None) -> None:
-        """What the recorded call was."""
+        """Take the recorded call, and measure the sampler by it."""
         if tempering is None:
             own = Measured("the module that it calls is not known (pass model=)")
         elif not tempering.reached:
@@ -79,7 +79,7 @@ class FirstCalls(Stateful):
     def compared(
         self, strength: Strength, step: int, *, acts: bool
     ) -> tuple[Strength, list[Alert]]:
-        """The strength with the scale that was measured; else a WARN where that was given wrong."""
+        """The strength with the measured scale; warns if a wrong scale was given."""
         found, speaks = self._exact, self._settings.ranks.is_first
         given, awaits = strength.output_scale, strength.awaits_scale
         if found is not None and awaits:
@@ -102,9 +102,9 @@ class FirstCalls(Stateful):
         return strength, []
 
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
-        """Warn once where the gradient that arrives at the first loss has the wrong sign.
+        """Warn once if the gradient that reaches the first loss has the wrong sign.
 
-        An optimizer of None is taken for one that minimises.
+        Without an optimizer, assume one that minimises.
         """
         if self._has_watched or not loss.requires_grad:
             return
@@ -160,11 +160,11 @@ class Unused:
         self._has_warned = False
 
     def loss(self) -> None:
-        """A guarded loss was called."""
+        """Record a call of a guarded loss."""
         self._most, self._calls = max(self._most, self._calls), 0
 
     def sample(self, tempering: Tempering | None, *, acts: bool, tempers: bool) -> None:
-        """The sampler was called, tempered by this, if its module is known.
+        """Record a sampler call, tempered by this factor if its module is known.
 
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
@@ -196,13 +196,13 @@ _ENTRIES = 16  # of each parameter
 
 
 class Moves:
-    """The places where some parameters have been, told by a few entries of each."""
+    """Past values of some parameters, identified by a few entries of each."""
 
     def __init__(self) -> None:
         self._places: list[Tensor] = []
 
     def see(self, parameters: Iterable[Tensor]) -> int:
-        """How often they have moved on; back to 0 where they return, as SAM's perturbed ones do."""
+        """How often they have moved; 0 again if they return, as with SAM's perturbations."""
         here = _place(parameters)
         # Taking a perturbation off again rounds.
         same = [
@@ -218,7 +218,7 @@ class Moves:
 
 
 class Unended:
-    """Watches the losses between two steps of the optimizer that was told."""
+    """Watches the losses between two steps of the attached optimizer."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.is_stepping = False  # inside its ``step``, which may call losses in a closure
@@ -230,14 +230,14 @@ class Unended:
         self._steps_instead: list[weakref.ref[Optimizer]] = []
 
     def stepped(self, losses: int) -> None:
-        """It has taken a step, which had so many losses."""
+        """Record that it has taken a step with so many losses."""
         if not self.is_found:
             self._most = max(self._most, losses)
         self.is_found = False
         self.forget()
 
     def forget(self) -> None:
-        """Look at no other optimizer any longer."""
+        """Stop watching other optimizers."""
         self._moves = None
         self._steps_instead.clear()
 
@@ -248,10 +248,10 @@ class Unended:
         settings: Settings,
         is_off: Callable[[], bool],
     ) -> Optimizer | None:
-        """Find out, before a loss of a step that has had so many, that it does not step.
+        """Before a loss of a step with so many losses, find out if the optimizer never steps.
 
-        From then on steps end without it. Returns the one that steps, where the guard can follow
-        it; a ConfigError where an action waits for steps, unless the loss is the caller's own.
+        From then on steps end without it. Returns the optimizer that steps, if the guard can follow
+        it. Raises a ConfigError if an action waits for steps, unless the loss is the caller's own.
         """
         if self.is_stepping or self.is_found or losses < _LOSSES + 2 * self._most:
             return None
