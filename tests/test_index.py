@@ -137,17 +137,17 @@ MOST_WORDS = {
     **dict.fromkeys(sorted(PAGE.parent.glob("*.md")), 800),
     **{PAGE.parents[1] / f"{page}.md": 1200 for page in ("bism", "shortrun", "toys", "training")},
 }
-BEING_WRITTEN = ("energy_matching", "population")
 
 
 @pytest.mark.parametrize("page", MOST_WORDS, ids=lambda page: page.stem)
 def test_pages_are_short_and_results_come_first_in_two_sentences(page):
     text = page.read_text(encoding="utf-8")
-    assert sum(any(map(str.isalnum, word)) for word in text.split()) <= MOST_WORDS[page]
+    prose = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)  # a table is no text to read
+    assert sum(any(map(str.isalnum, word)) for word in prose.split()) <= MOST_WORDS[page]
     opening = " ".join(text.split("\n\n")[1].split())
     sentences = len(re.findall(r"(?<!Eq)[.?!](?= |$)", opening))
     told = re.fullmatch(r"[^|#`<\[].*\.", opening) and sentences <= 2 and "TODO" not in opening
-    assert told or page.stem in BEING_WRITTEN or page.parent != PAGE.parent, opening
+    assert told or page.parent != PAGE.parent, opening
 
 
 def is_a_command(words: list[str]) -> bool:
