@@ -124,8 +124,8 @@ class _GrowthWatcher(Memory):
         one = math.sqrt(usual * max(usual, spread))
         outgrown = median(self.sizes[:past] or [0.0]) * math.exp(rule.growth / 2)
         self.warn_at = rule.spreads * one + spread
-        self.lost_at = rule.spreads**2 * one + spread
-        self.error_at = min(max(self.warn_at, outgrown), self.lost_at)
+        self.lost_at = rule.spreads**2 * usual + spread
+        self.error_at = min(max(self.warn_at, outgrown), rule.spreads**2 * one + spread)
         if self.touched >= rule.rows:
             record, steepest = max(self.sizes[:past]) + unit, max(self.norms[:past])
             is_steeper = 0 < steepest * math.exp(rule.growth / 2) < norm

@@ -18,7 +18,7 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 from tests.parts import Energy, Memory, Script, energies, langevin
 
 X = torch.ones(4, 2)
-LOST: Any = (torch.zeros(6), torch.full((6,), -50.0))  # GradScale 0: no negative is competitive
+LOST: Any = (torch.zeros(6), torch.full((6,), -20.0))  # GradScale 0: no negative is competitive
 
 
 def run(losses: int, steps: int, **options: Any) -> tuple[Guard, Memory]:
