@@ -1,7 +1,7 @@
 """Pure functions of detached tensors of one model: named numbers, one file per family.
 
-What is taken in every step comes in two halves: sums in one tensor, which nothing waits for, and
-the names and the arithmetic that make numbers of them when the host has them.
+Every step's diagnostics have two halves: sums in one tensor on the device, without waiting, and
+names and arithmetic on the host, which turn the sums into numbers once they have arrived.
 """
 
 from .raw_energies import (

@@ -31,16 +31,16 @@ _LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     """Summaries of detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
 
-    Std is that of the population. NaN if an energy is, or if infinities leave a number undefined.
+    Std is the population's. NaN if an energy is NaN, or if infinities leave a number undefined.
     """
     return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 
 
 def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-    """What :func:`named_energies` makes numbers of, ``(26,)``.
+    """The sums for :func:`named_energies`, ``(26,)``.
 
-    Of each side the order statistics below its quantiles and those above, sum of squares around
-    the mean, and sum; and how many pairs have f⁺ < f⁻ and f⁻ < f⁺.
+    For each side: the order statistics below and above its quantiles, the sum of squares around
+    the mean, and the sum. Then the numbers of pairs with f⁺ < f⁻ and with f⁻ < f⁺.
     """
     # Sides of the same length are two rows of one tensor: half the kernels. Those of sums and
     # products were used before: a kernel's first use in a step costs as much as five others.
@@ -58,7 +58,7 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
 
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
-    """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
+    """Numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
     k = 2 * len(_LEVELS)
     squares_pos, squares_neg, sum_pos, sum_neg, below, above = sums[2 * k :]
     mean_pos, mean_neg = sum_pos / n, sum_neg / m
@@ -82,7 +82,7 @@ def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> 
 
 
 def known(condition: Any, values: Sequence[Any]) -> Sequence[Any]:
-    """The values where the condition holds, else NaN, which floats can be divided by."""
+    """The values if the condition holds, else NaN, by which floats can be divided."""
     if isinstance(condition, Tensor):
         return [torch.where(condition, x, math.nan) for x in values]
     return values if condition else [math.nan] * len(values)
@@ -106,5 +106,5 @@ def nonfinite_diagnostics(
 
 
 def named_nonfinite(pos: T, neg: T, n: int, m: int) -> dict[str, T]:
-    """Of how many of n positives and m negatives are left out; see above."""
+    """Numbers from the counts of n positives and m negatives that are left out."""
     return {"nonfinite/pos": pos, "nonfinite/neg": neg, "nonfinite/energies": (pos + neg) / (n + m)}

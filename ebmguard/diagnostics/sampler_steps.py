@@ -30,7 +30,7 @@ __all__ = [
 
 
 def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: float) -> T:
-    """How far drift moves a sample by that of noise, s ‖∇h‖ / (σ √d); NaN if there is none."""
+    """Drift's move divided by the noise's, s ‖∇h‖ / (σ √d); NaN without noise."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
 
@@ -38,17 +38,17 @@ def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: f
 def sample_shares(
     samples: Tensor, before: Tensor | None = None, clamp: tuple[float, float] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`named_samples` names, and what identifies the samples.
+    """The shares for :func:`named_samples`, and sums that identify the samples.
 
     Args:
         samples: ``(..., B, d)``.
-        before: what identified those of the sampler's previous call.
+        before: the identifying sums of the sampler's previous call.
         clamp: lowest and highest value of an entry.
 
     Returns:
-        ``(..., 3)``, without a clamp 2, float32: the share of the samples that are finite, of those
-        that equal the one at the same place of the previous call, NaN where that had others, and of
-        the entries at an end of the clamp or beyond; and ``(..., 3, B)``, sums and extremes.
+        ``(..., 3)``, without a clamp 2, float32: the shares of finite samples, of samples equal to
+        those at the same place in the previous call (NaN if it had others), and of entries at an
+        end of the clamp or beyond; and ``(..., 3, B)``, sums and extremes.
     """
     lowest, highest = samples.amin(-1), samples.amax(-1)  # on a CPU quicker than by aminmax
     known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
@@ -93,7 +93,7 @@ class ChainState(NamedTuple):
 def metropolis_acceptance(
     start: ChainState, end: ChainState, *, step_size: float, noise_std: float
 ) -> Tensor:
-    """Probability with which the Metropolis test of MALA would accept a Langevin step.
+    """Probability that the Metropolis test of MALA would accept a Langevin step.
 
     Roberts and Tweedie, "Exponential convergence of Langevin distributions and their discrete
     approximations", Bernoulli 2(4), 1996: min(1, p(x') q(x | x') / (p(x) q(x' | x))) with
@@ -118,12 +118,12 @@ def metropolis_acceptance(
 def oriented(
     x: Tensor, output: Tensor, cotangent: Tensor, gradient: Tensor, *, sign: int
 ) -> ChainState:
-    """A point of a chain with h and ∇h high on data, from what the sampler differentiated there.
+    """A point of a chain with h and ∇h high on data, from what the sampler differentiated.
 
     Samplers differentiate sums or means over the batch, of f or of an energy, negated or not. The
-    cotangent tells which: h is |c| times the output if all of it is one number c, else NaN. ``x``
-    and ``gradient`` are ``(..., d)``, ``output`` and ``cotangent`` those of what the network
-    returned, ``(..., heads)``; ``sign`` is 1 where that is high on data, -1 where it is low.
+    cotangent shows which: h is |c| times the output if every entry is one number c, else NaN.
+    ``x`` and ``gradient`` are ``(..., d)``. ``output`` and ``cotangent`` belong to the network's
+    output, ``(..., heads)``; ``sign`` is 1 if that is high on data, -1 if it is low.
     """
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)
@@ -132,9 +132,9 @@ def oriented(
 
 
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
-    """What ``buffer.diagnostics()`` returns, detached 0-dim tensors, under ``buffer/``.
+    """The detached 0-dim tensors of ``buffer.diagnostics()``, under ``buffer/``.
 
-    ConfigError if it returned something else; nothing of objects without that method.
+    ConfigError if it returned something else; empty for objects without that method.
     """
     ask = getattr(buffer, "diagnostics", None)
     if isinstance(buffer, Tensor) or not callable(ask):

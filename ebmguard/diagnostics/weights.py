@@ -34,10 +34,10 @@ def weight_diagnostics(
 ) -> dict[str, Tensor]:
     """Diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
 
-    The arguments are those of the objective. With groups w is each negative's share of the
-    gradient, positives without a negative of their class are left out, and there is ``unpaired``.
-    An entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite, which
-    the objective leaves out: the other weights mean nothing then.
+    The arguments are those of the objective. With groups, w is each negative's share of the
+    gradient, positives without a negative of their class are left out, and ``unpaired`` is added.
+    The entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite: the
+    objective leaves such a sample out, and the other weights mean nothing then.
     """
     with torch.no_grad():
         sums = weight_sums(Terms.of(f_pos, f_neg, beta_star, groups, log_q))
@@ -45,11 +45,11 @@ def weight_diagnostics(
 
 
 def weight_sums(terms: Terms) -> Tensor:
-    """The sums of which :func:`named_weights` makes numbers: ``(..., 10)``, as the terms' shapes.
+    """The sums for :func:`named_weights`: ``(..., 10)``, by the terms' shapes.
 
     Over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv², Σ w log w,
-    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and how many positives have a usable
-    negative, how many are usable, and how many negatives are.
+    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and the numbers of positives with a
+    usable negative, of usable positives, and of usable negatives.
     """
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
@@ -76,14 +76,14 @@ def weight_sums(terms: Terms) -> Tensor:
 
 
 def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
-    """What :func:`named_weights` calls GradScale, alone: a few launches."""
+    """GradScale as in :func:`named_weights`, alone: a few launches."""
     w_square, log_total, paired = sums[..., 0], sums[..., 6], sums[..., 7]
     is_known = (sums[..., 8:].sum(-1) == n + m) & (paired > 0) & (w_square > 0)
     return torch.where(is_known, log_total.exp() / paired, math.nan)
 
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
-    """The numbers of n positives and m negatives by tag, of tensors or of floats that were read."""
+    """Numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
     paired, pos, neg = sums[7:]
     is_known = pos + neg == n + m
     own = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
@@ -109,12 +109,11 @@ def _over_log(count: int) -> float:
 
 
 def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
-    """What :func:`named_mixture` makes numbers of, ``((exponents + 2) * samplers,)``.
+    """The sums for :func:`named_mixture`, ``((exponents + 2) * samplers,)``.
 
-    At each exponent of the terms, a column of them, the share of the whole weight that each
-    sampler's negatives carry (Eq. 5), with classes the mean over positives that have a negative;
-    the sums of their energies; and how many they are. ``parts``, ``(samplers, M)``, says whose they
-    are.
+    For each exponent (a column of the terms): the share of the whole weight on each sampler's
+    negatives (Eq. 5), with classes averaged over positives that have a negative. Then the sums of
+    their energies, and their numbers. ``parts``, ``(samplers, M)``, says which sampler drew each.
     """
     if terms.is_grouped:
         weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
@@ -129,10 +128,10 @@ def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
 def named_mixture(
     sums: Sequence[float], names: Sequence[str], f_pos: float
 ) -> list[dict[str, float]]:
-    """Of each exponent ``mixture/<name>/weight``, and of the first also ``.../energy_gap``.
+    """``mixture/<name>/weight`` at each exponent; at the first also ``.../energy_gap``.
 
-    The gap is how far a sampler's negatives lie below the positives, whose mean is ``f_pos``; NaN
-    for a part without samples.
+    The gap is ``f_pos``, the positives' mean, minus the mean of a sampler's negatives; NaN for a
+    sampler without samples.
     """
     k = len(names)
     *weights, totals, counts = (sums[i : i + k] for i in range(0, len(sums), k))
@@ -156,10 +155,10 @@ def pareto_k(log_weights: Tensor) -> Tensor:
     about 0.2. Below 0.7 the weights have a variance to trust; above, averages do not settle; above
     1 they have no mean. At n = 64 the standard deviation of k is 0.2 to 0.4: pool several steps.
 
-    Of ``log_weights``, β* f of the negatives up to a constant, ``(*models, n)``, it is
-    ``(*models,)``, float64 (float32 on MPS). NaN if n < 25, if a log weight is not finite, and if a
-    quarter of the tail cannot be told from its threshold: tied weights, or weights more than 745
-    below the largest in log, which underflow.
+    ``log_weights`` are β* f of the negatives up to a constant, ``(*models, n)``; k is
+    ``(*models,)``, float64 (float32 on MPS). NaN if n < 25, if a log weight is not finite, or if a
+    quarter of the tail equals its threshold: tied weights, or log weights more than 745 below the
+    largest, which underflow.
     """
     count = log_weights.shape[-1]
     n = math.floor(3 * math.sqrt(count)) if count > 225 else count // 5

@@ -29,11 +29,11 @@ class Path:
 
     Attributes:
         f: negative energy, ``(B, ...)`` to ``(B,)``: log p(x) = f(x) - log Z.
-        base: q, over whose support Z is integrated.
-        transition: (x, β, generator) to x, such as block Gibbs; it leaves the density at β as it
-            is, and is reversible where ``log_q`` is used. None is HMC.
-        leapfrog_steps: of a step of HMC, or ConfigError; 1 is MALA.
-        moves: transitions at each temperature, or ConfigError.
+        base: q; Z is the integral over its support.
+        transition: (x, β, generator) to x, such as block Gibbs. It must leave the density at β
+            invariant, and be reversible if ``log_q`` is used. None is HMC.
+        leapfrog_steps: leapfrog steps per HMC step, else a ConfigError; 1 is MALA.
+        moves: transitions at each temperature, else a ConfigError.
     """
 
     f: Energy
@@ -49,12 +49,12 @@ class Path:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Inverse temperatures and step sizes, fixed before the chains that are weighed.
+    """Inverse temperatures and step sizes, fixed before the weighted chains run.
 
     Attributes:
-        betas: increasing from 0 to 1, or ConfigError.
+        betas: increasing from 0 to 1, else a ConfigError.
         sizes: standard deviation of a step's noise at each of ``betas[1:]``, in units of x; empty
-            where a path has a transition of its own.
+            if the path has its own transition.
     """
 
     betas: tuple[float, ...]
@@ -75,10 +75,10 @@ class Estimate:
     """log Z from B chains that walked between base and model.
 
     Attributes:
-        log_weights: ``(B,)`` in nats; their exponentials are Z in expectation, or 1 / Z if reverse.
-        samples: the ends, ``(B, ...)``: with ``weights``, of the model; if reverse, of the base.
+        log_weights: ``(B,)`` in nats; E[exp] is Z, or 1 / Z if reverse.
+        samples: ends of the chains, ``(B, ...)``: weighted model samples; if reverse, base samples.
         f: negative energy at the model's end of the chains, ``(B,)``.
-        acceptance: mean at each temperature of the walk; NaN of a transition of the path's own.
+        acceptance: mean at each temperature of the walk; NaN for the path's own transition.
         conditional_ess: of each step between temperatures, as a share of the chains.
         is_reverse: whether the chains walked from the model to the base.
     """
@@ -92,13 +92,13 @@ class Estimate:
 
     @property
     def log_z(self) -> float:
-        """In nats: too low in expectation; if reverse and from exact samples, too high."""
+        """log Z in nats: too low in expectation; if reverse and from exact samples, too high."""
         mean = float(self.log_weights.logsumexp(0)) - math.log(len(self.log_weights))
         return -mean if self.is_reverse else mean
 
     @property
     def weights(self) -> Tensor:
-        """``(B,)``, which add up to 1."""
+        """Weights ``(B,)`` that add up to 1."""
         return self.log_weights.softmax(0)
 
     @property
@@ -108,14 +108,14 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """Of ``log_z``, by the delta method; far too small where ``ess`` is a few chains."""
+        """Standard error of ``log_z`` (delta method); far too small if ``ess`` is a few chains."""
         return math.sqrt(max(1 / self.ess - 1 / len(self.log_weights), 0.0))
 
     @property
     def log_q(self) -> Tensor:
-        """``(B,)``, of annealed negatives or, if reverse, positives, for the guard's ``log_q=``.
+        """``(B,)``, the guard's ``log_q=`` of annealed negatives or, if reverse, positives.
 
-        Walk to the model over walk back: exp(f - log_q) are the weights of the annealing.
+        Density of the walk to the model over that back: exp(f - log_q) are the annealing weights.
         """
         return self.f + self.log_weights if self.is_reverse else self.f - self.log_weights
 
@@ -126,10 +126,10 @@ def pilot(
     """Choose temperatures and step sizes, with chains that are thrown away: adapting biases them.
 
     Every step of β costs the same conditional effective sample size (Zhou, Johansen and Aston
-    2016), first in coarse steps, which are then divided into `temperatures`. Step sizes follow the
+    2016), first in coarse steps, which are then divided into `temperatures`. Step sizes adapt the
     acceptance: to 0.574 for MALA (Roberts and Rosenthal 1998), 0.651 for HMC (Beskos et al. 2013).
 
-    ConfigError of fewer than 2 chains, or no temperature; ShapeError as :func:`forward`.
+    ConfigError for fewer than 2 chains or no temperature; ShapeError as :func:`forward`.
     """
     check_count("chains", chains, 2)
     check_count("temperatures", temperatures, 1)
@@ -159,9 +159,9 @@ def pilot(
 def forward(
     path: Path, schedule: Schedule, *, chains: int, generator: Generator | None = None
 ) -> Estimate:
-    """Anneal so many samples of the base to the model: E[weight] = Z.
+    """Anneal `chains` samples of the base to the model: E[weight] = Z.
 
-    Z is unbiased, so log Z too low in expectation (Jensen), and log-likelihoods too high.
+    Z is unbiased. So log Z is too low in expectation (Jensen), and log-likelihoods too high.
 
     Raises:
         ConfigError: no chain, or a schedule without the sizes that this path needs.
@@ -176,9 +176,9 @@ def reverse(
 ) -> Estimate:
     """Anneal samples of the model ``(B, ...)`` back to the base: E[weight] = 1 / Z.
 
-    From exact samples of the model 1 / Z is unbiased, so log Z too high in expectation (Grosse,
-    Ghahramani and Adams 2015). From anything else, *data included*, it is no bound: run long chains
-    at β = 1 first. Arguments and errors are otherwise those of :func:`forward`.
+    With exact samples of the model, 1 / Z is unbiased, so log Z is too high in expectation (Grosse,
+    Ghahramani and Adams 2015). With other samples, *data included*, it is no bound: run long chains
+    at β = 1 first. Otherwise arguments and errors are those of :func:`forward`.
     """
     check_count("len(x)", len(x), 1)
     return _anneal(path, schedule, x.detach, generator, is_reverse=True)

@@ -1,4 +1,4 @@
-"""Whether forward and reverse annealing together say what log Z is."""
+"""Checks whether forward and reverse annealing together determine log Z."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Bracket:
 
     Attributes:
         forward: from the base; too low in expectation.
-        reverse: from samples of the model; too high in expectation, as far as they are that.
-        starts: what these samples are: exact ones, ends of long chains at β = 1, or data.
-        within: how far the ends of the bracket may be apart, in nats; ConfigError if not above 0.
+        reverse: from samples of the model; if they are exact, too high in expectation.
+        starts: the kind of these samples: exact, ends of long chains at β = 1, or data.
+        within: largest width of the bracket in nats; ConfigError if not above 0.
     """
 
     forward: Estimate
@@ -48,17 +48,17 @@ class Bracket:
 
     @property
     def lower(self) -> float:
-        """The forward estimate less two standard errors."""
+        """The forward estimate minus two standard errors."""
         return self.forward.log_z - _ERRORS * self.forward.standard_error
 
     @property
     def upper(self) -> float:
-        """The reverse estimate and two standard errors."""
+        """The reverse estimate plus two standard errors."""
         return self.reverse.log_z + _ERRORS * self.reverse.standard_error
 
     @property
     def problems(self) -> list[str]:
-        """Why the two do not bracket log Z; empty where they do, as far as can be seen."""
+        """Reasons why the two do not bracket log Z; empty if none is visible."""
         sides = {"forward": self.forward, "reverse": self.reverse}
         if lost := [name for name, side in sides.items() if not math.isfinite(side.log_z)]:
             return [f"the {name} estimate is {sides[name].log_z}" for name in lost]
@@ -86,7 +86,7 @@ class Bracket:
 
     @property
     def verdict(self) -> str:
-        """For people: where log Z is, or why these two do not say it."""
+        """A sentence for people: the range of log Z, or why it is not known."""
         if problems := self.problems:
             return f"they do not bracket log Z within {self.within:g} nats: {'; '.join(problems)}"
         ends, apart = f"{self.lower:.3f}..{self.upper:.3f}", self.upper - self.lower
@@ -103,7 +103,7 @@ def bracket_log_z(
     within: float = 1.0,
     generator: Generator | None = None,
 ) -> Bracket:
-    """Anneal forward, and back from `samples`, after a pilot; arguments and errors are theirs."""
+    """Run a pilot, anneal forward, and back from `samples`; see these for arguments and errors."""
     schedule = pilot(path, chains=chains, temperatures=temperatures, generator=generator)
     ahead = forward(path, schedule, chains=chains, generator=generator)
     return Bracket(ahead, reverse(path, schedule, samples, generator=generator), starts, within)

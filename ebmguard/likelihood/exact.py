@@ -1,4 +1,4 @@
-"""What is normalised exactly: densities to begin from, and log Z of what can be summed."""
+"""Exactly normalised densities as bases, and log Z by summation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SAMPLES, _STATES = 4096, 2**14  # that are held at once
 
 
 class Density(Protocol):
-    """What a base must have, such as a flow."""
+    """The methods of a base, which may be a flow."""
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """log q of samples ``(B, ...)``, normalised: ``(B,)``, in nats. MALA and HMC derive it."""
+        """Normalised log q of samples ``(B, ...)``: ``(B,)``, in nats; differentiable."""
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """Independent samples ``(count, ...)``, detached, in the dtype that f takes."""
+        """Independent samples ``(count, ...)``, detached, in the dtype of f's input."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Gaussian:
         mean: in the shape of one sample, float64.
         factor: float64; lower triangular ``(D, D)``, of covariance factor @ factor.T; or standard
             deviations ``(D,)`` of independent entries.
-        dtype: of its samples.
+        dtype: the dtype of its samples.
     """
 
     mean: Tensor
@@ -47,12 +47,12 @@ class Gaussian:
 
     @classmethod
     def fit(cls, x: Tensor, *, noise: float, independent: bool) -> Gaussian:
-        """The mean and covariance of samples, plus noise² on its diagonal: never singular.
+        """Fit mean and covariance to samples; noise² on the diagonal keeps it from being singular.
 
         Args:
-            x: samples, ``(N, ...)``; ConfigError of none.
-            noise: its standard deviation, in units of the samples, or ConfigError.
-            independent: without covariances of the entries.
+            x: samples, ``(N, ...)``; ConfigError if there are none.
+            noise: standard deviation of the noise, in units of the samples, else a ConfigError.
+            independent: ignore the covariances of the entries.
         """
         if not len(x):
             raise ConfigError("there are no samples to fit a Gaussian to; expected at least one")
@@ -69,7 +69,7 @@ class Gaussian:
         return cls(mean.reshape(x.shape[1:]), factor, x.dtype)
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """In nats, of samples ``(B, ...)``: ``(B,)`` float64."""
+        """Log-density in nats of samples ``(B, ...)``: ``(B,)`` float64."""
         white, scales = (x.double() - self.mean).flatten(1), self.factor
         if scales.ndim == 1:
             white = white / scales
@@ -98,17 +98,17 @@ class Bernoulli:
 
     @classmethod
     def fit(cls, x: Tensor) -> Bernoulli:
-        """The means of bits ``(N, ...)``, or ConfigError, with a 0 and a 1 more of each."""
+        """Fit the means of bits ``(N, ...)``, plus a 0 and a 1 for each; else a ConfigError."""
         if not len(x) or not ((x == 0) | (x == 1)).all():
             raise ConfigError("x holds no bits to fit a Bernoulli to; expected samples of 0 and 1")
         return cls(torch.logit((x.detach().sum(0) + 1) / (len(x) + 2)))
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """In nats, of bits ``(B, ...)``: ``(B,)``."""
+        """Log-probability in nats of bits ``(B, ...)``: ``(B,)``."""
         return (x * self.logits - functional.softplus(self.logits)).flatten(1).sum(1)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
-        """``(count, ...)``."""
+        """Samples ``(count, ...)``."""
         p = self.logits.sigmoid().expand(count, *self.logits.shape)
         return torch.bernoulli(p, generator=generator)
 
@@ -118,7 +118,7 @@ def enumerated_log_z(f: Energy, bits: int, *, like: Tensor | None = None) -> Ten
 
     Args:
         f: negative energy, ``(M, bits)`` to ``(M, ...)``: a number for each state, or several.
-        bits: of a state, 1 to 20, or ConfigError.
+        bits: number of bits of a state, 1 to 20, else a ConfigError.
         like: a tensor with the dtype and device of the states; None is float64 on the CPU.
     """
     if not 1 <= bits <= _MOST_BITS:
@@ -141,8 +141,8 @@ def quadrature_log_z(
 
     Args:
         f: negative energy, ``(M, dim)`` to ``(M,)``.
-        low, high: the box's corners, one or two numbers each, or ConfigError.
-        points: cells a side, or ConfigError. The error falls as their square where f is smooth.
+        low, high: the box's corners, one or two numbers each, else a ConfigError.
+        points: cells per side, else a ConfigError. For a smooth f the error falls as 1/points².
         like: as in :func:`enumerated_log_z`.
     """
     sides = [b - a for a, b in zip(low, high, strict=False)]

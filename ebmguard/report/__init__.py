@@ -1,4 +1,4 @@
-"""Run folders and what a person sees of them: reads what sinks and trainers wrote."""
+"""Run folders for people: reads the files of sinks and trainers, and shows them."""
 
 from .folder import RecordedRun
 

@@ -15,7 +15,7 @@ __all__ = ["Bin", "BinnedSeries", "ThinnedSeries"]
 
 @dataclass(slots=True)
 class Bin:
-    """The extremes of a stretch of steps, and where they are; NaN where no value is finite."""
+    """The extremes of a stretch of steps and their steps; NaN if no value is finite."""
 
     step: int  # the first with a value
     low: float = math.nan  # of the finite values, as are high, last and count
@@ -43,11 +43,11 @@ class Bin:
 
     @property
     def is_gap(self) -> bool:
-        """No value is finite."""
+        """Whether no value is finite."""
         return math.isnan(self.low)
 
     def join(self, other: Bin) -> None:
-        """Take in a later stretch; of equal values the earlier one stays."""
+        """Add a later stretch; of two equal values the earlier one stays."""
         if self.bad_at is None:
             self.bad_at = other.bad_at
         if other.is_gap:
@@ -60,14 +60,14 @@ class Bin:
         self.count += other.count
 
     def points(self) -> list[tuple[int, float]]:
-        """Its one or two extreme points, in the order of steps."""
+        """The one or two extreme points, in the order of steps."""
         return [] if self.is_gap else sorted({(self.low_at, self.low), (self.high_at, self.high)})
 
 
 class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
-    While there is room every step has its own. Then neighbours join: no spike is lost.
+    While there is room, every step has its own bin. Then neighbours merge; no spike is lost.
     """
 
     def __init__(self, capacity: int = 600) -> None:
@@ -75,7 +75,7 @@ class BinnedSeries:
         self.bins: list[Bin] = []
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take the values of steps, which ascend and are not before the last one."""
+        """Add values by step, in ascending order, none before the last step."""
         start = 0
         while start < len(steps):
             end = bisect_left(steps, (steps[start] // self.width + 1) * self.width, start)
@@ -95,10 +95,10 @@ class BinnedSeries:
 
 
 class ThinnedSeries:
-    """Values by step, the last ones whole, and before them one in so many.
+    """Values by step: all of the latest ones, and some of the earlier ones.
 
     Args:
-        most: how many are whole; there are at most four times as many.
+        most: how many of the latest are kept at least; in all at most four times as many.
     """
 
     def __init__(self, most: int) -> None:
@@ -108,7 +108,7 @@ class ThinnedSeries:
         self._new: tuple[array[Any], array[Any]] = array("q"), array("d")
 
     def extend(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Take the values of steps, which ascend."""
+        """Add values by step, in ascending order."""
         for column, more in zip(self._new, (steps, values), strict=True):
             column.extend(more)
         while len(self._new[0]) > 2 * self._most:
@@ -121,5 +121,5 @@ class ThinnedSeries:
                     del old[1::2]
 
     def pairs(self) -> Iterator[tuple[int, float]]:
-        """Steps and values that are kept."""
+        """The kept steps and values."""
         return chain(*(zip(*columns, strict=True) for columns in (self._old, self._new)))

@@ -1,4 +1,4 @@
-"""Files that may be damaged, hostile, or still being written, and what their records must hold."""
+"""Reads files that may be damaged, hostile, or still being written, and checks their records."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _name = lru_cache(1000)(printable)  # every row has the same
 
 
 def is_step(value: Any) -> bool:
-    """Whether it can be the number of a step."""
+    """Whether this value can be a step number."""
     return type(value) is int and 0 <= value <= _MOST_STEPS
 
 
@@ -80,7 +80,7 @@ RESULTS: Fields = {
 
 
 def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
-    """Refuse a record without what readers need by a ``ConfigError``."""
+    """Raise a ``ConfigError`` if a record lacks a field that readers need."""
     for key, (expected, is_one) in fields.items():
         name = key.removesuffix("?")
         if is_one(record[name]) if name in record else key != name:
@@ -109,7 +109,7 @@ def _plain(value: Any, where: Path, depth: int = 0) -> Any:
 
 
 def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A row as floats by tag, but for its step; what is null is missing."""
+    """A row as floats by tag, without its step; null values are left out."""
     return {
         _name(tag): own if type(own) is float else number(own, tag, where)
         for tag, own in row.items()
@@ -131,7 +131,7 @@ def number(value: Any, tag: str, where: Path) -> float:
 
 
 def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, Any]:
-    """Nested settings by joined names."""
+    """Nested settings, flattened to joined names."""
     values: dict[str, Any] = {}
     for name, value in found.items():
         if isinstance(value, Mapping):
@@ -142,7 +142,7 @@ def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, A
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """The runs that paths name: a folder that is none of its own stands for those in it."""
+    """The runs at these paths; a folder that is not a run stands for the runs in it."""
     return [run for path in paths for run in _runs_at(path) or [path]]
 
 
@@ -162,7 +162,7 @@ def _inside(path: Path) -> list[Path]:
 
 
 def meant(path: Path) -> list[Path]:
-    """The runs that could be meant by a path that is none: those in it, or the likeliest first."""
+    """Suggest runs for a path that is no run: those in it, or similar names, likeliest first."""
     if runs := _inside(path):
         return runs
     for above in path.parents:
@@ -173,13 +173,13 @@ def meant(path: Path) -> list[Path]:
 
 
 def named(runs: list[Path]) -> str:
-    """Some of these runs, and how many more there are."""
+    """Some of these runs by name, and the number of the others."""
     rest = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return ", ".join(map(printable, runs[:_MOST_NAMED])) + rest
 
 
 def no_run(path: Path) -> ConfigError:
-    """Why a path is no run, and which ones could be meant."""
+    """Say why a path is no run, and suggest runs."""
     runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
     if not os.path.lexists(path):
         what = "does not exist"
@@ -194,10 +194,10 @@ def no_run(path: Path) -> ConfigError:
 
 
 class GrowingFile:
-    """The records of a file of JSON lines that may still be written, each of them once.
+    """The records of a JSON lines file that may still grow; each record comes once.
 
-    A half-written last line is left for later. The file need not exist. Where a resumed trainer has
-    cut off what was read, reading begins anew. With ``fields`` records are plain, and checked.
+    A half-written last line is left for later. The file need not exist. If a resumed trainer has
+    cut off lines that were read, reading starts anew. With ``fields`` records are checked.
     """
 
     def __init__(self, path: Path, fields: Fields | None = None) -> None:
@@ -205,7 +205,7 @@ class GrowingFile:
         self._offset, self._before = 0, b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether earlier records are void, and the next ones, of about two megabytes.
+        """Return whether earlier records are void, and the next records, about two megabytes.
 
         Raises:
             ConfigError: the file cannot be read, a complete line is not a JSON object or longer
@@ -273,7 +273,7 @@ def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str,
 
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
-    """The JSON object that a file holds, plain; empty where it is missing or half written."""
+    """The plain JSON object in a file; empty if the file is missing or half written."""
     file = opened(path, most=_LONGEST)
     if file is None:
         return {}

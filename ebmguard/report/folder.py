@@ -32,15 +32,15 @@ _ALL_FOLLOWED, _FOLLOWED = 10_000, 100
 
 
 def value_of(row: Mapping[str, float], tag: str) -> float | None:
-    """A diagnostic of a row, None where the row lacks it.
+    """A diagnostic of a row; None if the row lacks it.
 
-    At β* = 0, where the weights are uniform and say nothing, it is that of the reference exponent.
+    At β* = 0 the weights are uniform, so the value is taken at the reference exponent.
     """
     return row.get(weight_tag(tag, row.get(BETA_STAR, math.nan)), row.get(tag))
 
 
 def ends(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """The first and the last of many records, each with its number among all."""
+    """The first and the last of many records, each with its index."""
     count = len(records)
     shown = *range(count)[:_SHOWN], *range(max(_SHOWN, count - _SHOWN), count)
     return [(number, records[number]) for number in shown]
@@ -48,7 +48,7 @@ def ends(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
 
 @dataclass
 class Attempt:
-    """The rows from one rollback or resume to the next, or to the end."""
+    """The rows between two rollbacks or resumes, or until the end."""
 
     number: int  # of rollbacks before
     first: int  # its steps
@@ -62,15 +62,15 @@ class Attempt:
 
 
 class RecordedRun:
-    """What a run folder holds so far; :meth:`update` takes in what is new.
+    """The contents of a run folder so far; :meth:`update` reads what is new.
 
     The guard's ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` are enough; a trainer's
-    ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used where they are. Of a step that
-    came again, only the last time counts, and nothing after the earlier ones.
+    ``config.json``, ``accuracy.jsonl`` and ``results.json`` are used if they exist. If a step was
+    repeated, only its last pass counts, and nothing after the earlier passes.
 
     Args:
         path: the folder, which need not exist yet.
-        tags: diagnostics to keep for charts, as the extremes of each of 600 stretches.
+        tags: diagnostics to keep for charts, as extremes in 600 stretches.
         whole: tags to keep with every value, for :meth:`series`.
     """
 
@@ -115,7 +115,7 @@ class RecordedRun:
 
     @classmethod
     def read(cls, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> RecordedRun:
-        """The run that a folder holds now; a ``ConfigError`` where it has no rows or is damaged."""
+        """Read the run in a folder; a ``ConfigError`` if it has no rows or is damaged."""
         run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
@@ -123,7 +123,7 @@ class RecordedRun:
         return run
 
     def update(self) -> bool:
-        """Read what was written since the last time; say whether there was anything."""
+        """Read what was written since the last time; return whether anything was new."""
         before, is_new = (self.config, self.results), False
         for file, take, forget in self._files:
             for anew, records in iter(file.read, (False, [])):
@@ -182,7 +182,7 @@ class RecordedRun:
         self.row_count += len(rows)
 
     def limits(self, tag: str) -> Limits:
-        """Of a diagnostic, as they hold; in an ERROR, as they held before it."""
+        """The current limits of a diagnostic; during an ERROR, those before it."""
         return self._held.get(tag, self.bands.limits.get(tag, Limits()))
 
     def _follow(self, now: Attempt, row: Mapping[str, Any]) -> None:
@@ -234,18 +234,18 @@ class RecordedRun:
 
     @property
     def step(self) -> int:
-        """The last row's step."""
+        """Step of the last row."""
         return int(self.latest["step"])
 
     @property
     def thinning(self) -> str:
-        """From which steps on rows were left out, in words; empty where none were."""
+        """A sentence on the steps from which rows were left out; empty if none were."""
         parts = [f"one in {n:g} from step {step:,} on" for n, step in self._thinned.items()]
         return f"rows written: {', '.join(parts)}, and all around alerts" if parts else ""
 
     @property
     def is_over(self) -> bool:
-        """The trainer has written how the run ended, and no row since, or its process is gone."""
+        """Whether the run has ended: the trainer wrote its end and no row since, or is gone."""
         if not self.results:
             return is_gone(of.read_object(self.path / LOCK))
         try:
@@ -255,7 +255,7 @@ class RecordedRun:
 
     @property
     def verdict(self) -> Verdict:
-        """What became of the run so far, as ``g.verdict``; lost where its trainer says so."""
+        """The verdict on the run so far, as ``g.verdict``; lost if its trainer says so."""
         course, back = Course(), {rollback["attempt"]: rollback for rollback in self.rollbacks}
         rules = {(alert["step"], Level[alert["level"]]): alert for alert in self.alerts}
         levels, number = self._levels, self.attempts[-1].number if self.attempts else 0
@@ -280,7 +280,7 @@ class RecordedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The trainer's settings; those that config.json nests under this name come first."""
+        """The trainer's settings; those nested under this name in config.json come first."""
         nested = self.config.get("settings")
         others = {name: own for name, own in self.config.items() if name != "settings"}
         return others | (nested if isinstance(nested, dict) else {})
@@ -292,13 +292,13 @@ class RecordedRun:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many alerts there are of each level that has some, the worst first."""
+        """Number of alerts by level, the worst first; levels without alerts are left out."""
         counts = Counter(alert["level"] for alert in self.alerts)
         return {level: counts[level] for level in ("ERROR", "WARN", "INFO") if counts[level]}
 
     @property
     def answered(self) -> int:
-        """How many alerts, oldest first, rollbacks have answered: up to the last that they name."""
+        """How many alerts, oldest first, rollbacks have answered, up to the last they name."""
         last = self.rollbacks[-1] if self.rollbacks else {"step": -1}
         for i, alert in enumerate(reversed(self.alerts)):
             # As text, in which NaN equals itself.
@@ -308,7 +308,7 @@ class RecordedRun:
         return 0
 
     def series(self, tag: str) -> list[tuple[int, float]]:
-        """Steps and finite values of a tag in the rows that count; of those kept whole."""
+        """Steps and finite values of a ``whole`` tag, in the rows that count."""
         return [
             (step, value)
             for own in self.attempts
@@ -322,7 +322,7 @@ class RecordedRun:
         return [(own.step, own.low) for own in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
-        """The series of every attempt in two: what counts, and what came again in later bins."""
+        """The series of every attempt in two parts: what counts, and what was repeated later."""
         found = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
         if tag == ACCURACY.name:
             values: dict[int, dict[int, float]] = defaultdict(dict)
@@ -345,13 +345,13 @@ class RecordedRun:
         return [own for kept, _ in self.pieces(tag) for own in kept]
 
     def level(self, tag: str) -> Level | None:
-        """What the latest value of a diagnostic is worth by itself."""
+        """The alert level of a diagnostic's latest value, taken alone."""
         value = value_of(self.latest, tag)
         return None if value is None else self.bands.level(tag, value)
 
 
 def outcome(run: RecordedRun) -> str:
-    """In a few words: finished, diverged, ended, or not over."""
+    """The outcome in a few words: finished, diverged, ended, or not over."""
     back, total, steps = len(run.rollbacks), run.setting("iterations"), f"{run.step + 1:,}"
     after = f" after {back} rollback{'s' if back > 1 else ''}" if back else ""
     if run.results.get("diverged_at") is not None:

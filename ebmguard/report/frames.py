@@ -22,20 +22,20 @@ __all__ = ["Runs", "load"]
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """What some run folders hold. The index of every frame begins with ``run``, the folder.
+    """The contents of run folders. The index of every frame begins with ``run``, the folder.
 
     Attributes:
         runs: one line per run: the trainer's settings (config.json) and results (results.json),
             nested ones as ``outer/inner``; ``verdict``, the line that every page shows;
             ``recorded_steps``, ``error_count``, ``rollback_count``.
-        rows: by ``run`` and ``step``, a column per tag (:mod:`ebmguard.tags`), ``attempt``, the
-            number of rollbacks before, and what the trainer logged of the step beside
-            (``cross_entropy``). NaN where a row lacks it. Of an ensemble the mean row. Of a long
-            run not every row was written: ``log_every`` says of how many one was.
-        evaluations: by ``run`` and ``step``, what the trainer measured of the network; of toys with
-            a column ``member``.
-        alerts, rollbacks: by ``run``, in the order in which they came, those of steps that were
-            abandoned later included.
+        rows: by ``run`` and ``step``. Columns: one per tag (:mod:`ebmguard.tags`), ``attempt`` (the
+            number of earlier rollbacks), and the trainer's own numbers (``cross_entropy``). NaN if
+            a row lacks it. An ensemble has its mean row. A long run does not have every row:
+            ``log_every`` = k means that one in k was written.
+        evaluations: by ``run`` and ``step``, the trainer's evaluations of the network; toys have a
+            column ``member``.
+        alerts, rollbacks: by ``run``, in the order in which they came, also those of steps that
+            were abandoned later.
     """
 
     runs: DataFrame
@@ -53,10 +53,10 @@ def load(
 
     Args:
         paths: a run folder, one that holds some, a pattern such as ``"runs/*"``, or several of
-            these. What holds no rows is passed over.
-        abandoned: keep rows and evaluations that a rollback or a resume went back behind, and mark
-            them in a column of this name. Otherwise of a step that came again only the last time
-            counts, and nothing after the earlier ones.
+            these. Folders without rows are skipped.
+        abandoned: also keep rows and evaluations that a rollback or a resume has undone, and mark
+            them in a column of this name. Otherwise, if a step was repeated, only its last pass
+            counts, and nothing after the earlier passes.
 
     Raises:
         ConfigError: nothing holds rows, or a file does not hold what a guard or a trainer writes.

@@ -90,7 +90,7 @@ def _write(config: ReportConfig, command: str, fewest: int) -> list[dict[str, An
 
 
 def page(folders: Sequence[Path]) -> str:
-    """The page about run folders as HTML; a ``ConfigError`` where one has no rows or is damaged."""
+    """The HTML page about run folders; a ``ConfigError`` if one has no rows or is damaged."""
     return _page(folders)[0]
 
 

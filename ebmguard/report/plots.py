@@ -1,4 +1,4 @@
-"""Charts of runs as coordinates: which there are, axes and lines; the markup is the page's."""
+"""Charts of runs as coordinates: axes and lines. The page adds the markup."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _TRANSFORMS: dict[str | None, tuple[Callable[[float], float], Callable[[float], 
 
 
 def unnamed(name: str) -> Tag:
-    """The chart of a number that no line of the tags describes: a trainer's own, as a rule."""
+    """The chart of a number that the tags do not describe, usually a trainer's own."""
     return Tag(name, printable(name), "symlog", "")
 
 
 def note(chart: Tag) -> str:
-    """What is healthy and what else it tells, in a few words."""
+    """A short note: the healthy value, and what other values mean."""
     return "; ".join(filter(None, (chart.healthy, chart.tells))) or chart.definition
 
 
@@ -60,7 +60,7 @@ class Axis:
 
     @classmethod
     def around(cls, scale: Scale | None, values: Sequence[float]) -> Axis:
-        """The axis on which finite values fit, cut where a few would flatten the rest."""
+        """The axis that fits finite values, cut if a few would flatten the rest."""
         if scale == "share":
             return cls(scale, 0.0, 1.0)
         if scale == "log":
@@ -78,14 +78,14 @@ class Axis:
         return cls(scale, back(down - pad), back(up + pad))
 
     def at(self, value: float) -> float:
-        """Where a finite value lies: 0 at the lower end, 1 at the upper."""
+        """The position of a finite value: 0 at the lower end, 1 at the upper."""
         if self.scale == "log" and value <= 0:
             return 0.0
         low, x, high = map(_TRANSFORMS.get(self.scale, (float,))[0], (self.low, value, self.high))
         return min(1.0, max(0.0, (x - low) / (high - low)))
 
     def ticks(self) -> list[float]:
-        """Some five round values inside."""
+        """About five round values on the axis."""
         ticks = _powers(self.low, self.high) if self.scale == "log" else []
         if self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
@@ -133,18 +133,18 @@ class Plot:
 
     @property
     def group(self) -> str:
-        """What stands before the slash of its name, by which a trainer's own are grouped."""
+        """The part before the slash of its name; a trainer's own charts are grouped by it."""
         return printable(self.chart.name.rpartition("/")[0].partition("/")[0])
 
     @property
     def is_zero(self) -> bool:
-        """Whether every value is 0, and no alert says otherwise."""
+        """Whether every value is 0, without an alert."""
         ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))
         return not (self.markers or self.gaps or any(ends))
 
 
 def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
-    """The chart of a diagnostic, the runs over each other; None where no run has a finite value."""
+    """The chart of a diagnostic, with all runs in it; None if no run has a finite value."""
     pieces = [run.pieces(chart.name) for run in runs]
     bins = [own for of_run in pieces for parts in of_run for part in parts for own in part]
     values = [value for own in bins for _, value in own.points()]

@@ -51,7 +51,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What one rule has to say about a run."""
+    """The advice of one rule about a run."""
 
     rule: str  # its name, which is that of its section in docs/alerts.md
     level: str  # the worst that it reported
@@ -81,7 +81,7 @@ def _next_settings(run: RecordedRun) -> str:
 
 
 def to_do(run: RecordedRun, advised: Iterable[Advice]) -> tuple[str, ...]:
-    """What to do about the verdict, likeliest first; empty where nothing is to be done."""
+    """Remedies for the verdict, the likeliest first; empty if none is needed."""
     said = [_next_settings(run)] if run.rollbacks else []
     said += [remedy for own in advised if own.level != "INFO" for remedy in own.remedies]
     if run.verdict.is_lost and not said:
@@ -113,14 +113,14 @@ class CheckConfig:
 
 
 def check(config: CheckConfig) -> int:
-    """`ebmguard check RUN`; the exit status is 1 where a problem is an error, else 0."""
+    """`ebmguard check RUN`; the exit status is 1 if a problem is an error, else 0."""
     problems = problems_of_run(config.run)
     show(problems)
     return int(any(each.severity is Level.ERROR for each in problems))
 
 
 def problems_of_run(path: Path) -> list[Problem]:
-    """Every problem of a run folder, worst first; a ``ConfigError`` where it is none or damaged."""
+    """Every problem of a run folder, worst first; a ``ConfigError`` if it is no run or damaged."""
     run = RecordedRun.read(path, whole=_READ)
     moved = _moved_by_rollbacks(run)  # and advised, from the first problem to the last
     checks = (_of_alerts, _of_medians, _of_grad_scale)

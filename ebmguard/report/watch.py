@@ -47,8 +47,8 @@ _BLOCKS, _NOT_A_NUMBER = " ▁▂▃▄▅▆▇█", "×"
 class WatchConfig:
     """Watch a run until it is over: diagnostics with their healthy bands, alerts and rollbacks.
 
-    The folder may be one that does not exist yet. A run whose trainer writes no results.json is
-    watched until Ctrl-C.
+    The folder need not exist yet. If the trainer writes no results.json, the run is watched until
+    Ctrl-C.
     """
 
     run: tyro.conf.Positional[Path]
@@ -58,7 +58,7 @@ class WatchConfig:
 
 
 def watch(config: WatchConfig) -> int:
-    """`ebmguard watch`; the exit status is 0, also after Ctrl-C, which is the way out."""
+    """`ebmguard watch`; Ctrl-C ends it. The exit status is 0."""
     console = Console(highlight=False)
     tags = [chart.name for chart in CHARTS]
     run = RecordedRun(config.run, tags)
@@ -214,10 +214,10 @@ def _duration(seconds: float) -> str:
 
 
 def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int = 1) -> list[str]:
-    """Lines of blocks, from top to bottom, that show where a series went farthest.
+    """A series as lines of blocks, from top to bottom, that show its largest excursions.
 
-    A column's value is the one farthest from the median of the series, so that a spike of a single
-    step is seen however long the run. A column with a value that is not finite is marked by ×.
+    A column shows the value farthest from the median of the series, so that a spike of a single
+    step is visible in a run of any length. × marks a column with a value that is not finite.
     """
     values = [value for own in bins for _, value in own.points()]
     if not bins:

@@ -1,4 +1,4 @@
-"""Where rows, alerts and rollbacks are written: anything like :class:`Sink`, yours included."""
+"""Where rows, alerts and rollbacks go: any object like :class:`Sink`, also your own."""
 
 from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed

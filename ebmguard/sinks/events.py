@@ -1,7 +1,7 @@
 """TensorBoard's event file: records of serialised protobufs with checksums.
 
-Framed here: tensorboard's own writers take 0.3 ms a row for checksums where this takes 0.02, and
-after a full disk cannot go on at the very byte.
+This module frames records itself: tensorboard's writers need 0.3 ms a row for checksums, this
+0.02, and they cannot go on at the right byte after a full disk.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class EventFile(AppendFile):
         self._add(-1, summary=summary)  # before every step, so that no restart voids it
 
     def add_restart(self, step: int) -> None:
-        """Void what was written for this step and later ones, unless others wrote there too."""
+        """Void this step and later ones, unless other writers use the folder too."""
         if all(path.name.endswith(_SUFFIX) for path in self.path.parent.glob("*tfevents*")):
             # Twice: a reader takes the first one in a folder for the beginning of the run.
             for _ in range(2):

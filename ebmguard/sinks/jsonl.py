@@ -37,13 +37,13 @@ class JsonlSink:
     """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
-    ``guard/`` prefix); one of the others is the full record of an alert or a rollback. NaN and
-    infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``, of which
-    :func:`read_jsonl` makes floats. Files of an earlier run are appended to, once a last line that
-    a kill tore in two is cut off.
+    ``guard/`` prefix). A line of the others is the full record of an alert or a rollback. NaN and
+    infinities are the strings ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``; :func:`read_jsonl`
+    turns them into floats. It appends to files of an earlier run, after it has cut off a last line
+    that a kill left incomplete.
 
-    The folder is made if missing, and may be a link. Raises a ``ConfigError``, with all as it was,
-    if it cannot be written, or a file in it is a link, or ends in text that is no row.
+    The folder is made if missing, and may be a link. Raises a ``ConfigError``, and changes nothing,
+    if the folder cannot be written, or a file in it is a link or ends in text that is no row.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -77,7 +77,7 @@ class JsonlSink:
 
 @typed
 def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a file that :class:`JsonlSink` wrote; one that a kill tore in two is left out.
+    """The lines of a file that :class:`JsonlSink` wrote, without an incomplete last line.
 
     Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
@@ -97,7 +97,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def to_json(value: Any) -> Any:
-    """Plain values and their containers, with floats that JSON cannot hold as strings."""
+    """Plain values and containers; floats that JSON cannot hold become strings."""
     if isinstance(value, Mapping):
         # Nearly all are finite floats, which a call each would make four times as dear.
         return {
@@ -136,7 +136,7 @@ def _blank(names: tuple[str, ...]) -> bytes:
 
 
 def from_json(value: Any) -> Any:
-    """A parsed value with its floats."""
+    """A parsed value, with strings such as "NaN" turned into floats."""
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
@@ -145,7 +145,7 @@ def from_json(value: Any) -> Any:
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """The object of one line, with its floats; None if the line is no complete object."""
+    """The object of one line; None if the line is not a complete object."""
     try:
         record = from_json(json.loads(line))
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def _end(path: Path) -> tuple[int, bytes, int]:
 class AppendFile:
     """Records in memory that :meth:`flush` appends to a file, which is made if missing.
 
-    It is open only while it is written, so that a forked data loader inherits no handle.
+    The file is open only while it is written, so that a forked data loader inherits no handle.
     """
 
     def __init__(self, path: Path, encode: Callable[[Any], bytes], made: list[Path]) -> None:
@@ -196,7 +196,7 @@ class AppendFile:
         self._pending.append(record)
 
     def flush(self) -> None:
-        """Append what is pending; after an ``OSError`` the next flush goes on at the very byte."""
+        """Append pending records; after an ``OSError`` the next flush goes on at the right byte."""
         if not self._pending and not self.rest:
             return
         self.rest += b"".join(map(self._encode, self._pending))

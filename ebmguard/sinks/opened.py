@@ -1,4 +1,4 @@
-"""What opens a file of a run folder, to read it or to write: no link out of it, pipe or device."""
+"""Opens files of a run folder, to read or to write, but no pipe, device or link out of it."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) -> BinaryIO | None:
-    """A regular file of a run folder, to read; None where there is none.
+    """A regular file of a run folder, to read; None if there is none.
 
-    A link is followed to where it stays in the folder. A pipe or a device, which may never end, is
-    refused.
+    A link is followed if it stays in the folder. Pipes and devices are refused: reading them may
+    never end.
 
     Args:
-        inside: the folder, which may itself be a link; None is the one that the file lies in.
-        most: bytes that the file may have.
+        inside: the folder, which may itself be a link; None: the file's own folder.
+        most: the largest size of the file in bytes.
 
     Raises:
-        ConfigError: what is there is no such file, or cannot be read.
+        ConfigError: it is not such a file, or cannot be read.
     """
     try:
         folder = os.path.realpath(path.parent if inside is None else inside)
@@ -57,7 +57,7 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
 
 @contextmanager
 def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
-    """Around what opens a log folder: where it fails, what was made goes; no bare ``OSError``."""
+    """Wraps code that opens a log folder: on failure, remove new files; no bare ``OSError``."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -75,7 +75,7 @@ def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
 def created(path: Path, flags: int, made: list[Path]) -> int:
     """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
 
-    Adds to ``made`` what has not been there, folders first.
+    Adds new paths to ``made``, folders first.
     """
     missing = [each for each in path.parents if not each.exists()][::-1]
     with taken_back(missing, path.parent):
@@ -90,9 +90,9 @@ def created(path: Path, flags: int, made: list[Path]) -> int:
 
 
 def without_links(path: str | Path, flags: int) -> int:
-    """Open a file, but no link, which in a folder from elsewhere may lead to any file.
+    """Open a file, but no link: in a folder from elsewhere it may lead to any file.
 
-    Nor a pipe, which would wait for a reader.
+    Pipes are refused too: they would wait for a reader.
     """
     descriptor = os.open(path, flags | _NO_LINK_NO_WAIT, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

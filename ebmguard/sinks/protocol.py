@@ -35,15 +35,15 @@ LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
 class Sink(Protocol):
     """Four methods. Anything that has them can be passed as ``sinks=[...]``.
 
-    A class that derives from this may leave out those that it does not need, but ``write_alert``.
+    A subclass may leave out methods that it does not need, except ``write_alert``.
     """
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Take the diagnostics of one step, and the numbers that the trainer gave to ``g.log``.
 
-        ``scalars`` are by tags, the guard's without the prefix of :func:`prefixed`. NaN and
-        infinities must be kept: one looks for them after a blow-up. ``histograms`` are the raw
-        values of ``f_pos`` and ``f_neg``; on most rows there are none.
+        ``scalars`` go by tag, the guard's without the prefix of :func:`prefixed`. Keep NaN and
+        infinities: people look for them after a blow-up. ``histograms`` are the raw values of
+        ``f_pos`` and ``f_neg``; most rows have none.
         """
         return
 
@@ -53,13 +53,13 @@ class Sink(Protocol):
     def write_recovery(self, record: Record) -> None:
         """Take one rollback, as the plain dict of the audit log.
 
-        Rows from ``record["restored_step"]`` on come again; on a GPU some steps before it, too.
+        Rows from ``record["restored_step"]`` on come again; on a GPU, also a few before it.
         """
         return
 
     def flush(self) -> None:
-        """Write all that was taken, which may stay in memory until then: the guard calls this every
-        ``flush_every`` steps, on an alert, on a rollback and at exit."""
+        """Write all that is still in memory. The guard calls this every ``flush_every`` steps,
+        on an alert, on a rollback and at exit."""
         return
 
 

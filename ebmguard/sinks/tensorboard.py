@@ -59,17 +59,17 @@ class AddScalarSink(Sink):
     """Writes to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
     Lightning's ``logger.experiment``.
 
-    Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has them; closing it stays the
-    caller's. Tags and markers are those of :class:`TensorBoardSink`; of rollbacks there is the
-    rows' ``recovery/attempt``. Some 60 calls a step cost several times as much as ``log_dir=``,
-    which writes the row at once.
+    Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has them; the caller closes it.
+    Tags and markers are those of :class:`TensorBoardSink`; rollbacks show only as the rows'
+    ``recovery/attempt``. About 60 calls a step cost several times as much as ``log_dir=``, which
+    writes a row at once.
     """
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
 
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """Pass every scalar on, and the histograms where the logger has ``add_histogram``."""
+        """Pass on every scalar, and the histograms if the logger has ``add_histogram``."""
         for tag, value in scalars.items():
             self.logger.add_scalar(prefixed(tag), value, step)
         for tag, values in histograms.items() if hasattr(self.logger, "add_histogram") else ():
@@ -81,7 +81,7 @@ class AddScalarSink(Sink):
                 self.logger.add_histogram(prefixed(tag), drawn, step)
 
     def write_alert(self, record: Record) -> None:
-        """Pass the alert on as a marker, and as text where the logger has ``add_text``."""
+        """Pass on the alert as a marker, and as text if the logger has ``add_text``."""
         step = record["step"]
         if level := LEVEL_NUMBERS[record["level"]]:
             self.logger.add_scalar(marker_tag(record), level, step)
@@ -89,12 +89,12 @@ class AddScalarSink(Sink):
             add_text("guard/alerts", alert_markdown(record), step)
 
     def write_verdict(self, step: int, verdict: str) -> None:
-        """Pass the verdict on as text where the logger has ``add_text``."""
+        """Pass on the verdict as text if the logger has ``add_text``."""
         if add_text := getattr(self.logger, "add_text", None):
             add_text("guard/verdict", verdict, step)
 
     def flush(self) -> None:
-        """Flush the logger where it can be flushed."""
+        """Flush the logger if it has ``flush``."""
         getattr(self.logger, "flush", lambda: None)()
 
 
@@ -108,13 +108,13 @@ class TensorBoardSink(AddScalarSink):
     - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
       ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.
-    - A layout for the Custom Scalars page with what belongs together on one chart.
+    - A layout for the Custom Scalars page that puts related scalars on one chart.
 
     TensorBoard shows a random 1,000 steps of a scalar and 10 texts of a tag. Start it with
     ``--samples_per_plugin=scalars=100000,text=1000`` to see all: a blow-up may take five steps.
-    Of steps that a resumed or rewound run writes again it shows only the later pass; with
-    ``--load_fast=false``, or without the package tensorboard-data-server, where no other writer's
-    event files are in the folder.
+    If a resumed or rewound run writes steps again, TensorBoard shows only the later pass; it needs
+    ``--load_fast=false``, or no package tensorboard-data-server, and no event files of other
+    writers in the folder.
 
     The folder is made if missing; other event files in it are left alone. Raises a ``ConfigError``
     if it cannot be written, or the package tensorboard is missing.
@@ -146,7 +146,7 @@ class TensorBoardSink(AddScalarSink):
         super().write_alert(record)
 
     def write_recovery(self, record: Record) -> None:
-        """Keep the story of all rollbacks; the steps that come again are void."""
+        """Keep the text of all rollbacks, and void the steps that come again."""
         abandoned = self._move_to(record["restored_step"])
         self._story += f"**Rollback {record['attempt']}**\n\n{record['message']}\n\n"
         if abandoned:
@@ -156,7 +156,7 @@ class TensorBoardSink(AddScalarSink):
         self.logger.add_text("guard/recovery", self._story, self._story_step)
 
     def write_verdict(self, step: int, verdict: str) -> None:
-        """Keep the verdict as a text, the latest at the highest step, after a rollback too."""
+        """Keep the verdict as a text; the latest has the highest step, also after a rollback."""
         self._verdict_step = max(step, self._verdict_step + 1)
         super().write_verdict(self._verdict_step, verdict)
 
@@ -174,7 +174,7 @@ class TensorBoardSink(AddScalarSink):
 
 
 def event_file_type() -> type[EventFile]:
-    """What writes an event file; a ``ConfigError`` where the package tensorboard is missing."""
+    """The class for event files; a ``ConfigError`` if the package tensorboard is missing."""
     try:
         from .events import EventFile
     except ImportError as error:
@@ -188,7 +188,7 @@ def event_file_type() -> type[EventFile]:
 def marker_tag(record: Record) -> str:
     """The tag of the scalar that marks the step of an ``Alert.record()``; its value is the level.
 
-    Level and rule follow the last slash: TensorBoard cuts what stands before it if room is short.
+    Level and rule follow the last slash: if room is short, TensorBoard cuts the part before it.
     """
     return f"{MARKER_PREFIX}{record['level']}_{record['rule']}"
 

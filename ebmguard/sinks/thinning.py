@@ -17,13 +17,13 @@ _Row = tuple[int, Scalars, Histograms]
 
 
 class Thinning:
-    """Decides of each row whether it is written, and rewrites nothing.
+    """Decides for each row whether it is written; rewrites nothing.
 
-    Up to the 20,000th, by its step or by its place in the file, all are. Then one in ten is, and
-    one in a hundred from the millionth on, which they say as ``log_every``. In each stretch of so
-    many steps the first row with a further number is written, as some come rarely; where
-    ``alert_level`` changes; and all around an alert. So that none is written out of order, rows
-    wait here for the hundred after them.
+    Up to the 20,000th, by step or by place in the file, all are written. Then one in ten is, and
+    from the millionth on one in a hundred; their ``log_every`` says so. Also written: the first
+    row in each such stretch with a further number (some numbers are rare), rows where
+    ``alert_level`` changes, and all around an alert. To keep their order, rows wait here for the
+    hundred rows after them.
 
     Args:
         rows: how many the file holds already.
@@ -37,7 +37,7 @@ class Thinning:
         self._stretch, self._names, self._level = -1, set[str](), 0.0
 
     def take(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
-        """Take the row of a step; return those to write now, oldest first."""
+        """Take the row of a step; return the rows to write now, oldest first."""
         self._rows += 1
         every = max(n for begin, n in self._rates if begin <= max(step, self._rows - 1))
         if every == 1:
@@ -57,12 +57,12 @@ class Thinning:
         return [row for is_due, row in ready if is_due]
 
     def alert(self) -> list[_Row]:
-        """The rows before an alert that have not been written; those after it will be."""
+        """Unwritten rows before an alert. The rows after it will be written."""
         self._after = _AFTER
         return self.rest()
 
     def rest(self, *, due: bool = False) -> list[_Row]:
-        """What waits, or what of it is due; nothing waits any longer."""
+        """Return all waiting rows, or those that are due; no row waits any longer."""
         rows = [row for is_due, row in self._waiting if is_due or not due]
         self._waiting.clear()
         return rows

@@ -1,4 +1,4 @@
-"""Alerts and rollbacks to a web address, from a thread that training never waits for."""
+"""Sends alerts and rollbacks to a web address, from a thread that training never waits for."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class WebhookSink(Sink):
     """POSTs every alert from a level on, and every rollback, as JSON to an address.
 
     The body is an object with ``title``, ``text`` (what Slack and its like show), ``level``,
-    ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, whose NaN and infinities are those of
-    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends in order, and tries each message up to
-    four times. What could not be delivered is logged as an error that names only the host: such
-    addresses hold a secret. At its end the process waits up to ten seconds for what is left.
+    ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, with NaN and infinities as in
+    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends messages in order, and tries each up to
+    four times. A failed delivery is logged as an error that names only the host, because such
+    addresses hold a secret. At exit the process waits up to ten seconds for the rest.
 
     Args:
         url: an http or https address; nothing is sent there at construction.
@@ -73,16 +73,16 @@ class WebhookSink(Sink):
         atexit.register(self._deliver_rest)
 
     def write_alert(self, record: Record) -> None:
-        """Hand the alert to the thread, if it is of a level that is sent."""
+        """Hand the alert to the thread, if its level is high enough."""
         if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
             self._send("alert", record["level"], record)
 
     def write_recovery(self, record: Record) -> None:
-        """Hand the rollback to the thread, whatever the level of alerts that are sent."""
+        """Hand the rollback to the thread, whatever ``min_level`` is."""
         self._send("recovery", "WARN", record)
 
     def wait(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds until all is delivered or given up; say if it is."""
+        """Wait up to ``timeout`` seconds for all deliveries; return whether none is left."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout)
 

@@ -1,6 +1,6 @@
-"""What a guard writes to: sinks, with patience for those that fail, in a folder that it locks.
+"""A guard's writer: its sinks, with retries for those that fail, and a lock on its folder.
 
-Not by filelock: its older versions, which torch takes too, empty the file that says who holds it.
+It does not use filelock: older versions, which torch accepts, empty the file that names the holder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary
 
 
 class PatientSink:
-    """Passes everything on to another sink, and keeps it while that one raises ``OSError``.
+    """Passes everything on to another sink; keeps it while that sink raises ``OSError``.
 
     A full disk must not end a training run. The first failure is logged as an error. From then on
     all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
@@ -72,7 +72,7 @@ class PatientSink:
             self._pass_on("write_verdict", step, verdict)
 
     def flush(self) -> None:
-        """Flush the sink, and pass on what has been kept."""
+        """Flush the sink, and pass on the kept rows."""
         self._drain(flushing=True)
         if self._error is not None and not (self._unflushed or self._kept):
             what = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
@@ -80,7 +80,7 @@ class PatientSink:
             self._error, self._dropped = None, 0
 
     def close(self) -> None:
-        """Flush, and say what is lost if nothing more is tried."""
+        """Flush, and log what is lost."""
         self.flush()
         if self._error is not None:
             count = self._unflushed + len(self._kept) + self._dropped
@@ -127,11 +127,11 @@ class Writer:
 
     Args:
         sinks: where rows, alerts and rollbacks go.
-        flush_every: rows between flushes, and so what a killed run loses. An alert or a rollback is
-            flushed at once.
-        folder: that of ``log_dir=``, made if missing: JSON lines and an event file in it come
-            first, and this writer alone may use it until it is closed. Raises a ``ConfigError`` if
-            another one does, it cannot be written, or the package tensorboard is missing.
+        flush_every: rows between flushes: a killed run loses at most these. An alert or a rollback
+            is flushed at once.
+        folder: the folder of ``log_dir=``, made if missing. JSON lines and an event file in it come
+            first. Only this writer may use it until it is closed. Raises a ``ConfigError`` if
+            another writer does, it cannot be written, or the package tensorboard is missing.
         thins: whether a long run's rows are thinned there, see :class:`.thinning.Thinning`; other
             sinks get all.
     """
@@ -187,16 +187,16 @@ class Writer:
         self._flush()
 
     def write_verdict(self, step: int, verdict: str) -> None:
-        """Write what became of the run up to a step, where that has changed."""
+        """Write the verdict on the run up to a step, if it has changed."""
         self._to(self.sinks, "write_verdict", step, verdict)
 
     def flush(self, *, whole: bool = False) -> None:
-        """Write the rows of the folder that wait, those that are due or all; flush every sink."""
+        """Write the folder's waiting rows, only due ones or all; flush every sink."""
         self._log(self._thinning.rest(due=not whole))
         self._flush()
 
     def claim(self) -> list[Path]:
-        """Let no other writer use the folder, else a ``ConfigError``; returns what it has made."""
+        """Lock the folder against other writers, else a ``ConfigError``; returns new paths."""
         self._is_released = False
         if self._folder is None:
             return []
@@ -211,14 +211,14 @@ class Writer:
         return [] if is_held else [*self._lock.made]
 
     def release(self) -> None:
-        """Let another writer use the folder; what still comes is flushed at once."""
+        """Let another writer use the folder; later rows are flushed at once."""
         self._is_released = True
         if self._lock is not None and self._folder is not None:
             del _OWNERS[self._folder]
             self._lock = None
 
     def close(self) -> None:
-        """Flush every sink for the last time, and say what those that fail have not taken."""
+        """Flush every sink for the last time, and log what failing sinks have not taken."""
         self.flush(whole=True)
         self._to(self.sinks, "close")
         self.release()
@@ -296,8 +296,8 @@ class FolderLock:
 def lock_folder(folder: Path) -> FolderLock:
     """Let no other process lock this folder, which is made if missing.
 
-    The kernel ends the lock with the object, or with the process, however that dies. Within the
-    process whoever asks gets the same one. A forked child has none: it may outlive its parent.
+    The kernel ends the lock with the object, or with the process, however that dies. Within a
+    process all callers get the same lock. A forked child has none: it may outlive its parent.
     Raises a ``ConfigError`` where another process holds it, or the folder cannot be written.
     """
     key = folder.resolve()
@@ -305,7 +305,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def is_gone(holder: Mapping[str, Any]) -> bool:
-    """Whether the process that the file of a lock names is over; False of another machine's."""
+    """Whether the process named in a lock file is over; False for another machine's process."""
     pid, is_here = holder.get("pid"), holder.get("host") == socket.gethostname()
     try:
         if is_here and sys.platform != "win32" and type(pid) is int and 0 < pid < 2**31:
