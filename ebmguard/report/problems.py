@@ -14,10 +14,10 @@ from typing import Any
 import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
-from ..alerts.remedies import agreeing
+from ..alerts.remedies import ABOVE_DATA_WARN, BLOWUP_WARN, agreeing
 from ..check import OF_GRADIENT, of_unknown, show
 from ..check.problem import Problem, error, in_order, info, warn
-from ..tags import ALERT_LEVEL
+from ..tags import ALERT_LEVEL, ENERGY_GAP
 from .folder import RecordedRun
 
 __all__ = ["Advice", "CheckConfig", "advice", "check", "problems_of_run", "to_do"]
@@ -123,9 +123,9 @@ def problems_of_run(path: Path) -> list[Problem]:
     """Every problem of a run folder, worst first; a ``ConfigError`` if it is no run or damaged."""
     run = RecordedRun.read(path, whole=_READ)
     moved = _moved_by_rollbacks(run)  # and advised, from the first problem to the last
-    checks = (_of_alerts, _of_medians, _of_grad_scale)
+    checks = (_of_alerts, _of_medians, _of_grad_scale, _of_rollbacks)
     found = [p for check in checks for p in check(run, moved)]
-    others = (_of_outcome, _of_numbers, _of_rollbacks, _of_sampler, _of_optimizer)
+    others = (_of_outcome, _of_numbers, _of_sampler, _of_optimizer)
     return in_order([*_of_loss(run), *found, *(p for check in others for p in check(run))])
 
 
@@ -186,7 +186,7 @@ def _of_alerts(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
             yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
 
-def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
+def _of_rollbacks(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
     if not run.rollbacks:
         return
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1]["budget_left"]
@@ -199,12 +199,12 @@ def _of_rollbacks(run: RecordedRun) -> Iterator[Problem]:
             text = f"It went back to step {record['restored_step']:,}, never quiet for long enough."
             fix = "a lower learning rate at first; Recovery(every=, certify_after=) in fewer steps."
             yield warn("uncertified", f"step {record['step']:,}", text, fix)
-    relapses = [record["step"] for record in run.rollbacks if record["relapse"]]
-    if relapses:
+    if relapses := [record for record in run.rollbacks if record["relapse"]]:
         text = f"{len(relapses)} of {count} rollbacks did not hold."
-        lasting = agreeing((Remedy.RAISE_BETA, Remedy.MORE_STEPS), _moved_by_rollbacks(run))
-        fix = f"a change that lasts (Recovery(ladder=...)): {_fix(lasting)}"
-        yield warn("relapse", f"step {relapses[-1]:,}", text, fix)
+        is_above = relapses[-1]["tag"] == ENERGY_GAP and relapses[-1]["value"] < 0
+        lasting = (ABOVE_DATA_WARN if is_above else BLOWUP_WARN).zero[1:]
+        fix = f"a change that lasts (Recovery(ladder=...)): {_fix(agreeing(lasting, moved))}"
+        yield warn("relapse", f"step {relapses[-1]['step']:,}", text, fix)
 
 
 def _of_medians(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:

@@ -232,6 +232,24 @@ def test_rollbacks_that_did_not_hold(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "ess", "advised"),
+    [
+        (9.0, 0.5, "raise beta_star; more SGLD steps"),
+        (-9.0, 0.5, "a smaller SGLD step size"),  # no more of what puts samples above the data
+        (9.0, 0.05, "more SGLD steps"),  # the rule of the weights lowers beta_star
+    ],
+)
+def test_what_a_relapse_advises_contradicts_nothing(tmp_path, value, ess, advised):
+    relapse = ROLLBACK | {"value": value, "changes": {"lr": [1e-3, 1e-4]}, "relapse": True}
+    rows = [row | {"ess": ess} for row in rows_with()]
+    problems = problems_of_run(write(tmp_path, rows, rollbacks=[relapse]))
+    (fix,) = [each.fix for each in problems if each.name == "relapse"]
+    assert advised in fix
+    ways = ("raise beta_star", "lower beta_star")
+    assert not all(any(way in each.fix for each in problems) for way in ways)
+
+
 def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
     rows = rows_with()[:200]
     rows += [row | {"nonfinite/energies": 1.0} for row in rows_with()[200:210]]
