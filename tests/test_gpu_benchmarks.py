@@ -225,7 +225,10 @@ def test_a_part_runs_alone_and_writes_its_lines(part, tmp_path):
 
 def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp_path, monkeypatch):
     out = tmp_path / "gpu.md"
-    bodies = (f"echo first; sleep 0.5; grep -c first {out}; exit 1", "echo '## next'; exec sleep 60")
+    bodies = (
+        f"echo first; sleep 0.5; grep -c first {out}; exit 1",
+        "echo '## next'; exec sleep 60",
+    )
 
     class Popen(subprocess.Popen[str]):
         def __init__(self, words, **more):
