@@ -39,7 +39,7 @@ HEAVY = (
 )
 """Rooms and files whose tests train, or take long otherwise."""
 HEAVY_WORDS = re.compile(
-    r"\b(subprocess|forks?|spawn|Popen|benchmarks|reference_training)\b"
+    r"\b(subprocess|forks?|tests\.ranks|spawn|Popen|benchmarks|reference_training)\b"
     r"|torch\.compile|compile="
 )
 """In a file: its tests train, compile or start processes."""
