@@ -1,4 +1,4 @@
-"""An EBM of a noisy circle; needs ebmguard alone."""
+"""An EBM of a noisy circle; needs ebmguard[cli]."""
 
 import torch
 from torch import nn

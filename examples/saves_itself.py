@@ -1,4 +1,4 @@
-"""A run that saves itself: its learning rate explodes, it goes back. Needs ebmguard alone."""
+"""A run that saves itself: its learning rate explodes, it goes back. Needs ebmguard[cli]."""
 
 import torch
 from torch import nn
