@@ -53,9 +53,10 @@ class GrowthRule:
 
     def __post_init__(self) -> None:
         check_settings(  # e^100 is out of reach of any energy, and no overflow
-            self, "1 <= spreads <= 1e6", "0 < growth <= 50", "rows >= 2, unit > 0", "0 < edge < 0.5"
+            self,
+            *("1 <= spreads <= 1e6", "0 < growth <= 50", "rows >= 2, unit > 0"),
+            *("0 < edge < 0.5", "0 < part <= 1"),
         )
-        check_settings(self, "0 < part <= 1")
 
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""
