@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ebmguard.adapters import (
-    ebm_anatomy,
-    hdge,
-    igebm,
-    improved_cd,
-    jem,
-    jempp,
-    nae,
-    sadajem,
-    short_run,
-    vera,
-)
+from ebmguard.adapters import hdge, jem, jempp, sadajem, vera
 from tests.adapters import ebm_trainers, jem_family, structures
-from tests.parts import Energy, gradients
-from tests.runs import Call, Run, Trial
+from tests.parts import gradients
+from tests.runs import Call, Run
 
 __all__ = ["CODEBASES", "Codebase", "Options"]
 
@@ -41,10 +30,9 @@ class Codebase:
         off: options of runs that must not change at β* = 0.
         on: β* and options of runs whose gradients are checked.
         tempered: β*, options, and the factor 1 - β*/o of the sampler; 1 leaves it as it is.
-        settings: the adapter's, after changes of the codebase's own; ``published`` without any.
-            Empty where there is no adapter.
+        settings: the adapter's, after changes of the codebase's own; empty where there is none.
+        told: changes, and what it says after them.
         refused: changes, and what is said to them.
-        known: what ``sampler_settings`` says after the changes.
         sign: -1 where energies are low on data.
         factor: of the guarded loss in the trainer's total; ``terms`` are the rest of it.
     """
@@ -54,10 +42,8 @@ class Codebase:
     on: tuple[tuple[float, Options], ...]
     tempered: tuple[tuple[float, Options, float], ...]
     settings: Callable[..., Options] = dict
-    published: Options = field(default_factory=dict)
+    told: tuple[tuple[Options, Options], ...] = ()
     refused: tuple[tuple[Options, str], ...] = ()
-    known: tuple[tuple[Options, Options], ...] = ()
-    sampler_settings: Callable[..., Options] = dict
     sign: int = 1
     factor: Callable[[Options], float] = lambda options: 1.0
     terms: Callable[[Tensor, Tensor], Any] = lambda f_pos, f_neg: 0.0
@@ -72,16 +58,9 @@ class Codebase:
         return torch.autograd.grad(total, leaves)
 
 
-def by_arguments(adapter: Any, defaults: Options) -> Any:
-    """The adapter's functions of a script's arguments."""
-    return {
-        "settings": lambda term=(), **changes: adapter.settings(
-            Namespace(**defaults | changes), *term
-        ),
-        "sampler_settings": lambda **changes: adapter.sampler_settings(
-            Namespace(**defaults | changes)
-        ),
-    }
+def by_arguments(adapter: Any, defaults: Options) -> Callable[..., Options]:
+    """The adapter's function of a script's arguments."""
+    return lambda term=(), **changes: adapter.settings(Namespace(**defaults | changes), *term)
 
 
 def squares(f_pos: Tensor, f_neg: Tensor) -> Tensor:
@@ -89,12 +68,10 @@ def squares(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     return f_pos.square().mean() + f_neg.square().mean()
 
 
-F = Energy()
 LANGEVIN = {"step_size": 1.0, "noise_std": 1e-2}
-STEPS = {"sgld_steps": 3, "steps_argument": "n_steps"}
+FOLDER = {"log_dir": "run/ebmguard"}
+STEPS = FOLDER | {"sgld_steps": 3, "steps_argument": "n_steps"}
 CLAMPED = {"clamp": (-1.0, 1.0)} | STEPS
-WRITTEN = {"convention": "log_density", "log_dir": "run/ebmguard"}
-NO_STEP = ({"sgld_lr": 0.0}, "step size is 0")
 
 CODEBASES = {
     "jem": Codebase(
@@ -103,9 +80,8 @@ CODEBASES = {
         on=((2.0, {"sgld_std": 0.5}), (1.0, {"p_x_y_weight": 1.0})),
         # o = 2 · 1 / 0.5² = 8
         tempered=((2.0, {"sgld_std": 0.5}, 0.75), (0.5, {"sgld_std": 0.0}, 1.0)),
-        **by_arguments(jem, jem_family.JEM),
-        published=LANGEVIN | WRITTEN,
-        known=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
+        settings=by_arguments(jem, jem_family.JEM),
+        told=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
         refused=(
             (
                 {"p_x_y_weight": 1.0},
@@ -115,11 +91,10 @@ CODEBASES = {
             ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
             ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
             ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
-            NO_STEP,
             ({"save_dir": None}, "save_dir is missing or None"),
             (
                 dict.fromkeys(jem_family.JEM),  # another script's
-                "p_x_weight, p_x_y_weight, sgld_lr, sgld_std, save_dir is",
+                "p_x_weight, p_x_y_weight, sgld_lr, sgld_std, n_steps, save_dir is",
             ),
         ),
     ),
@@ -133,22 +108,12 @@ CODEBASES = {
             {"sgld_lr": 0.5, "sgld_std": 1e-2},
         ),
         on=((2.0, {"plc": "alltrain1"}), (2.0, {"plc": "alltrain2"}), (2.0, {"plc": "eval"})),
-        # A whole step moves by 4 · 0.2; o = 2 · 0.8 / 0.5² = 6.4
-        tempered=(
-            (2.0, {}, 1.0),
-            (1.6, {"sgld_std": 0.5}, 0.75),
-            (2.6, {"sgld_std": 0.5, "sgld_lr": 0.5}, 0.75),
-            (2.0, {"sgld_std": 0.5, "sgld_lr": 1.0, "in_steps": 0}, 0.75),
-            (1.0, {"sgld_std": 0.5, "eps": 1e-9}, 1.0),  # where every entry is clipped
-        ),
-        **by_arguments(jempp, jem_family.JEMPP),
-        published=WRITTEN,
-        known=(({}, CLAMPED), ({"sgld_std": 0.01}, STEPS)),
+        tempered=((2.0, {}, 1.0), (1.0, {"sgld_std": 0.5}, 1.0)),  # the first call is measured
+        settings=by_arguments(jempp, jem_family.JEMPP),
+        told=(({}, CLAMPED), ({"sgld_std": 0.01}, STEPS)),
         refused=(
             ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
             ({"p_x_y_weight": 1.0}, "p_x_y is on"),
-            ({"in_steps": 0}, "step size is 0"),
-            ({"pyld_lr": 0.0}, "step size is 0"),
             ({"sgld_std": None}, "sgld_std is missing or None"),
         ),
     ),
@@ -158,12 +123,10 @@ CODEBASES = {
         on=((2.0, {}),),
         # o = 2 · 1 / 0.1² = 200
         tempered=((2.0, {}, 1.0), (50.0, {"sgld_std": 0.1}, 0.75)),
-        **by_arguments(sadajem, jem_family.SADAJEM),
-        published=WRITTEN,
-        known=(({}, CLAMPED),),
+        settings=by_arguments(sadajem, jem_family.SADAJEM),
+        told=(({}, CLAMPED), ({"sgld_std": 1e-2}, LANGEVIN | STEPS)),
         refused=(
             ({"px": 0.0}, "weight of the term px is 0"),
-            NO_STEP,
             ({"save_dir": None}, "save_dir is missing or None"),
         ),
     ),
@@ -172,13 +135,11 @@ CODEBASES = {
         off=({}, {"pxysgld": 1.0}),
         on=((2.0, {"sgld_std": 0.5}), (2.0, {"pxysgld": 1.0, "pxsgld": 0.5})),
         tempered=((2.0, {"sgld_std": 0.5}, 0.75), (2.0, {"sgld_std": 0.0}, 1.0)),
-        **by_arguments(hdge, jem_family.HDGE),
-        published=LANGEVIN | WRITTEN,
-        known=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
+        settings=by_arguments(hdge, jem_family.HDGE),
+        told=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
         refused=(
             ({"pxsgld": 0.0}, "weight of the term pxsgld is 0"),
             ({"pxysgld": 1.0}, "pxysgld is on"),
-            NO_STEP,
             ({"log_dir": None}, "log_dir is missing or None"),
             ({"plot_contrast": 1}, r"--plot_contrast.*f\.joint.*Leave it out"),
         ),
@@ -190,9 +151,8 @@ CODEBASES = {
         on=((0.5, {"pg_control": 0.0}), (0.5, {"pg_control": 0.0, "jem": False})),
         # The step size is half the squared noise, so that o is 1.
         tempered=((0.5, {}, 0.5), (0.5, {"jem": False}, 0.5), (0.5, {"sgld_std": 0.0}, 1.0)),
-        **by_arguments(vera, jem_family.VERA),
-        published={"step_size": 5e-5, "noise_std": 1e-2} | WRITTEN,
-        known=(({}, {"step_size": 5e-5, "noise_std": 1e-2}),),
+        settings=by_arguments(vera, jem_family.VERA),
+        told=(({}, {"step_size": 5e-5, "noise_std": 1e-2} | FOLDER),),
         refused=(
             ({"jem_baseline": False}, r"Without --jem_baseline.*generator.*Add --jem_baseline"),
             ({"vat": True}, "--vat trains without contrastive samples"),
@@ -200,7 +160,6 @@ CODEBASES = {
             ({"maximum_likelihood": True, "jem_baseline": False}, "--maximum_likelihood"),
             ({"ssm": True}, "--ssm"),
             ({"sgld_lr": None}, "sgld_lr is missing or None"),
-            NO_STEP,
         ),
         terms=lambda ld, lg: 0.01 * ld.square().mean(),
     ),
@@ -209,8 +168,6 @@ CODEBASES = {
         off=({},),
         on=((2.0, {"noise_std": 0.1}),),
         tempered=((2.0, {}, 1 - 2 / 20_000), (0.5, {"noise_std": 1.0}, 0.75)),
-        settings=lambda: short_run.settings(F),
-        published={"model": F} | LANGEVIN,
     ),
     "ebm_anatomy": Codebase(
         ebm_trainers.train_ebm_anatomy,
@@ -222,9 +179,6 @@ CODEBASES = {
             (0.5, {"epsilon": 1.0}, 0.75),
             (0.5, {"epsilon": 0}, 1.0),
         ),
-        settings=lambda **changes: ebm_anatomy.settings(changes or {"epsilon": 1e-2}, F),
-        published={"model": F, "convention": "energy"} | LANGEVIN,
-        refused=(({"batch_size": 100}, r"no 'epsilon'.*batch_size"),),
         sign=-1,
         factor=lambda options: 2 / options["epsilon"] ** 2 if options["epsilon"] else 1.0,
     ),
@@ -236,23 +190,14 @@ CODEBASES = {
         on=((2.0, {}), (2.0, {"inside": True})),
         # β = 0.5 / (2 · 10 / 2²) = 0.1, and no entry of the gradient reaches this clip
         tempered=((0.5, {"noise_std": 2.0, "clip": 1e3}, 0.9),),
-        settings=lambda: igebm.settings(10),
-        published={"convention": "energy", "step_size": 10, "noise_std": 5e-3},
         sign=-1,
         terms=squares,
     ),
     "improved_cd": Codebase(
         ebm_trainers.train_improved_cd,
         off=({},),
-        on=((1.0, {}), (8.0, {}), (4.0, {"anneal": True})),
-        # β = 0.5 / (2 · 0.5 / 1²); annealed noise has no one output scale
-        tempered=((0.5, {"noise_std": 1.0}, 0.5), (4.0, {"anneal": True}, 1.0)),
-        settings=lambda **changes: improved_cd.settings(Namespace(**ebm_trainers.FLAGS | changes)),
-        published={"convention": "energy", "step_size": 0.5, "noise_std": 1e-3},
-        refused=(
-            ({"hmc": True}, r"FLAGS\.hmc.*guard gen_image"),
-            ({"anneal": None, "step_lr": None}, "these args anneal, step_lr is missing"),
-        ),
+        on=((1.0, {}), (8.0, {})),
+        tempered=((0.5, {"noise_std": 1.0}, 0.5),),  # β = 0.5 / (2 · 0.5 / 1²)
         sign=-1,
         factor=lambda options: 1 / 3,  # the trainer's mean over heads
         terms=squares,
@@ -267,11 +212,6 @@ CODEBASES = {
             (0.5, {"step_size": None, "noise_std": 0.5, "clip": None}, 0.5),
             (0.5, {"step_size": 1.0, "noise_std": 0, "clip": None}, 1.0),
         ),
-        settings=lambda **changes: (
-            nae.settings(ebm_trainers.Model(Trial(), **changes)) | {"model": None}
-        ),
-        published={"model": None, "convention": "energy", "step_size": 10, "noise_std": 5e-3},
-        refused=(({"step_size": None, "noise_std": None}, "both None"),),
         sign=-1,
         terms=squares,
     ),

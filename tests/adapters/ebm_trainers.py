@@ -1,4 +1,4 @@
-"""Loops of five codebases without arguments of JEM's kind; all but short_run have low energies."""
+"""Loops of five codebases without an adapter; all but short_run have low energies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from ebmguard.adapters import ebm_anatomy, igebm, improved_cd, nae, short_run
 from tests.parts import CLASSES, Energy, difference
 from tests.runs import Call, Run, Trial
 
@@ -48,7 +47,7 @@ def train_short_run(trial: Trial, *, noise_std: float = 0.01) -> Run:
             x_k.data += slope + noise_std * torch.randn_like(x_k)
         return x_k.detach()
 
-    settings = short_run.settings(f, noise_std=noise_std)
+    settings = {"model": f, "step_size": 1.0, "noise_std": noise_std}
     loss_fn, sample_q = trial.around(run, difference, sample_q, settings)
     for _ in range(trial.n):
         x_p_d, x_q = sample_p_d(), sample_q()
@@ -98,7 +97,9 @@ def train_ebm_anatomy(trial: Trial, *, by_weights: bool = False, epsilon: float 
             s_t_0[rows] = x_s_t.detach()
         return x_s_t.detach(), r_s_t.squeeze() / L
 
-    settings = ebm_anatomy.settings(config, f)
+    settings: dict[str, Any] = {"model": f, "convention": "energy"}
+    if epsilon > 0:
+        settings |= {"step_size": 1.0, "noise_std": epsilon}
     loss_fn, sampler = trial.around(run, rising_difference, sample_s_t, settings)
     long_run = getattr(sampler, "original", sample_s_t)
     for i in range(trial.n):
@@ -163,7 +164,7 @@ def train_igebm(
     noise = torch.randn(batch, *IMAGE)
     parameters = model.parameters()
     run = Run(model, torch.optim.Adam(parameters, lr=1e-2, betas=(0.0, 0.999)), replay)
-    settings = igebm.settings(10, noise_std=noise_std)
+    settings = {"convention": "energy", "step_size": 10, "noise_std": noise_std}
     trial.around(run, None, None, settings, {"model": model})
     g = run.guards[0] if run.guards else None
     for _ in range(trial.n):
@@ -213,7 +214,7 @@ def train_igebm(
 
 # -- improved contrastive divergence: heads, ``.forward``, and a KL term --------------------------
 
-FLAGS = {"step_lr": 0.5, "num_steps": 4, "anneal": False, "hmc": False}
+FLAGS = {"step_lr": 0.5, "num_steps": 4}
 
 
 class Heads(nn.Module):
@@ -244,21 +245,18 @@ def gen_image(label, FLAGS, model, im_neg, num_steps, *, noise_std=0.001, temper
     return im_neg, im_neg_kl, im_grad
 
 
-def train_improved_cd(trial: Trial, *, noise_std: float = 0.001, **changes: Any) -> Run:
+def train_improved_cd(trial: Trial, *, noise_std: float = 0.001) -> Run:
     """``others`` are the gradients of every step, to which the KL term adds its part."""
-    flags = SimpleNamespace(**FLAGS | changes)
+    flags = SimpleNamespace(**FLAGS)
     torch.manual_seed(3)
     model = Heads()
     data = torch.rand(40, *IMAGE)
     run = Run(model, torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.0, 0.9), eps=1e-8))
 
-    loss_fn, draw = trial.around(
-        run,
-        improved_cd.difference,
-        functools.partial(gen_image, noise_std=noise_std, temper=trial.temper),
-        improved_cd.settings(flags, noise_std=noise_std),
-        given=improved_cd.difference,
-    )
+    settings = {"convention": "energy", "step_size": flags.step_lr, "noise_std": noise_std}
+    sampler = functools.partial(gen_image, noise_std=noise_std, temper=trial.temper)
+    given = rising_difference
+    loss_fn, draw = trial.around(run, given, sampler, settings, given=given)
     for _ in range(trial.n):
         x_pos = data[torch.randint(40, (6,))]
         im_neg, im_neg_kl, _ = draw(None, flags, model, torch.rand(8, *IMAGE), flags.num_steps)
@@ -302,14 +300,19 @@ class Model(nn.Module):
     def forward(self, x):
         return self.gain * self.net(x).view(-1)
 
+    @property
+    def sizes(self) -> tuple[float, float]:
+        """Step and noise; None stands for the other number, so that the output scale is 1."""
+        step, noise = self.step_size, self.noise_std
+        noise = (2 * step) ** 0.5 if noise is None else noise
+        return noise**2 / 2 if step is None else step, noise
+
     def sample(self, shape):
         x = torch.rand(shape)
         if self.buffer:
             rows = torch.randint(len(self.buffer), (shape[0] - 1,)).tolist()
             x[1:] = torch.stack([self.buffer[row] for row in rows])
-        step, noise = self.step_size, self.noise_std
-        noise = (2 * step) ** 0.5 if noise is None else noise
-        step = noise**2 / 2 if step is None else step
+        step, noise = self.sizes
         x.requires_grad = True
         for _ in range(5):
             drawn = torch.randn_like(x) * noise
@@ -338,8 +341,10 @@ def train_nae(trial: Trial, **options: Any) -> Run:
     model: Any = Model(trial, **options)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, betas=(0.0, 0.999))
     run = Run(model, optimizer, model.buffer)
-    around = trial.around(run, rising_difference, model.sample, nae.settings(model))
-    model.loss_fn, model.sample = around
+    step, noise = model.sizes
+    settings = {"step_size": step, "noise_std": noise} if noise else {}
+    settings |= {"convention": "energy"}
+    model.loss_fn, model.sample = trial.around(run, rising_difference, model.sample, settings)
     data = torch.rand(40, *IMAGE)
     for _ in range(trial.n):
         model.train_step(data[torch.randint(40, (8,))], optimizer, run)

@@ -33,7 +33,7 @@ VERA = COMMON | MODES | PENALTIES | {"sgld_lr": 1e-2**2 / 2}
 
 def around(trial: Trial, run: Run, adapter: Any, args: Namespace, sampler: Any, *term: str) -> Any:
     """Loss and sampler of one term."""
-    known = {"model": run.model, "buffer": run.chains} | adapter.sampler_settings(args)
+    known = {"model": run.model, "buffer": run.chains}
     return trial.around(run, difference, sampler, adapter.settings(args, *term), known)
 
 

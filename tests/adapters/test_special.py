@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from ebmguard import guard
-from ebmguard.adapters import ebm_anatomy, hdge, improved_cd, jempp, nae, vera
+from ebmguard.adapters import hdge, vera
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
@@ -42,10 +43,13 @@ def test_jempp_a_whole_step_climbs_by_the_sum_of_its_steps(outer, in_steps):
     args = Namespace(**jem_family.JEMPP | {"sgld_lr": outer, "in_steps": in_steps, "sgld_std": 0.5})
     step_size = outer + in_steps * 0.2
     o = 2 * step_size / 0.5**2
-    _, sampler = guard(None, jem_family.sample_pyld, beta_star=o / 4, **jempp.settings(args))
+    _, sampler = g = guard(None, jem_family.sample_pyld, beta_star=o / 4)
     f, chains = jem_family.Sliced(), 0.1 * uniform(CHAINS)
     f.head.weight.data *= 0.1  # slopes so small that neither clip nor bounds are reached
     before = chains.clone()
+    sampler(f, chains.clone(), in_steps=in_steps, args=args)  # which is measured
+    assert g.measured is not None
+    assert g.measured.output_scale == pytest.approx(o, rel=1e-6)
     torch.manual_seed(3)
     x_q = sampler(f, chains, n_steps=1, in_steps=in_steps, args=args)
     torch.manual_seed(3)
@@ -75,11 +79,11 @@ def test_sadajem_the_outer_optimizer_never_steps_and_the_run_says_so(caplog):
 
 def test_hdge_the_contrastive_chain_is_no_chain_of_f():
     settings = hdge.settings(Namespace(**jem_family.HDGE))
-    g = guard(None, lambda f, x: gradient_at(f.joint, x), beta_star=0.5, **settings)
+    g = guard(None, lambda f, x, n_steps: gradient_at(f.joint, x), beta_star=0.5, **settings)
     with pytest.raises(SamplerError, match=r"never called Hybrid\.forward"):
         g.sampler(jem_family.Hybrid(), uniform(BATCH))
     with g.paused():
-        assert g.sampler(jem_family.Hybrid(), uniform(BATCH)).shape == (BATCH, *SHAPE)
+        assert g.sampler(jem_family.Hybrid(), uniform(BATCH), 1).shape == (BATCH, *SHAPE)
     g.close()
 
 
@@ -118,8 +122,9 @@ def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
         return x.detach(), torch.zeros(())
 
     plain = sample_s_t(L=3)[0]
-    g = guard(None, sample_s_t, beta_star=0.5, **ebm_anatomy.settings({"epsilon": 1.0}, f))
-    loss_fn, guarded = g
+    loss_fn, guarded = g = guard(
+        None, sample_s_t, model=f, convention="energy", beta_star=0.5, output_scale=2.0
+    )
     short = guarded(L=3)[0]
     long = guarded.original(L=3, update_s_t_0=False)[0]
     assert torch.equal(long, plain)
@@ -161,12 +166,11 @@ def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
 
     model, x = Quadratic(), torch.rand(5, 1, 2, 2)
     beta = 0.25
-    flags = Namespace(step_lr=0.5, anneal=False, hmc=False)
+    flags = Namespace(step_lr=0.5)
+    loss_fn, draw_with_kl = ebm_trainers.rising_difference, ebm_trainers.gen_image
     # o = 2 · 0.5 / 0.5², and β* = β o
-    settings = improved_cd.settings(flags, noise_std=0.5)
-    _, sampler = guard(
-        improved_cd.difference, ebm_trainers.gen_image, beta_star=beta * 4, **settings
-    )
+    settings: Any = {"convention": "energy", "step_size": 0.5, "noise_std": 0.5}
+    _, sampler = guard(loss_fn, draw_with_kl, beta_star=beta * 4, **settings)
     _, im_neg_kl, _ = sampler(None, flags, model, x, 1, noise_std=0.0)
     model.requires_grad_(False)
     loss_kl = model.forward(im_neg_kl, None).mean()
@@ -206,11 +210,6 @@ def test_nae_pictures_are_drawn_untempered():
     picture = guarded.sample.original((8, *ebm_trainers.IMAGE))
     torch.manual_seed(1)
     assert torch.equal(picture, plain.sample((8, *ebm_trainers.IMAGE)))
-
-
-def test_nae_other_classes_are_refused():
-    with pytest.raises(ConfigError, match=r"Energy has no step_size.*EnergyBasedModel"):
-        nae.settings(Energy())
 
 
 @doubles()
