@@ -13,6 +13,7 @@ from ebmguard.adapters._requires import requires
 from ebmguard.energies import SMALLEST, Variant
 from ebmguard.energies import check_energies as check_tensors
 from ebmguard.errors import ConfigError, ShapeError
+from ebmguard.retrofit.strength import Strength
 
 with requires("jax", extra="jax"):
     import jax
@@ -127,15 +128,8 @@ def temper(
             be above it or not finite.
     """
     _check_exponent(beta_star)
-    if not output_scale > 0:
-        raise ConfigError(
-            f"output_scale={output_scale!r}; it must be positive: 2 * step_size / noise_std**2."
-        )
-    if isinstance(beta_star, int | float) and beta_star > output_scale * (1 + 1e-6):
-        raise ConfigError(
-            f"beta = beta_star / output_scale = {beta_star:g} / {output_scale:g} is above 1: the "
-            "sampler would run away from the data. Lower beta_star, or check output_scale."
-        )
+    known = float(beta_star) if isinstance(beta_star, Real) else 0.0
+    Strength.of(beta_star=known, output_scale=output_scale)
     factor = 1.0 - beta_star / output_scale
 
     def tempered(*args: Any, **kwargs: Any) -> Array:

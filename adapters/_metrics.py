@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ebmguard.sinks import LEVEL_NUMBERS, marker_tag, prefixed
+from ebmguard.sinks import LEVEL_NUMBERS, Sink, marker_tag, prefixed
 
 __all__ = ["MetricsSink"]
 
 
-class MetricsSink:
+class MetricsSink(Sink):
     """Passes every row on as one dict, the guard's numbers with the prefix ``guard/``.
 
     An alert is logged as the number of its level under ``_alerts/<LEVEL>_<rule>``. Histograms are
@@ -21,7 +21,7 @@ class MetricsSink:
         log: called as ``log(metrics, step)``. The caller closes the logger behind it.
     """
 
-    def __init__(self, log: Callable[[dict[str, float], int], object]) -> None:
+    def __init__(self, log: Callable[[dict[str, Any], int], object]) -> None:
         self._log = log
 
     def write_row(
@@ -34,11 +34,13 @@ class MetricsSink:
         self._log({prefixed(tag): value for tag, value in scalars.items()}, step)
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
-        """Mark the alert's step."""
+        """Mark the alert's step, and pass the alert on."""
         self._log({marker_tag(record): LEVEL_NUMBERS[record["level"]]}, record["step"])
+        self._alert(f"{record['level']} {record['rule']}", record["level"], record)
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
-        """Nothing."""
+        """Pass the rollback on."""
+        self._alert(f"Rollback {record['attempt']}", "WARN", record)
 
-    def flush(self) -> None:
-        """Nothing: the logger decides when it writes."""
+    def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
+        """Raise an alert of the tracker's own, where it has such."""

@@ -12,7 +12,6 @@ Or leave the class as it is, and pass ``Trainer(callbacks=[GuardCallback()])``. 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -29,8 +28,6 @@ with requires("lightning", extra="lightning"):
         from pytorch_lightning import Callback
 
 __all__ = ["GuardCallback", "GuardedModule"]
-
-_log = logging.getLogger("ebmguard")
 
 _KEY = "ebmguard"
 _LOGGED = (
@@ -85,8 +82,6 @@ class GuardCallback(Callback):
             _attach(g, trainer)
         self._guards = guards
         self._logged_alerts = {name: len(g.alerts) for name, g in guards.items()}
-        if trainer.is_global_zero:
-            self._say_ranks()
         self._start_rest(trainer, pl_module)
         self._wake_in_training_step(pl_module)
 
@@ -144,12 +139,6 @@ class GuardCallback(Callback):
         self._undo.callback(pl_module.__dict__.pop, "training_step")
 
     # -- what is said and kept --------------------------------------------------------------
-
-    def _say_ranks(self) -> None:
-        """Warn of guards that do not join their ranks."""
-        problems = [x for g in self._guards.values() for x in g.check() if x.name == "ranks"]
-        if problems:
-            _log.warning(problems[0].message)
 
     def _log_alerts(self, trainer: Any) -> None:
         for name, g in self._guards.items():

@@ -3,8 +3,8 @@
     -cd = ContrastiveDivergence(model=energy, sampler=sampler, k_steps=10)
     +cd = GuardedContrastiveDivergence(model=energy, sampler=sampler, k_steps=10, beta_star=0.5)
 
-LangevinDynamics has the output scale 1 / noise_scale², both HMCs 1. What has no noise, or is not
-known, is tempered only with ``output_scale=`` or ``sampler_scale=``.
+LangevinDynamics has the output scale 1 / noise_scale², both HMCs 1. What has no noise, or none on
+one scale, is tempered only with ``output_scale=`` or ``sampler_scale=``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ with requires("torchebm", extra="torchebm"):
     from torchebm.core import BaseModel, ConstantScheduler
     from torchebm.integrators import EulerMaruyamaIntegrator
     from torchebm.losses import ContrastiveDivergence
-    from torchebm.samplers import (
-        FlowSampler,
-        HamiltonianMonteCarlo,
-        LangevinDynamics,
-        RiemannianManifoldHMC,
-    )
+    from torchebm.samplers import HamiltonianMonteCarlo, LangevinDynamics, RiemannianManifoldHMC
 
 __all__ = ["GuardedContrastiveDivergence"]
 
@@ -63,8 +58,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
             one.
 
     Raises:
-        ConfigError: a sampler without an energy, a noise scale on a schedule without
-            ``output_scale=``, or a model whose own ``gradient()`` the tempering would not reach.
+        ConfigError: a model whose own ``gradient()`` the tempering would not reach.
     """
 
     guard: Guard
@@ -75,16 +69,20 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         sampler: Any = self._modules["sampler"]
         model = getattr(sampler, "model", self.model)
         self._is_standard = settings.get("beta_star") == 0
+        settings = _told(sampler) | settings
+        is_tempered = any(settings.get(x) for x in ("output_scale", "step_size", "sampler_scale"))
+        # A Riemannian sampler differentiates the energy itself.
+        by_model = is_tempered and not isinstance(sampler, RiemannianManifoldHMC)
+        if by_model and not self._is_standard and _has_own_gradient(model):
+            raise ConfigError(
+                f"{type(model).__name__} has a gradient() of its own, which the sampler follows "
+                "and a factor on forward() does not reach: the sampler would run on the untempered "
+                "energy. Remove that method, and torchebm differentiates forward(); or pass "
+                "beta_star=0."
+            )
         self.guard = guard(
-            None,
-            sampler,
-            methods=("sample",),
-            model=model,
-            convention="energy",
-            **_with_output_scale(settings, sampler, model, is_standard=self._is_standard),
+            None, sampler, methods=("sample",), model=model, convention="energy", **settings
         )
-        known = _steps(sampler)
-        self.guard.attach(**{name: known[name] for name in known.keys() - settings.keys()})
 
     @property
     def sampler(self) -> Any:
@@ -141,64 +139,20 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         )
 
 
-def _with_output_scale(
-    settings: dict[str, Any], sampler: Any, model: Any, *, is_standard: bool
-) -> dict[str, Any]:
-    """The guard's settings with the sampler's output scale, where they do not say it."""
-    if isinstance(sampler, FlowSampler):
-        raise ConfigError(
-            "A FlowSampler follows a velocity field and knows no energy that could be tempered or "
-            "weighed. Use LangevinDynamics or HamiltonianMonteCarlo."
-        )
-    if not {"output_scale", "step_size", "noise_std"} & settings.keys():
-        settings = {**settings, "output_scale": _output_scale(sampler)}
-    is_tempered = any(
-        settings.get(name) is not None for name in ("output_scale", "step_size", "sampler_scale")
-    )
-    # A Riemannian sampler differentiates the energy itself.
-    by_model = not isinstance(sampler, RiemannianManifoldHMC)
-    if is_tempered and by_model and _has_own_gradient(model):
-        if is_standard:
-            return {**settings, "output_scale": None}
-        raise ConfigError(
-            f"{type(model).__name__} has a gradient() of its own, which the sampler follows and a "
-            "factor on forward() does not reach: the sampler would run on the untempered energy. "
-            "Remove that method, and torchebm differentiates forward(); or pass beta_star=0."
-        )
-    return settings
-
-
-def _output_scale(sampler: Any) -> float | None:
+def _told(sampler: Any) -> dict[str, Any]:
+    """What the sampler says of itself; the guard measures the rest, such as a schedule."""
     if isinstance(sampler, HamiltonianMonteCarlo | RiemannianManifoldHMC):
-        return 1.0
-    if not isinstance(sampler, LangevinDynamics):
-        return None
-    noise_scale = _constant(sampler, "noise_scale")
-    if noise_scale is None:
-        raise ConfigError(
-            "The sampler's noise_scale is on a schedule, so that the output scale 1 / noise_scale² "
-            "changes from one Langevin step to the next. Pass output_scale=, that of the last "
-            "steps of a call, or give the sampler one noise_scale."
-        )
-    return 1 / noise_scale**2
-
-
-def _steps(sampler: Any) -> dict[str, Any]:
-    """What the guard can be told of a Langevin sampler's steps."""
+        return {"output_scale": 1.0}
     if not isinstance(sampler, LangevinDynamics):
         return {}
     known: dict[str, Any] = {"clamp": sampler.clamp}
-    step_size, noise_scale = _constant(sampler, "step_size"), _constant(sampler, "noise_scale")
-    is_plain = isinstance(sampler.integrator, EulerMaruyamaIntegrator)
-    if is_plain and step_size is not None and noise_scale is not None:
-        known |= {"step_size": step_size, "noise_std": noise_scale * (2 * step_size) ** 0.5}
-    return known
-
-
-def _constant(sampler: Any, name: str) -> float | None:
-    """The value of a sampler's setting; None where it is on a schedule."""
-    schedule = sampler.schedulers[name]
-    return float(schedule.get_value()) if isinstance(schedule, ConstantScheduler) else None
+    schedules = [sampler.schedulers[name] for name in ("step_size", "noise_scale")]
+    if not all(isinstance(each, ConstantScheduler) for each in schedules):
+        return known
+    step, noise = (float(each.get_value()) for each in schedules)
+    if not isinstance(sampler.integrator, EulerMaruyamaIntegrator):
+        return known | {"output_scale": 1 / noise**2}
+    return known | {"step_size": step, "noise_std": noise * (2 * step) ** 0.5}
 
 
 def _has_own_gradient(model: Any) -> bool:

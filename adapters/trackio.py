@@ -45,21 +45,6 @@ class TrackioSink(MetricsSink):
         super().__init__(lambda metrics, step: run.log(metrics, step=step))
         self.run = run
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
-        """Mark the alert's step, and pass the alert on."""
-        super().write_alert(record)
-        self.run.alert(
-            f"{record['level']} {record['rule']}",
-            record["message"],
-            level=trackio.AlertLevel[record["level"]],
-            step=record["step"],
-        )
-
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
-        """Pass the rollback on as an alert."""
-        self.run.alert(
-            f"Rollback {record['attempt']}",
-            record["message"],
-            level=trackio.AlertLevel.WARN,
-            step=record["step"],
-        )
+    def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
+        at, of = record["step"], trackio.AlertLevel[level]
+        self.run.alert(title, record["message"], level=of, step=at)

@@ -12,16 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ebmguard.adapters._metrics import MetricsSink
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import (
-    LEVEL_NUMBERS,
-    MARKER_PREFIX,
-    TAG_PREFIX,
-    alert_markdown,
-    marker_tag,
-    prefixed,
-)
+from ebmguard.sinks import MARKER_PREFIX, TAG_PREFIX, alert_markdown, prefixed
 
 with requires("wandb", extra="wandb"):
     import wandb
@@ -33,7 +27,7 @@ _STEP = f"{TAG_PREFIX}step"
 _SECONDS_APART = 1
 
 
-class WandbSink:
+class WandbSink(MetricsSink):
     """Writes to a W&B run, online or offline. Nothing waits for the network: W&B sends by itself.
 
     - Scalars and histograms under ``guard/<tag>``, non-finite ones included; what the trainer gave
@@ -58,6 +52,7 @@ class WandbSink:
             raise ConfigError(
                 f"run= is a {type(run).__name__}; expected what wandb.init(...) returned."
             )
+        super().__init__(self._add)
         self.run = run
         self._place = -1  # of the last row in the run's history
         run.define_metric(_STEP, hidden=True)
@@ -81,30 +76,9 @@ class WandbSink:
             drawn = [x for x in values if abs(x) < float("inf")]
             if drawn:
                 row[TAG_PREFIX + tag] = wandb.Histogram(drawn)
-        self._place = self._log(step, row)
+        self._place = self._add(row, step)
 
-    def write_alert(self, record: Mapping[str, Any]) -> None:
-        """Mark the alert's step, and pass the alert on.
-
-        Raises:
-            OSError: the run is finished.
-        """
-        self._log(record["step"], {marker_tag(record): LEVEL_NUMBERS[record["level"]]})
-        title = f"{record['level']} {record['rule']}"
-        self._alert(title, alert_markdown(record), record["level"])
-
-    def write_recovery(self, record: Mapping[str, Any]) -> None:
-        """Pass the rollback on as an alert.
-
-        Raises:
-            OSError: the run is finished.
-        """
-        self._alert(f"Rollback {record['attempt']}", record["message"], "WARN")
-
-    def flush(self) -> None:
-        """Nothing: what W&B has taken it sends and keeps by itself."""
-
-    def _log(self, step: int, row: dict[str, Any]) -> int:
+    def _add(self, row: dict[str, Any], step: int) -> int:
         """Log the numbers, and say where in the run's history."""
         self._require()
         # Rows of two steps never share a place, since the later one would overwrite the other.
@@ -112,8 +86,9 @@ class WandbSink:
         self.run.log({_STEP: step, **row}, step=place)
         return place
 
-    def _alert(self, title: str, text: str, level: str) -> None:
+    def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
         self._require()
+        text = alert_markdown(record) if "rule" in record else record["message"]
         self.run.alert(title, text, level=wandb.AlertLevel[level], wait_duration=_SECONDS_APART)
 
     def _require(self) -> None:

@@ -19,7 +19,7 @@ from .experiment import Experiment, effect, operand
 from .graph import DATA, Edge, Operation, Output, behind, evaluate
 from .script import Place, Stack
 
-__all__ = ["Chain", "Chains", "Sampler"]
+__all__ = ["Chain", "Chains", "Sampler", "names_of"]
 
 _NEAR = 3.0  # steps between the last evaluation and the samples
 _MOST = 0.9  # of the rows must be as near
@@ -210,7 +210,7 @@ class Chains:
         if key not in self.samplers:
             taken = {each.name for each in self.samplers.values()}
             name = place.code.co_name if place.code.co_name != "<module>" else "the script"
-            names = _names(first.energy, chain.calls)
+            names = names_of(first.energy, chain.calls)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
             site, methods = chain.calls[0][1], _methods(chain)
@@ -228,7 +228,7 @@ def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, dict[Any, list[str
         own = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
         if isinstance(owner, nn.Module) and own is code:
             name = code.co_name.removeprefix("forward")
-            found[code] = name, owner, _names(owner, chain.calls[at + 1 :])
+            found[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
     return found
 
 
@@ -250,15 +250,16 @@ def _lengths(x: Tensor) -> Any:
     return x.double().flatten(1).norm(dim=1)
 
 
-def _names(module: object, calls: Stack) -> dict[Any, list[str]]:
+def names_of(part: object, calls: Stack) -> dict[Any, list[str]]:
+    """What a part is called, in the code of each of these frames and in each of their files."""
     found = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
         code, mine = frame.f_code, _attributes(frame.f_locals.get("self"))
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         spaces += [(code, "self.", mine)]
-        spaces += [(code, f"self.{name}.", _attributes(part)) for name, part in mine.items()]
+        spaces += [(code, f"self.{name}.", _attributes(each)) for name, each in mine.items()]
         for where, prefix, space in spaces:
-            found[where] += [prefix + name for name, each in space.items() if each is module]
+            found[where] += [prefix + name for name, each in space.items() if each is part]
     return found
 
 

@@ -96,7 +96,7 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
 
 
 def _text(found: Trace) -> Iterator[str]:
-    trained = ", ".join(found.optimizers) or "none"
+    trained = ", ".join(dict.fromkeys(type(each).__name__ for each in found.optimizers)) or "none"
     yield f"traced {found.steps} optimizer steps ({trained}) in {found.seconds:.1f} s"
     if found.error:
         yield f"  the script stopped: {found.error}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from types import CodeType
 from typing import Any, TypeGuard
 
 from .chains import Sampler
@@ -18,6 +19,7 @@ from .tracer import Trace
 __all__ = ["BETA_STAR", "Plan", "by_hand", "plans"]
 
 BETA_STAR = "beta_star=0.5"
+_FOLDER = 'log_dir="runs/1"'
 _SURE = 1e-3
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
@@ -60,7 +62,9 @@ def plans(found: Trace) -> list[Plan]:
     ):
         places = " and ".join(str(each.place) for each in losses)
         guard = by_hand(sampler, entries, is_energy)
-        raise Refused("two losses", place=places, sampler=sampler.name, guard=guard)
+        facts = {"guard": guard, "other": guard.replace(_FOLDER, _FOLDER.replace("1", "2"))}
+        raise Refused("two losses", place=places, sampler=sampler.name, **facts)
+    trainer = found.trainer_of(sampler)
     ways: list[Place | None] = [*entries]
     ways.insert(0 if sampler.is_function else len(ways), None)
     why, tried = None, []
@@ -70,7 +74,7 @@ def plans(found: Trace) -> list[Plan]:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
-                first, loss = _around(sampler, entry, losses[0].place, options, is_energy)
+                first, loss = _around(sampler, entry, losses[0].place, options, is_energy, trainer)
             texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
             tried += [
                 Plan((*first, *chain(*way)), "output_scale=" in options, entry is None)
@@ -138,7 +142,8 @@ def _options(sampler: Sampler, *, is_energy: bool, inline: bool) -> str:
         words += ", sampler_scale=1.0"  # No factor on the module tempers it, or none is known.
     elif found.is_exact and inline:
         words += f", output_scale={_number(found.output_scale)}"
-    return f'{words}, convention="energy"' if is_energy else words
+    words += ', convention="energy"' if is_energy else ""
+    return f"{words}, {_FOLDER}"
 
 
 def _number(scale: float) -> str:
@@ -146,7 +151,12 @@ def _number(scale: float) -> str:
 
 
 def _around(
-    sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool
+    sampler: Sampler,
+    entry: Place,
+    loss: Place,
+    options: str,
+    is_energy: bool,
+    trainer: Mapping[Any, list[str]],
 ) -> tuple[list[Edit], str]:
     """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
     call, source = entry.node, entry.source
@@ -174,8 +184,11 @@ def _around(
         if init is None:
             raise nowhere
         prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
-        if loops and mine and f"{mine[0]} =" not in source.segment(init):
+        made = source.segment(init)
+        if loops and mine and f"{mine[0]} =" not in made:
             line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
+        here = _inner(trainer, source, owner)
+        optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in made]
     else:
         scope: ast.AST = source.tree
         if base.id in local or entry.code.co_name == "<module>":
@@ -192,19 +205,33 @@ def _around(
             line, indent = loops[-1].lineno, loops[-1].col_offset
         elif binds is not scope and scope is not _owner(source, call):
             line, indent = _after(binds)
-            made = _bound(source, source.tree).get(of_file[0]) if of_file else None
-            energies = of_file if made is not None and made.lineno < line else []
+            at = _bound(source, source.tree).get(of_file[0]) if of_file else None
+            energies = of_file if at is not None and at.lineno < line else []
         else:
             raise nowhere
-    model = [f"model={each}" for each in energies[:1]]
-    method = [f'energy="{sampler.method}"'] if sampler.method else []
-    words = ", ".join(["None", name, *model, *method, options])
+        here = _inner(trainer, source, scope)
+        optimizers = [x for x in here if x in bound and bound[x].lineno < line]
+    told = [f"model={each}" for each in energies[:1]]
+    told += [f'energy="{sampler.method}"'] if sampler.method else []
+    told += [f"optimizer={each}" for each in optimizers[:1]]
+    words = ", ".join(["None", name, *told, options])
     new = f"self.{name}" if moved else name
-    own = prefix + _free(source, "loss_fn")
-    text = f"{' ' * indent}{own}, {new} = ebmguard.guard({words})"
+    loss_fn = prefix + _free(source, "loss_fn")
+    text = f"{' ' * indent}{loss_fn}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
-    return [_line(source, line, text), *moved, _import(source)], own
+    return [_line(source, line, text), *moved, _import(source)], loss_fn
+
+
+def _inner(names: Mapping[Any, list[str]], source: Source, scope: Any) -> list[str]:
+    """What an optimizer is called in a scope, those inside it too."""
+    if scope is source.tree:
+        return names.get(source.file, [])
+    lines = range(scope.lineno, scope.end_lineno + 1)
+    codes = [
+        each for each in names if isinstance(each, CodeType) and each.co_filename == source.file
+    ]
+    return [*chain(*(names[each] for each in codes if each.co_firstlineno in lines))]
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:

@@ -37,7 +37,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     ),
     "two losses": (
         "`{sampler}` draws for losses at {place}: a guard and a call for each",
-        "Make `first_loss, first = {guard}` and `second_loss, second = {guard}`. Draw the samples "
+        "Make `first_loss, first = {guard}` and `second_loss, second = {other}`. Draw the samples "
         "of each loss with the one or the other, and call its loss there.",
     ),
     "no sign": (

@@ -242,7 +242,8 @@ def _main(task: Path) -> None:
     original = loader.get_code
 
     def guard(*args: Any, **kwargs: Any) -> Any:
-        guards.append(make(*args, **{"rules": (), **kwargs}))
+        # A proof leaves the folder of the real run alone.
+        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None}))
         return guards[-1]
 
     said, handler = list[str](), logging.Handler(logging.WARNING)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
-from .chains import Chains, Sampler
+from .chains import Chains, Sampler, names_of
 from .experiment import Experiment, effect
 from .graph import Edge, Operation, Output, edge_of
 from .reading import Difference, Side, read
@@ -40,12 +40,22 @@ class Trace:
 
     samplers: list[Sampler]
     differences: list[Difference]
-    optimizers: list[str]  # classes of those that train
+    optimizers: dict[Optimizer, dict[Any, list[str]]]  # those that train, with their names
     steps: int  # of these
     seconds: float
     state: str  # hash of parameters and random states; empty where the script ended itself
     error: str  # that ended the script
     unread: str = ""  # why something could not be evaluated again
+
+    def trainer_of(self, sampler: Sampler) -> dict[Any, list[str]]:
+        """The names of the one optimizer that trains a sampler's energy."""
+        weights = {*sampler.energy.parameters()}
+        found = [
+            names
+            for optimizer, names in self.optimizers.items()
+            if any(not weights.isdisjoint(group["params"]) for group in optimizer.param_groups)
+        ]
+        return found[0] if len(found) == 1 else {}
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
@@ -58,8 +68,8 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     samplers = [*tracer.chains.samplers.values()]
     differences = [*tracer.differences.values()]
     differences = [each for each in differences if each.is_sided] or differences
-    steps, optimizers = len(tracer.optimizers), [*dict.fromkeys(tracer.optimizers)]
-    return Trace(samplers, differences, optimizers, steps, seconds, state, error, tracer.unread)
+    known, taken = tracer.optimizers, tracer.taken
+    return Trace(samplers, differences, known, taken, seconds, state, error, tracer.unread)
 
 
 class _Tracer(TorchFunctionMode):
@@ -70,7 +80,8 @@ class _Tracer(TorchFunctionMode):
         self._recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
         self.chains = Chains(self._recording.draws.log)
         self.differences: dict[Place, Difference] = {}
-        self.optimizers: list[str] = []  # the class of each step's
+        self.optimizers: dict[Optimizer, dict[Any, list[str]]] = {}  # with their names
+        self.taken = 0  # steps of these
         self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
         self._root: Edge | None = None  # of the gradient that is being computed
@@ -107,8 +118,10 @@ class _Tracer(TorchFunctionMode):
         self.chains.end()
         if not self.optimizers:
             self.chains.forget()
-        self.optimizers.append(type(optimizer).__name__)
-        return self._steps <= max(len(self._contrastive), len(self.optimizers) // _PATIENCE)
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = names_of(optimizer, stack(sys._getframe(1)))
+        self.taken += 1
+        return self._steps <= max(len(self._contrastive), self.taken // _PATIENCE)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -210,7 +223,7 @@ class _Tracer(TorchFunctionMode):
             self.differences[place] = difference
         difference.times += 1
         difference.effect = effect(found.root, edge, found.values[edge])
-        self._contrastive.add(len(self.optimizers))
+        self._contrastive.add(self.taken)
         return difference.is_sided
 
 
