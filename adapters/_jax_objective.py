@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, TypeAlias
@@ -127,9 +126,7 @@ def temper(
         ConfigError: an output scale that is not positive, or a β* that is no number, or known to
             be above it or not finite.
     """
-    _check_exponent(beta_star)
-    known = float(beta_star) if isinstance(beta_star, Real) else 0.0
-    Strength.of(beta_star=known, output_scale=output_scale)
+    _check_exponent(beta_star, output_scale)
     factor = 1.0 - beta_star / output_scale
 
     def tempered(*args: Any, **kwargs: Any) -> Array:
@@ -182,13 +179,11 @@ def _like(x: Any, *kinds: type) -> Any:
     return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
 
-def _check_exponent(beta_star: float | Array) -> None:
-    if isinstance(beta_star, Real):
-        is_one_number = math.isfinite(beta_star)
-    else:  # its value may be traced
-        is_one_number = getattr(beta_star, "shape", None) == ()
-    if not is_one_number:
+def _check_exponent(beta_star: float | Array, output_scale: float | None = None) -> None:
+    is_known = isinstance(beta_star, Real)  # else its value may be traced
+    if not is_known and getattr(beta_star, "shape", None) != ():
         raise ConfigError(
             f"beta_star={beta_star!r}; expected a finite number or a 0-dim array. For several "
             "models with a beta_star each, take jax.vmap."
         )
+    Strength.of(beta_star=beta_star if is_known else 0.0, output_scale=output_scale)

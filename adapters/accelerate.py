@@ -15,11 +15,6 @@ from typing import Any
 
 from ebmguard import Guard
 from ebmguard.adapters._metrics import MetricsSink
-from ebmguard.adapters._requires import requires
-from ebmguard.errors import ConfigError
-
-with requires("accelerate", extra="accelerate"):
-    from accelerate.optimizer import AcceleratedOptimizer
 
 __all__ = ["AcceleratorSink", "attach"]
 
@@ -49,15 +44,8 @@ def attach(g: Guard, accelerator: Any, *, optimizer: Any, **rest: Any) -> Guard:
 
     Returns:
         the guard, which unpacks into the loss and the sampler.
-
-    Raises:
-        ConfigError: an optimizer that has not been prepared.
     """
-    if not isinstance(optimizer, AcceleratedOptimizer):
-        raise ConfigError(
-            f"attach: optimizer= is a {type(optimizer).__name__}; expected the one that "
-            "accelerator.prepare(model, optimizer) returns, whose step() is called."
-        )
-    g.attach(optimizer=optimizer.optimizer, scaler=accelerator.scaler, **rest)
+    inner = getattr(optimizer, "optimizer", optimizer)
+    g.attach(optimizer=inner, scaler=accelerator.scaler, **rest)
     accelerator.register_for_checkpointing(g)
     return g

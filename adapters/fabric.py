@@ -15,11 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.optim import Optimizer
-
 from ebmguard import Guard
 from ebmguard.adapters._metrics import MetricsSink
-from ebmguard.errors import ConfigError
 
 __all__ = ["FabricSink", "attach"]
 
@@ -46,15 +43,7 @@ def attach(g: Guard, fabric: Any, *, optimizer: Any, **rest: Any) -> Guard:
 
     Returns:
         the guard, which unpacks into the loss and the sampler.
-
-    Raises:
-        ConfigError: an optimizer that Fabric has not set up.
     """
-    inner = getattr(optimizer, "optimizer", None)
-    if not isinstance(inner, Optimizer):
-        raise ConfigError(
-            f"attach: optimizer= is a {type(optimizer).__name__}; expected the one that "
-            "fabric.setup(model, optimizer) returns, whose step() is called."
-        )
+    inner = getattr(optimizer, "optimizer", optimizer)
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     return g.attach(optimizer=inner, scaler=scaler, **rest)

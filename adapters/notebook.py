@@ -35,8 +35,7 @@ class NotebookSink:
 
     def __init__(self) -> None:
         self._series = {tag: BinnedSeries(300) for tag in (ENERGY_GAP, GRAD_SCALE)}
-        self._alerts: list[Mapping[str, Any]] = []
-        self._notes: list[str] = []
+        self._said: list[str] = []
         self._handle: Any = None
         self._step, self._drawn = 0, -math.inf
 
@@ -54,11 +53,12 @@ class NotebookSink:
 
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """List the alert."""
-        self._alerts.append(record)
+        level, text = record["level"], escape(record["message"].removeprefix(record["level"]))
+        self._said.append(f'<b style="color:{_COLOURS[level]}">{level}</b> {text}')
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
         """List the rollback; its steps come again."""
-        self._notes.append(record["message"])
+        self._said.append(escape(record["message"]))
         for series in self._series.values():
             series.bins = [own for own in series.bins if own.step < record["restored_step"]]
 
@@ -72,12 +72,7 @@ class NotebookSink:
 
     def _repr_html_(self) -> str:
         charts = "".join(self._chart(tag) for tag in self._series)
-        said = "".join(
-            f'<li><b style="color:{_COLOURS[own["level"]]}">{own["level"]}</b> '
-            f"{escape(own['message'].removeprefix(own['level']))}</li>"
-            for own in self._alerts
-        )
-        said += "".join(f"<li>{escape(note)}</li>" for note in self._notes)
+        said = "".join(f"<li>{each}</li>" for each in self._said)
         found = f"<ul>{said}</ul>" if said else "<p>no alerts</p>"
         return f"<div><b>step {self._step:,}</b><br>{charts}{found}</div>"
 

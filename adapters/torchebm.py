@@ -27,11 +27,10 @@ with requires("torchebm", extra="torchebm"):
 
 __all__ = ["GuardedContrastiveDivergence"]
 
-# What this class knows of torchebm, and says to the guard itself.
-_KNOWN = {"loss_fn", "sampler", "model", "methods", "convention", "reduce"}
+# Keywords of the guard, but for those that this class says itself.
 _GUARDS = (
     inspect.signature(guard).parameters.keys()
-    - _KNOWN
+    - {"loss_fn", "methods", "convention"}
     - inspect.signature(ContrastiveDivergence).parameters.keys()
 )
 
@@ -73,7 +72,9 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         is_tempered = any(settings.get(x) for x in ("output_scale", "step_size", "sampler_scale"))
         # A Riemannian sampler differentiates the energy itself.
         by_model = is_tempered and not isinstance(sampler, RiemannianManifoldHMC)
-        if by_model and not self._is_standard and _has_own_gradient(model):
+        gradient = getattr(model, "gradient", None)
+        has_own = getattr(gradient, "__func__", gradient) not in (None, BaseModel.gradient)
+        if by_model and has_own and not self._is_standard:
             raise ConfigError(
                 f"{type(model).__name__} has a gradient() of its own, which the sampler follows "
                 "and a factor on forward() does not reach: the sampler would run on the untempered "
@@ -127,7 +128,8 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         labels = conditions.get("y")
         if not conditions:
             return None
-        if len(conditions) == 1 and isinstance(labels, Tensor) and _are_labels(labels):
+        is_one = len(conditions) == 1 and isinstance(labels, Tensor) and labels.ndim == 1
+        if is_one and not (labels.is_floating_point() or labels.is_complex()):
             return labels, labels
         if self._is_standard:
             return None
@@ -153,12 +155,3 @@ def _told(sampler: Any) -> dict[str, Any]:
     if not isinstance(sampler.integrator, EulerMaruyamaIntegrator):
         return known | {"output_scale": 1 / noise**2}
     return known | {"step_size": step, "noise_std": noise * (2 * step) ** 0.5}
-
-
-def _has_own_gradient(model: Any) -> bool:
-    gradient = getattr(model, "gradient", None)
-    return gradient is not None and getattr(gradient, "__func__", None) is not BaseModel.gradient
-
-
-def _are_labels(y: Tensor) -> bool:
-    return y.ndim == 1 and not (y.is_floating_point() or y.is_complex())

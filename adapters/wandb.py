@@ -88,7 +88,7 @@ class WandbSink(MetricsSink):
 
     def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
         self._require()
-        text = alert_markdown(record) if "rule" in record else record["message"]
+        text = alert_markdown(record) if "remedies" in record else record["message"]
         self.run.alert(title, text, level=wandb.AlertLevel[level], wait_duration=_SECONDS_APART)
 
     def _require(self) -> None:

@@ -49,8 +49,7 @@ class Sampler:
     site: Place  # the energy's call in the user's code
     names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
     methods: dict[Any, tuple[str, nn.Module, dict[Any, list[str]]]]  # by code: its module's, names
-    has_method: bool = False  # that returns the loss's energies
-    method: str = ""  # its name; empty for the module's own call
+    method: str | None = None  # that returns the loss's energies; empty for the module's own call
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
@@ -92,7 +91,6 @@ class Sampler:
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
         is_output = isinstance(follows.made, Output) and not follows.made.part
         if called and not (is_output and self.names):
-            self.has_method = True
             self.method, self.energy, self.names = called[0]
         if not is_output:
             self.slope, self.measured = slope, Measured("no call has ended")
@@ -100,7 +98,7 @@ class Sampler:
     @property
     def is_function(self) -> bool:
         """Whether the energy is made of what is called, so that no factor on that tempers it."""
-        return not math.isnan(self.slope) and not self.has_method
+        return not math.isnan(self.slope) and self.method is None
 
     @cached_property
     def is_scalar(self) -> bool:

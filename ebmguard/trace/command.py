@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 import sys
 from collections.abc import Iterator
 
@@ -85,13 +84,12 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guarded run", error=acting.error)
     if said := done.warnings + acting.warnings:
         return Refused("warned", error=said[0])
-    has_scale = plan.has_scale or not math.isnan(acting.scale)
-    weights = "" if has_scale else " No output scale is known: it acts through the weights alone."
+    why = " No output scale is known: it acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
         f"{done.sampler_calls} sampler calls and {done.losses} losses. With {BETA_STAR} it ran as "
-        f"long, and the guard warned of nothing.{weights}"
+        f"long, and the guard warned of nothing.{'' if plan.has_scale else why}"
     )
 
 

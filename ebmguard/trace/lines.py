@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from types import CodeType
-from typing import Any, TypeGuard
+from typing import Any
 
 from .chains import Sampler
 from .reading import Difference, Side
@@ -32,7 +32,7 @@ class Plan:
     """Edits that guard a trainer."""
 
     edits: tuple[Edit, ...]
-    has_scale: bool  # of the sampler, in the lines
+    has_scale: bool  # the sampler's is known, and tempers it
     is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
@@ -70,6 +70,7 @@ def plans(found: Trace) -> list[Plan]:
     why, tried = None, []
     for entry in ways:
         options = _options(sampler, is_energy=is_energy, inline=entry is None)
+        has_scale = sampler.measured.is_exact and "sampler_scale=" not in options
         try:
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
@@ -77,7 +78,7 @@ def plans(found: Trace) -> list[Plan]:
                 first, loss = _around(sampler, entry, losses[0].place, options, is_energy, trainer)
             texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
             tried += [
-                Plan((*first, *chain(*way)), "output_scale=" in options, entry is None)
+                Plan((*first, *chain(*way)), has_scale, entry is None)
                 for way in zip(*texts, strict=False)
             ]
         except Refused as refused:
@@ -111,7 +112,8 @@ def by_hand(
         is_energy = sampler.measured.convention == "energy"
     own = [sampler.names.get(each.code, []) for each in entries]
     names = [*chain(*own, *sampler.names.values())]
-    calls = [each.source.segment(each.node.func) for each in entries if _is_call(each.node)]
+    nodes = [(each.source, each.node) for each in entries]
+    calls = [source.segment(node.func) for source, node in nodes if isinstance(node, ast.Call)]
     words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
     words += [f'energy="{sampler.method}"'] if sampler.method else []
     options = _options(sampler, is_energy=is_energy, inline=False)
@@ -190,10 +192,9 @@ def _around(
         here = _inner(trainer, source, owner)
         optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in made]
     else:
-        scope: ast.AST = source.tree
-        if base.id in local or entry.code.co_name == "<module>":
-            scopes = [each for each in above if isinstance(each, _SCOPES)]
-            scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
+        is_own = base.id in local or entry.code.co_name == "<module>"
+        scopes = [each for each in above if is_own and isinstance(each, _SCOPES)]
+        scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
         bound = _bound(source, scope)
         binds = bound.get(base.id) or bound.get("*")
         loops = [each for each in loops if _owner(source, each) is scope]
@@ -253,8 +254,8 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
 
 def _free(source: Source, name: str) -> str:
     """A name that the file has no use for: this one, or with underscores."""
-    used = {getattr(node, "id", getattr(node, "arg", "")) for node in ast.walk(source.tree)}
-    used |= {getattr(node, "attr", "") for node in ast.walk(source.tree)}
+    fields = "id", "arg", "attr"
+    used = {getattr(node, each, "") for node in ast.walk(source.tree) for each in fields}
     while name in used:
         name += "_"
     return name
@@ -367,10 +368,6 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
         text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
         splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
         yield [_line(source, line, text), *splices]
-
-
-def _is_call(node: ast.expr | None) -> TypeGuard[ast.Call]:
-    return isinstance(node, ast.Call)
 
 
 def _is_mean(above: Any, node: ast.expr) -> bool:

@@ -11,7 +11,6 @@ import io
 import itertools
 import json
 import logging
-import math
 import operator
 import os
 import random
@@ -215,7 +214,6 @@ class Replay:
     guards: int = 0
     sampler_calls: int = 0
     losses: int = 0
-    scale: float = math.nan  # that the guard has measured
     warnings: tuple[str, ...] = ()  # of the guard
 
 
@@ -261,9 +259,7 @@ def _main(task: Path) -> None:
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [each.state_dict() for each in guards]
     calls, losses = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
-    measured = (each.measured for each in guards)
-    scale = next((m.output_scale for m in measured if m is not None and m.is_exact), math.nan)
-    done = Replay(state, error, len(guards), calls, losses, scale, tuple(said))
+    done = Replay(state, error, len(guards), calls, losses, tuple(said))
     Path(told).write_text(json.dumps(asdict(done)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -246,13 +246,11 @@ class _Noted:
 
 def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors of a result, each with how it is taken out of it."""
-    if isinstance(output, dict):
-        named = [(f"[{key!r}]", each) for key, each in output.items()]
-    elif isinstance(output, tuple | list):
-        named = [(f"[{at}]", each) for at, each in enumerate(output)]
-    else:
-        named = [("", output)]
-    yield from (pair for pair in named if isinstance(pair[1], Tensor))
+    if isinstance(output, Tensor):
+        yield "", output
+    inner = enumerate(output) if isinstance(output, tuple | list) else ()
+    named: Iterable[Any] = output.items() if isinstance(output, dict) else inner
+    yield from ((f"[{key!r}]", each) for key, each in named if isinstance(each, Tensor))
 
 
 def _guarded(*_: Any, **__: Any) -> None:

@@ -10,10 +10,9 @@ import pytest
 import ebmguard.adapters
 from ebmguard.adapters._requires import requires
 
-# Adapter: what it imports, and the extra that brings it. Fabric needs no import of its own.
+# Adapter: what it imports, and the extra that brings it. Fabric's and accelerate's import nothing.
 FRAMEWORKS = {
     "lightning": (("lightning", "pytorch_lightning"), "lightning"),
-    "accelerate": (("accelerate",), "accelerate"),
     "torchebm": (("torchebm",), "torchebm"),
     "jax": (("jax",), "jax"),
     "wandb": (("wandb",), "wandb"),

@@ -10,8 +10,8 @@ import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.tracking import GeneralTracker
 
-from ebmguard.adapters.accelerate import AcceleratorSink, attach
-from ebmguard.errors import ConfigError, NonFiniteError
+from ebmguard.adapters.accelerate import AcceleratorSink
+from ebmguard.errors import NonFiniteError
 from ebmguard.faults import FaultInjector
 from tests.frameworks.accelerate_loop import Run, make_accelerator
 from tests.frameworks.parts import N_BATCHES, Before, run_the_page
@@ -132,12 +132,6 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     assert g.step == 2 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
-
-
-def test_optimizer_that_was_not_prepared():
-    run = Run({}, make_accelerator())
-    with pytest.raises(ConfigError, match=r"is a Adam; expected the one that accelerator\.prepare"):
-        attach(run.loss_fn.guard, run.accelerator, optimizer=run.optimizer.optimizer)
 
 
 def test_processes_have_one_guard_together(tmp_path):

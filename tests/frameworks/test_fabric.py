@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ebmguard import guard
 from ebmguard.adapters.fabric import FabricSink, attach
-from ebmguard.errors import ConfigError, NonFiniteError
+from ebmguard.errors import NonFiniteError
 from ebmguard.faults import FaultInjector
 from tests.frameworks.parts import (
     N_BATCHES,
@@ -168,12 +168,6 @@ def test_the_other_package_of_the_same_fabric():
     run = Run({}, fabric=standalone.Fabric(accelerator="cpu"))
     run.train()
     assert run.loss_fn.guard.step == N_BATCHES
-
-
-def test_optimizer_that_was_not_set_up():
-    run = Run({})
-    with pytest.raises(ConfigError, match=r"is a Adam; expected the one that fabric\.setup"):
-        attach(run.loss_fn.guard, run.fabric, optimizer=run.optimizer.optimizer)
 
 
 def test_the_page(tmp_path):
