@@ -17,9 +17,10 @@ from contextlib import ExitStack
 from typing import Any
 
 from ebmguard import Guard
+from ebmguard.adapters._metrics import MetricsSink
 from ebmguard.adapters._requires import requires
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import TAG_PREFIX, marker_tag
+from ebmguard.sinks import TAG_PREFIX
 
 with requires("lightning", extra="lightning"):
     try:
@@ -143,9 +144,8 @@ class GuardCallback(Callback):
     def _log_alerts(self, trainer: Any) -> None:
         for name, g in self._guards.items():
             for alert in g.alerts[self._logged_alerts[name] :]:
-                point = {marker_tag(alert.record()): float(alert.level)}
                 for logger in trainer.loggers:
-                    logger.log_metrics(point, step=alert.step)
+                    MetricsSink(logger.log_metrics).write_alert(alert.record())
             self._logged_alerts[name] = len(g.alerts)
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ class NotebookSink:
     def _chart(self, tag: str) -> str:
         title, points = TAGS[tag].title, [p for b in self._series[tag].bins for p in b.points()]
         y = Axis.around(TAGS[tag].scale, [value for _, value in points])
-        x = Axis("linear", 0.0, max(1.0, self._step))
+        last = max(1, self._step)
 
         def height(value: float) -> float:
             return round(_FOOT + (1 - y.at(value)) * (_HEIGHT - 2 * _FOOT), 1)
@@ -93,7 +93,7 @@ class NotebookSink:
             for tick in ticks
         )
         line = "L".join(
-            f"{round(_LEFT + x.at(step) * (_WIDTH - _LEFT), 1)} {height(value)}"
+            f"{round(_LEFT + step / last * (_WIDTH - _LEFT), 1)} {height(value)}"
             for step, value in points
         )
         return (

@@ -69,7 +69,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         model = getattr(sampler, "model", self.model)
         self._is_standard = settings.get("beta_star") == 0
         settings = _told(sampler) | settings
-        is_tempered = any(settings.get(x) for x in ("output_scale", "step_size", "sampler_scale"))
+        is_tempered = settings.keys() & {"output_scale", "step_size", "sampler_scale"}
         # A Riemannian sampler differentiates the energy itself.
         by_model = is_tempered and not isinstance(sampler, RiemannianManifoldHMC)
         gradient = getattr(model, "gradient", None)
@@ -125,7 +125,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         return torch.where(torch.isfinite(loss), loss, torch.full_like(loss, 0.1))
 
     def _groups(self, conditions: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
-        labels = conditions.get("y")
+        labels: Any = conditions.get("y")
         if not conditions:
             return None
         is_one = len(conditions) == 1 and isinstance(labels, Tensor) and labels.ndim == 1

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,13 @@ from .experiment import Experiment, effect, operand
 from .graph import DATA, Edge, Operation, Output, behind, evaluate
 from .script import Place, Stack
 
-__all__ = ["Chain", "Chains", "Sampler", "names_of"]
+__all__ = ["Chain", "Chains", "Names", "Sampler", "names_of"]
 
 _NEAR = 3.0  # steps between the last evaluation and the samples
 _MOST = 0.9  # of the rows must be as near
 _KEPT = 8  # chains that a loss may use
 _MEASURED = 3  # calls of one sampler
+Names: TypeAlias = dict[Any, list[str]]  # in the code of each frame, and in each file
 
 
 @dataclass(eq=False)
@@ -47,8 +48,8 @@ class Sampler:
     energy: Any  # that module, or the one whose method calls it
     loop: Place  # of that loop's evaluations
     site: Place  # the energy's call in the user's code
-    names: dict[Any, list[str]]  # of the energy, in the code of each frame and in each file
-    methods: dict[Any, tuple[str, nn.Module, dict[Any, list[str]]]]  # by code: its module's, names
+    names: Names  # of the energy
+    methods: dict[Any, tuple[str, nn.Module, Names]]  # by code: its module's, names
     method: str | None = None  # that returns the loss's energies; empty for the module's own call
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
@@ -216,7 +217,7 @@ class Chains:
         return self.samplers[key]
 
 
-def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, dict[Any, list[str]]]]:
+def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     """The methods of modules between the loop and the energy, as names, modules and their names."""
     found = {}
     loop = [frame for frame, _ in chain.calls].index(chain.loop)
@@ -248,7 +249,7 @@ def _lengths(x: Tensor) -> Any:
     return x.double().flatten(1).norm(dim=1)
 
 
-def names_of(part: object, calls: Stack) -> dict[Any, list[str]]:
+def names_of(part: object, calls: Stack) -> Names:
     """What a part is called, in the code of each of these frames and in each of their files."""
     found = defaultdict[Any, list[str]](list)
     for frame, _ in calls:

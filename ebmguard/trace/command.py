@@ -75,7 +75,7 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
     if done.error or not done.state:
         return Refused("guarded run", error=done.error or "it ended before as long")
-    if done.guards != 1 or not done.losses or not (done.sampler_calls or plan.is_inline):
+    if done.guards != 1 or not done.losses:
         return Refused("guards", **facts)
     if done.state != found.state:
         return Refused("differs")

@@ -51,9 +51,8 @@ class Experiment:
             leaves = {e: _moved(out.value, amplitude) for e, out in self.outputs.items()}
             values = evaluate(self.root, leaves)
             for edge in self.made:
-                for of, grads in zip(
-                    leaves, _gradients(values[edge], [*leaves.values()]), strict=True
-                ):
+                found_grads = _gradients(values[edge], [*leaves.values()])
+                for of, grads in zip(leaves, found_grads, strict=True):
                     each = grads.reshape(len(grads), -1).ne(0).any(1)
                     reached[edge, of] = reached.get((edge, of), each) | each
         for (edge, of), each in reached.items():
@@ -122,8 +121,9 @@ def is_same(
         rows: of the outputs behind the other.
         other: values, one for each of these rows.
     """
-    by_energy = {_output(each).energy: _output(each).value for each in rows}
-    given = {each: by_energy.get(_output(each).energy) for each in outputs}
+    of = {each: made for each in (*rows, *outputs) if isinstance(made := each.made, Output)}
+    by_energy = {of[each].energy: of[each].value for each in rows}
+    given = {each: by_energy.get(of[each].energy) for each in outputs}
     chosen, *_ = rows.values()
     if any(value is None for value in given.values()):
         return 0
@@ -138,12 +138,6 @@ def is_same(
         if a.shape == b.shape and torch.allclose(a, sign * b, _SURE, 1e-6):
             return sign
     return 0
-
-
-def _output(edge: Edge) -> Output:
-    made = edge.made
-    assert isinstance(made, Output)
-    return made
 
 
 def operand(call: Operation, position: int) -> ast.expr | None:
@@ -181,7 +175,6 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
         (value * (1 + weights)).sum() if value.ndim else value,
         leaves,
         retain_graph=True,
-        allow_unused=True,
+        materialize_grads=True,
     )
-    pairs = zip(found, leaves, strict=True)
-    return [torch.zeros_like(leaf) if grad is None else grad.detach() for grad, leaf in pairs]
+    return [grad.detach() for grad in found]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from types import CodeType
 from typing import Any
 
-from .chains import Sampler
+from .chains import Names, Sampler
 from .reading import Difference, Side
 from .refusals import Refused
 from .script import Place, Source, source_of
@@ -33,7 +33,6 @@ class Plan:
 
     edits: tuple[Edit, ...]
     has_scale: bool  # the sampler's is known, and tempers it
-    is_inline: bool  # the sampler stays as it is, or is tempered inside of its loop
 
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
@@ -65,8 +64,7 @@ def plans(found: Trace) -> list[Plan]:
         facts = {"guard": guard, "other": guard.replace(_FOLDER, _FOLDER.replace("1", "2"))}
         raise Refused("two losses", place=places, sampler=sampler.name, **facts)
     trainer = found.trainer_of(sampler)
-    ways: list[Place | None] = [*entries]
-    ways.insert(0 if sampler.is_function else len(ways), None)
+    ways = [None, *entries] if sampler.is_function else [*entries, None]
     why, tried = None, []
     for entry in ways:
         options = _options(sampler, is_energy=is_energy, inline=entry is None)
@@ -77,10 +75,8 @@ def plans(found: Trace) -> list[Plan]:
             else:
                 first, loss = _around(sampler, entry, losses[0].place, options, is_energy, trainer)
             texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
-            tried += [
-                Plan((*first, *chain(*way)), has_scale, entry is None)
-                for way in zip(*texts, strict=False)
-            ]
+            written = zip(*texts, strict=False)
+            tried += [Plan((*first, *chain(*way)), has_scale) for way in written]
         except Refused as refused:
             why = why or refused
     if not tried:
@@ -112,8 +108,7 @@ def by_hand(
         is_energy = sampler.measured.convention == "energy"
     own = [sampler.names.get(each.code, []) for each in entries]
     names = [*chain(*own, *sampler.names.values())]
-    nodes = [(each.source, each.node) for each in entries]
-    calls = [source.segment(node.func) for source, node in nodes if isinstance(node, ast.Call)]
+    calls = [e.source.segment(e.node.func) for e in entries if isinstance(e.node, ast.Call)]
     words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
     words += [f'energy="{sampler.method}"'] if sampler.method else []
     options = _options(sampler, is_energy=is_energy, inline=False)
@@ -153,12 +148,7 @@ def _number(scale: float) -> str:
 
 
 def _around(
-    sampler: Sampler,
-    entry: Place,
-    loss: Place,
-    options: str,
-    is_energy: bool,
-    trainer: Mapping[Any, list[str]],
+    sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool, trainer: Names
 ) -> tuple[list[Edit], str]:
     """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
     call, source = entry.node, entry.source
@@ -224,7 +214,7 @@ def _around(
     return [_line(source, line, text), *moved, _import(source)], loss_fn
 
 
-def _inner(names: Mapping[Any, list[str]], source: Source, scope: Any) -> list[str]:
+def _inner(names: Names, source: Source, scope: Any) -> list[str]:
     """What an optimizer is called in a scope, those inside it too."""
     if scope is source.tree:
         return names.get(source.file, [])

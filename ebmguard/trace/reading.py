@@ -6,11 +6,8 @@ import ast
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any
-
-from torch import Tensor
 
 from .chains import Sampler
 from .experiment import NO_EFFECT, Effect, Experiment, effect, effect_on, is_same, operand
@@ -155,10 +152,6 @@ def _best(
     return best
 
 
-def _again(call: Operation, values: Mapping[Edge, Tensor], edge: Edge, value: Tensor) -> Tensor:
-    return call.again({**values, edge: value})
-
-
 def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
     """Where the energies stand; and, where no affine value is made of them, what bends."""
     value, affine = found.values[edge], dict[Edge, float]()
@@ -168,7 +161,11 @@ def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
             # Squares beside: what is affine is so by some of the calls upon the energies.
             call, own = found.made[user], found.values[user]
             assert isinstance(call, Operation)
-            inner = effect_on(partial(_again, call, found.values, edge), value, len(value))
+            inner = effect_on(
+                lambda x, of=call: of.again({**found.values, edge: x}),  # type: ignore[misc]
+                value,
+                len(value),
+            )
             outer = effect(found.root, user, own, len(value))
             if not math.isnan(inner.weight * outer.weight):
                 affine[user] = inner.weight * outer.weight

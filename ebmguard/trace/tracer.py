@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
-from .chains import Chains, Sampler, names_of
+from .chains import Chains, Names, Sampler, names_of
 from .experiment import Experiment, effect
 from .graph import Edge, Operation, Output, edge_of
 from .reading import Difference, Side, read
@@ -40,14 +40,14 @@ class Trace:
 
     samplers: list[Sampler]
     differences: list[Difference]
-    optimizers: dict[Optimizer, dict[Any, list[str]]]  # those that train, with their names
+    optimizers: dict[Optimizer, Names]  # those that train, with their names
     steps: int  # of these
     seconds: float
     state: str  # hash of parameters and random states; empty where the script ended itself
     error: str  # that ended the script
     unread: str = ""  # why something could not be evaluated again
 
-    def trainer_of(self, sampler: Sampler) -> dict[Any, list[str]]:
+    def trainer_of(self, sampler: Sampler) -> Names:
         """The names of the one optimizer that trains a sampler's energy."""
         weights = {*sampler.energy.parameters()}
         found = [
@@ -80,7 +80,7 @@ class _Tracer(TorchFunctionMode):
         self._recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
         self.chains = Chains(self._recording.draws.log)
         self.differences: dict[Place, Difference] = {}
-        self.optimizers: dict[Optimizer, dict[Any, list[str]]] = {}  # with their names
+        self.optimizers: dict[Optimizer, Names] = {}
         self.taken = 0  # steps of these
         self._steps, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._patched = ExitStack()
