@@ -89,23 +89,17 @@ class Codebase:
 
 def _check_term(weights: Mapping[str, float], term: str | None) -> None:
     """Refuse a guard for a term of the loss that is off, or one that would mix several terms."""
-    usual = next(iter(weights))
-    others = [name for name, weight in weights.items() if weight > 0 and name != usual]
-    if term is None and others:
-        each = ", ".join(f"settings(args, {name!r})" for name in weights if weights[name] > 0)
-        raise ConfigError(
-            f"The term {', '.join(others)} is on, with chains and energies of its own. Make a "
-            f"guard for each term, each with a sampler of its own: {each}, passed on as "
-            "guard(None, sampler, **those)."
-        )
-    chosen = usual if term is None else term
-    if chosen not in weights:
-        raise ConfigError(f"term={chosen!r}; expected one of {', '.join(map(repr, weights))}.")
-    if not weights[chosen] > 0:
-        raise ConfigError(
-            f"The weight of the term {chosen} is {weights[chosen]:g}: there is no such loss to "
-            "guard. Give it a weight above 0, or leave the guard out."
-        )
+    usual, on = next(iter(weights)), [name for name, weight in weights.items() if weight > 0]
+    if term in on or (term is None and on == [usual]):
+        return
+    fix = "Give one a weight above 0, or leave the guard out."
+    if on:
+        each = ", ".join(f"settings(args, {name!r})" for name in on)
+        fix = f"Make a guard and a sampler for each: {each}, as guard(None, sampler, **those)."
+    raise ConfigError(
+        f"term={term!r}: of the terms {', '.join(weights)} these have a weight above 0, each with "
+        f"chains and energies of its own: {', '.join(on) or 'none'}. {fix}"
+    )
 
 
 _JEM = {"p_x": "p_x_weight", "p_x_y": "p_x_y_weight"}

@@ -85,12 +85,15 @@ CODEBASES = {
         refused=(
             (
                 {"p_x_y_weight": 1.0},
-                r"p_x_y is on.*: settings\(.*'p_x'\), settings\(args, 'p_x_y'\)",
+                r"term=None.*: p_x, p_x_y\. .*settings\(args, 'p_x'\), settings\(args, 'p_x_y'\),",
             ),
-            ({"p_x_weight": 0.0, "p_x_y_weight": 1.0}, r"is on.*: settings\(args, 'p_x_y'\),"),
-            ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
-            ({"term": ("p_x_y",)}, "weight of the term p_x_y is 0"),
-            ({"term": ("p_y",)}, "term='p_y'; expected one of 'p_x', 'p_x_y'"),
+            ({"p_x_weight": 0.0, "p_x_y_weight": 1.0}, r"each: settings\(args, 'p_x_y'\),"),
+            (
+                {"p_x_weight": 0.0},
+                r"term=None: of the terms p_x, p_x_y.*: none\. Give one a weight",
+            ),
+            ({"term": ("p_x_y",)}, r"term='p_x_y'.*: p_x\. .*each: settings\(args, 'p_x'\),"),
+            ({"term": ("p_y",)}, "term='p_y': of the terms p_x, p_x_y"),
             ({"save_dir": None}, "save_dir is missing or None"),
             (
                 dict.fromkeys(jem_family.JEM),  # another script's
@@ -112,8 +115,8 @@ CODEBASES = {
         settings=by_arguments(jempp, jem_family.JEMPP),
         told=(({}, CLAMPED), ({"sgld_std": 0.01}, STEPS)),
         refused=(
-            ({"p_x_weight": 0.0}, "weight of the term p_x is 0"),
-            ({"p_x_y_weight": 1.0}, "p_x_y is on"),
+            ({"p_x_weight": 0.0}, "none. Give one a weight"),
+            ({"p_x_y_weight": 1.0}, "term=None.*: p_x, p_x_y. Make"),
             ({"sgld_std": None}, "sgld_std is missing or None"),
         ),
     ),
@@ -126,7 +129,7 @@ CODEBASES = {
         settings=by_arguments(sadajem, jem_family.SADAJEM),
         told=(({}, CLAMPED), ({"sgld_std": 1e-2}, LANGEVIN | STEPS)),
         refused=(
-            ({"px": 0.0}, "weight of the term px is 0"),
+            ({"px": 0.0}, "term=None: of the terms px .*none. Give one"),
             ({"save_dir": None}, "save_dir is missing or None"),
         ),
     ),
@@ -138,8 +141,8 @@ CODEBASES = {
         settings=by_arguments(hdge, jem_family.HDGE),
         told=(({}, LANGEVIN | STEPS), ({"sgld_std": 0.0}, STEPS)),
         refused=(
-            ({"pxsgld": 0.0}, "weight of the term pxsgld is 0"),
-            ({"pxysgld": 1.0}, "pxysgld is on"),
+            ({"pxsgld": 0.0}, "none. Give one a weight"),
+            ({"pxysgld": 1.0}, "term=None.*: pxsgld, pxysgld. Make"),
             ({"log_dir": None}, "log_dir is missing or None"),
             ({"plot_contrast": 1}, r"--plot_contrast.*f\.joint.*Leave it out"),
         ),
