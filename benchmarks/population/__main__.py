@@ -1,9 +1,8 @@
-"""The population of runs: recorded, judged, taken back.
+"""The population of runs: recorded, and judged.
 
     python -m benchmarks.population              # judges the shipped rules and baselines
     python -m benchmarks.population --detector mymodule:detect    # and yours
     python -m benchmarks.population record       # trains all runs that are not there
-    python -m benchmarks.population take-back    # trains dying runs with rollbacks
     python -m benchmarks.population page         # docs/results/population.md
 
 A detector takes the rows of a run, a pandas frame, and returns the steps of its ERRORs. What has
@@ -20,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import RESULTS, filled, read_json, read_rows, write_rows, write_text
+from benchmarks.grid import RESULTS, filled, read_json, write_text
 from benchmarks.rules import rules_version, stamp
 
 from .detectors import BASELINES, Detect, named, shipped
@@ -28,12 +27,10 @@ from .families import GROUPS, group_of
 from .judged import ROWS, Recorded, Verdict, file_of, load, verdict
 from .leave_out import NUMBERS, leave_one_out, sweep
 from .record import pack, record
-from .tables import FEW, by_family, detection, families_table, taken_back_table
-from .taken_back import REMEDIES, chosen_runs, file_name, take_back
+from .tables import FEW, by_family, detection, families_table
 
 RUNS = Path("runs/population")
 PAGE = RESULTS / "population.md"
-TAKEN_BACK = PAGE.with_suffix(".csv.gz")
 KEPT = ROWS.with_name("errors.json")
 SHIPPED = "shipped rules"
 
@@ -87,31 +84,6 @@ def judge(arguments: argparse.Namespace) -> None:
         print(f"\n{group}\n\n{detection(all_verdicts(load(group), own))}", flush=True)
 
 
-def take_runs_back(arguments: argparse.Namespace) -> None:
-    runs = chosen_runs(load("first", "new"), arguments.most)
-    folder = RUNS / "taken_back"
-    tasks = [
-        (each, remedy, folder)
-        for remedy in arguments.remedies or REMEDIES
-        for each in runs
-        if not (folder / file_name(each.run, remedy)).is_file()
-    ]
-    in_parallel(take_back, tasks, arguments.workers)
-
-
-def taken_back() -> list[dict[str, Any]]:
-    """What has become of the runs, remedy by remedy; what is new is kept with the code."""
-    kept = {(each["remedy"], each["run"]): each for each in read_rows(TAKEN_BACK)}
-    causes = {each["run"]: each["cause"] for each in kept.values()}
-    for new in map(read_json, (RUNS / "taken_back").glob("*.json")):
-        short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
-        short["cause"] = causes.get(new["run"], "new families")
-        kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
-    found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
-    write_rows(TAKEN_BACK, found)
-    return found
-
-
 def page(_: argparse.Namespace) -> None:
     groups = {group: load(group) for group in GROUPS}
     families = families_table([each for runs in groups.values() for each in runs])
@@ -122,7 +94,6 @@ def page(_: argparse.Namespace) -> None:
         "families": families,
         "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
         "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
-        "taken-back": taken_back_table(taken_back()),
     }
     slots |= {group.replace(" ", "-"): table for group, table in found.items()}
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), slots))
@@ -130,12 +101,10 @@ def page(_: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = {"judge": judge, "record": record_missing, "take-back": take_runs_back, "page": page}
+    commands = {"judge": judge, "record": record_missing, "page": page}
     parser.add_argument("command", nargs="?", choices=list(commands), default="judge")
     parser.add_argument("--detector", action="append", default=[], help="module:function")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--most", type=int, default=8, help="runs of a family to take back")
-    parser.add_argument("--remedies", nargs="*", choices=list(REMEDIES))
     arguments = parser.parse_args()
     commands[arguments.command](arguments)
 

@@ -1,4 +1,4 @@
-"""The page of results: the population, what rules find in it, and what takes runs back."""
+"""The page of results: the population, and what rules find in it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
-
 from benchmarks.grid import table_of
 
 from .families import KINDS
 from .judged import Recorded, Verdict, scores
 from .leave_out import GRID, Point
 
-__all__ = ["FEW", "by_family", "detection", "families_table", "taken_back_table"]
+__all__ = ["FEW", "by_family", "detection", "families_table"]
 
 
 def _number(name: str, value: Any) -> str:
@@ -71,15 +69,3 @@ def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
         line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
         lines.append(line | {name: _number(name, found[name]) for name in FEW})
     return table_of(lines, 2)
-
-
-def taken_back_table(found: Sequence[Mapping[str, Any]]) -> str:
-    """By cause, how many of the runs each remedy made healthy."""
-    causes, lines = sorted({each["cause"] for each in found}), []
-    for remedy, own in pd.DataFrame(found).groupby("remedy", sort=False):
-        line = {"remedy": str(remedy)}
-        for cause in (*causes, "all"):
-            these = own if cause == "all" else own[own["cause"] == cause]
-            line[cause] = f"{(these['fate'] == 'healthy').sum()} of {len(these)}"
-        lines.append(line | {"rollbacks, median": f"{own['rollbacks'].median():g}"})
-    return table_of(lines)
