@@ -138,7 +138,7 @@ bench-overhead: $(VENV)/.train
 
 bench-long: $(VENV)/.train
 	$(BIN)/python -m benchmarks.long_run
-	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.long_run --read 50000 1000000
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.report.fuzz
