@@ -303,10 +303,10 @@ def read_json(file: Path) -> Any:
 
 
 def number(value: Any, form: str = ".3g") -> str:
-    """A number of a table; a dash where there is none."""
-    return NONE if value is None else format(float(value), form)
+    """A number of a table; a dash where there is none, or it is NaN."""
+    return NONE if pd.isna(value) else format(float(value), form)
 
 
 def percent(value: Any) -> str:
-    """A share of a table; a dash where there is none."""
-    return NONE if value is None else f"{100 * float(value):.1f}%"
+    """A share of a table; a dash as for a number."""
+    return NONE if pd.isna(value) else f"{100 * float(value):.1f}%"
