@@ -11,8 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BROKEN", "LOST", "Fate", "Watch", "fate_of", "has_learned", "known_skill", "medians"]
-
 BROKEN = 1e3
 """|gap| from which a run has broken, in units of the spread of the data's energies before."""
 LOST = 10.0

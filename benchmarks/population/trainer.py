@@ -16,8 +16,6 @@ from .data import load
 from .families import Run
 from .networks import Energy
 
-__all__ = ["SKILL", "Trainer"]
-
 SKILL = "skill"
 """Held-out accuracy or area under the ROC curve, in percent; see :meth:`Trainer.skill`."""
 
