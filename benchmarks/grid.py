@@ -155,9 +155,8 @@ class Plan:
         folder.mkdir(parents=True, exist_ok=True)
         where = {"date": str(datetime.date.today()), "machine": f"{platform.machine()} CPU"}
         made = {"cell": name, "commit": commit(), "rules": rules_version(), **where}
-        write_json(
-            Cell(name, self.out).row, {**self.grid.measure(folder, **settings), **settings, **made}
-        )
+        row = {**self.grid.measure(folder, **settings), **settings, **made}
+        write_text(Cell(name, self.out).row, json.dumps(row, indent=2) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """Of the cells that are done, in the grid's order."""
@@ -285,10 +284,6 @@ def provenance(device: torch.device, command: Sequence[str]) -> str:
         f"Commit {commit()}, {describe(device)}, torch {torch.__version__}, "
         f"{datetime.date.today():%d %B %Y}: `{shlex.join(command)}`"
     )
-
-
-def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    write_text(file, json.dumps(value, indent=2) + "\n")
 
 
 def write_text(file: Path, text: str) -> None:

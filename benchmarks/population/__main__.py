@@ -15,7 +15,7 @@ import argparse
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,9 @@ def families_table(runs: Sequence[Recorded]) -> str:
     for family, axes in (families | {"all": dict.fromkeys(_USUAL, "")}).items():
         own = [each for each in runs if family in (each.run.family, "all")]
         fates: Counter[str] = Counter(each.fate.name for each in own)
-        line = {"family": family, **{x: _words(axes.get(x, usual)) for x, usual in _USUAL.items()}}
+        kind = {x: axes.get(x, usual) for x, usual in _USUAL.items()}
+        words = {x: of if isinstance(of, str) else ", ".join(of) for x, of in kind.items()}
+        line = {"family": family, **words}
         line |= {"runs": str(len(own)), "steps": f"{sum(each.fate.steps for each in own):,}"}
         lines.append(line | {name: str(fates[name]) for name in _FATES})
     return table_of(lines, 5)
@@ -64,10 +66,6 @@ def families_table(runs: Sequence[Recorded]) -> str:
 _USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
 FEW = ("in time", "under 5 points", "steps ahead", "healthy, false")
 _FATES = ("dead", "collapsed", "limping", "healthy")
-
-
-def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def detection(detectors: Mapping[str, Sequence[Verdict]], *names: str) -> str:
@@ -91,15 +89,6 @@ def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
     return table_of(lines, 2)
 
 
-def in_parallel(
-    work: Callable[..., dict[str, Any]], tasks: Sequence[tuple[Any, ...]], workers: int
-) -> None:
-    """Do the tasks, some at a time, and print what each returns."""
-    with ProcessPoolExecutor(workers, initializer=logging.disable) as pool:
-        for done in as_completed([pool.submit(work, *task) for task in tasks]):
-            print(json.dumps(done.result()), flush=True)
-
-
 def record_missing(arguments: argparse.Namespace) -> None:
     """The runs of groups that have no rows yet."""
     for group in GROUPS:
@@ -108,7 +97,9 @@ def record_missing(arguments: argparse.Namespace) -> None:
             continue
         runs = sorted(group_of(group), key=lambda run: run.number)
         missing = [run for run in runs if not (folder / f"{run.name}.npz").is_file()]
-        in_parallel(record, [(run, folder) for run in missing], arguments.workers)
+        with ProcessPoolExecutor(arguments.workers, initializer=logging.disable) as pool:
+            for done in as_completed([pool.submit(record, run, folder) for run in missing]):
+                print(json.dumps(done.result()), flush=True)
         pack(folder, file)
 
 
