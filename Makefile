@@ -21,8 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-slow test-adapters test-matrix lint style types suite format docs demo \
   bench-digits bench-overhead bench-long bench-toy \
-  bench-population bench-remedies bench-rollback bench-steering gpu \
-  screenshots figures sweep-toy fuzz clean
+  bench-population bench-remedies bench-rollback gpu screenshots figures fuzz clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -38,7 +37,6 @@ help:
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
-	@echo "make bench-steering  a sampler that has lost the data, and beta_star from both ends"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-long      memory and file sizes of 200,000 steps; what reading a million rows takes"
 	@echo "make fuzz            10,000 damaged run folders through every command that reads them"
@@ -46,7 +44,6 @@ help:
 	@echo "make gpu             the first hour on a GPU, part by part; PART=toys runs one, MINUTES=8 each has"
 	@echo "make screenshots     pictures of TensorBoard and of a report for docs/, with a headless Chromium"
 	@echo "make figures         the paper's toy figures, pictures and numbers: about an hour"
-	@echo "make sweep-toy       what the paper leaves open on its toys, swept: about an hour"
 	@echo "make clean           remove .venv, caches and builds; results are kept"
 
 # One stamp per set of extras; a re-run installs nothing unless the project's requirements changed.
@@ -136,15 +133,12 @@ bench-remedies: $(VENV)/.train
 bench-rollback: $(VENV)/.train
 	$(BIN)/python -m benchmarks.rollback
 
-bench-steering: $(VENV)/.train
-	$(BIN)/python -m benchmarks.steering
-
 bench-overhead: $(VENV)/.train
 	$(BIN)/python -m benchmarks.overhead
 
 bench-long: $(VENV)/.train
 	$(BIN)/python -m benchmarks.long_run
-	$(BIN)/python -m benchmarks.reading
+	$(BIN)/python -m benchmarks.long_run --read 50000 1000000
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.report.fuzz
@@ -161,9 +155,6 @@ screenshots: $(VENV)/.dev
 
 figures: $(VENV)/.train
 	set -e; for name in 2 5 6 7 8 9 10 11 1d; do $(BIN)/ebmguard figure $$name; done
-
-sweep-toy: $(VENV)/.train
-	$(BIN)/python -m benchmarks.toy_settings
 
 clean:
 	rm -rf $(VENV) $(FRAMEWORKS) $(DOCS) .venv-matrix build dist *.egg-info .coverage .coverage.* .pytest_cache .hypothesis \

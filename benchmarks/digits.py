@@ -42,7 +42,7 @@ def measure(folder: Path, beta_star: float, seed: int, iterations: int) -> dict[
 SUMMARY = {
     "β*": lambda own: f"{own['beta_star'].iloc[0]:g}",
     "diverged": lambda own: f"{own['diverged_at'].count()} of {len(own)}",
-    "first divergence": lambda own: number(min(own["diverged_at"].dropna(), default=None), ".0f"),
+    "first divergence": lambda own: number(own["diverged_at"].min(), ".0f"),
     "median final accuracy": lambda own: percent(own["accuracy"].median()),
 }
 

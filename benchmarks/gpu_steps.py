@@ -32,7 +32,7 @@ from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import ShortRun
 
 from .grid import table_of
-from .loops import JemLoop, PublishedLoop, ShortRunLoop, step_flop
+from .loops import JemLoop, ShortRunLoop, step_flop
 from .timing import Iterations, Turn, alternate, prove_no_wait, ratios, spread, synchronize
 
 OURS, LOOP = "ours, bfloat16, compiled", "loop, TF32"
@@ -56,7 +56,7 @@ class Case(NamedTuple):
 
     config: type[Any]
     task: Any
-    loop: type[PublishedLoop]
+    loop: type[JemLoop | ShortRunLoop]
     aim: int
     quiet: Mapping[str, Any]
     small: Mapping[str, Any]

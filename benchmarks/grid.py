@@ -155,9 +155,8 @@ class Plan:
         folder.mkdir(parents=True, exist_ok=True)
         where = {"date": str(datetime.date.today()), "machine": f"{platform.machine()} CPU"}
         made = {"cell": name, "commit": commit(), "rules": rules_version(), **where}
-        write_json(
-            Cell(name, self.out).row, {**self.grid.measure(folder, **settings), **settings, **made}
-        )
+        row = {**self.grid.measure(folder, **settings), **settings, **made}
+        write_text(Cell(name, self.out).row, json.dumps(row, indent=2) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """Of the cells that are done, in the grid's order."""
@@ -287,10 +286,6 @@ def provenance(device: torch.device, command: Sequence[str]) -> str:
     )
 
 
-def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    write_text(file, json.dumps(value, indent=2) + "\n")
-
-
 def write_text(file: Path, text: str) -> None:
     """Write a file that has its name only when all of it is there."""
     partial = file.with_name(f"{file.name}.partial")
@@ -303,10 +298,10 @@ def read_json(file: Path) -> Any:
 
 
 def number(value: Any, form: str = ".3g") -> str:
-    """A number of a table; a dash where there is none."""
-    return NONE if value is None else format(float(value), form)
+    """A number of a table; a dash where there is none, or it is NaN."""
+    return NONE if pd.isna(value) else format(float(value), form)
 
 
 def percent(value: Any) -> str:
-    """A share of a table; a dash where there is none."""
-    return NONE if value is None else f"{100 * float(value):.1f}%"
+    """A share of a table; a dash as for a number."""
+    return NONE if pd.isna(value) else f"{100 * float(value):.1f}%"

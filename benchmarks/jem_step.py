@@ -28,8 +28,7 @@ class Perceptron(nn.Sequential):
 
     classify = nn.Sequential.forward
 
-    def __init__(self) -> None:
-        sizes = (64, 128, 128, 10)
+    def __init__(self, *sizes: int) -> None:
         layers = [[nn.Linear(*each), nn.SiLU()] for each in itertools.pairwise(sizes)]
         super().__init__(*itertools.chain(*layers))
         self.pop(-1)
@@ -53,28 +52,26 @@ class Case(NamedTuple):
     shape: tuple[int, ...]
     batch: int
     sgld_steps: int
-    block: int
-    goal: str
+    block: int = FLUSH_EVERY
+    goal: str = ""
 
 
-SMALL = partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True)
-LARGE = partial(WideResNet, in_channels=3, depth=16, width=2)
+MLP, SMALL, LARGE, PLANE = (
+    partial(Perceptron, 64, 128, 128, 10),
+    partial(WideResNet, in_channels=1, depth=10, width=1, early_stride=True),
+    partial(WideResNet, in_channels=3, depth=16, width=2),
+    partial(Perceptron, 2, 16, 10),
+)
 CASES = {
-    "mlp": Case(
-        "MLP, 64 + 64 samples, 5 SGLD steps", Perceptron, (64,), 64, 5, FLUSH_EVERY, "0.7 ms"
-    ),
+    "mlp": Case("MLP, 64 + 64 samples, 5 SGLD steps", MLP, (64,), 64, 5, goal="0.7 ms"),
     "digits": Case(
-        "WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps",
-        SMALL,
-        (1, 8, 8),
-        64,
-        5,
-        FLUSH_EVERY,
-        "1.03",
+        *("WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps", SMALL, (1, 8, 8), 64, 5), goal="1.03"
     ),
     "cifar": Case(
-        "WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps", LARGE, (3, 32, 32), 16, 20, 1, "1.005"
+        *("WRN-16-2, 3x32x32, 16 + 16 samples, 20 SGLD steps", LARGE, (3, 32, 32), 16, 20),
+        *(1, "1.005"),
     ),
+    "plane": Case("MLP in the plane, 16 + 16 samples, 2 SGLD steps", PLANE, (2,), 16, 2),
 }
 
 
@@ -126,16 +123,16 @@ class Trainer:
         (loss(f_pos, f_neg) + cross_entropy).backward()
         optimizer.step()
 
-    def guard(self, log_dir: str) -> tuple[ebmguard.Guard, torch.optim.Optimizer]:
-        """A guard to which everything is attached, and the optimizer that it watches.
+    def guard(self, log_dir: str, optimizer: torch.optim.Optimizer, **more: Any) -> ebmguard.Guard:
+        """A guard to which everything is attached.
 
-        That is one of its own: the unguarded steps in between must not reach its hooks.
+        Args:
+            log_dir: of its files.
+            optimizer: one of its own, where unguarded steps in between must not reach its hooks.
+            more: options.
         """
         told: dict[str, Any] = {"beta_star": BETA_STAR, "reference_beta_star": REFERENCE, **STEPS}
         told |= {"log_dir": log_dir, "flush_every": FLUSH_EVERY, "clamp": (-3.0, 3.0)}
         told |= {"model": self.network, "buffer": self.buffer, "generators": [self.rng]}
-        own = self.adam(lr=1e-12)
-        guard = ebmguard.guard(
-            None, self.sample, optimizer=own, sgld_steps=self.case.sgld_steps, **told
-        )
-        return guard, own
+        told |= {"optimizer": optimizer, "sgld_steps": self.case.sgld_steps, **more}
+        return ebmguard.guard(None, self.sample, **told)

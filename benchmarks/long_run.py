@@ -1,59 +1,73 @@
-"""Memory, seconds, file sizes and what else could leak in 200,000 guarded steps.
+"""Memory, seconds, file sizes and what else could leak in 200,000 guarded steps; reading them.
 
     python -m benchmarks.long_run
     python -m benchmarks.long_run --remake 1000 --blow-up 700    # as in a notebook, and rollbacks
+    python -m benchmarks.long_run --read 50000 1000000           # what the readers take, by rows
 
-A small network on points of the plane, 2 SGLD steps a step: nearly all of the time is the guard's.
-Everything is attached, snapshots go to a folder, rows, alerts and rollbacks to JSON lines and event
-files. With ``--remake`` the guard is closed every so many steps, and another goes on in the same
-folder, on the same model and optimizer; with ``--blow-up`` the weights grow by a factor every so
-many steps, which a rollback takes back.
+A small network on points of the plane: nearly all of the time is the guard's. Everything is
+attached, snapshots go to a folder, rows, alerts and rollbacks to JSON lines and event files. With
+``--remake`` the guard is closed every so many steps, and another goes on in the same folder, on the
+same model and optimizer; with ``--blow-up`` the weights grow by a factor every so many steps, which
+a rollback takes back. What is read are rows of such a run, written again and again with steps that
+go on, and one rollback; each command has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import resource
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from ebmguard import Recovery, guard
-from ebmguard.samplers import ReplayBuffer, sgld
+from ebmguard import Recovery
 
 from .grid import table_of
+from .jem_step import CASES, Trainer
 
-BATCH = 16
-STEPS: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1}
 TIMED = 1000
 """Steps over which seconds are averaged."""
+COMMANDS = {
+    "report": ["report", "{run}", "--out", "{out}/report.html"],
+    "watch": ["watch", "{run}", "--once"],
+    "compare": ["compare", "{run}", "{run}", "--out", "{out}/compare.html"],
+}
+
+MEASURE = """
+import json, sys, time
+from ebmguard.cli import main
+start = time.perf_counter()
+status = main(sys.argv[1:])
+took = {"s of CPU": time.process_time(), "s on the clock": time.perf_counter() - start}
+peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps(took | {"peak, MiB": int(peak) / 1024}), file=sys.stderr)
+sys.exit(status)
+"""
 
 
 class Training:
     """A guarded loop with everything attached, in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1), nn.Flatten(0))
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, weight_decay=1e-4)
-        self.rng = torch.Generator().manual_seed(0)
-        self.buffer = ReplayBuffer(1000, (2,), reinit_rate=0.05, generator=self.rng)
+        self.trainer = Trainer(CASES["plane"], torch.device("cpu"))
+        self.optimizer = self.trainer.adam(lr=1e-4)
         self.folder, self.ended = folder, Counter[str]()
         self.begin()
 
     def begin(self) -> None:
         """Guard it, and go on from the snapshots that there are."""
-        told: dict[str, Any] = {"model": self.model, "optimizer": self.optimizer, **STEPS}
-        told |= {"buffer": self.buffer, "generators": [self.rng], "sgld_steps": 2}
-        told["recovery"] = Recovery(folder=self.folder / "snapshots", every=100, budget=10_000)
-        told |= {"beta_star": 0.5, "log_dir": self.folder / "run", "action": "rollback"}
-        self.guard = guard(None, self._sample, **told)
+        recovery = Recovery(folder=self.folder / "snapshots", every=100, budget=10_000)
+        own: dict[str, Any] = {"beta_star": 0.5, "action": "rollback", "recovery": recovery}
+        self.guard = self.trainer.guard(str(self.folder / "run"), self.optimizer, **own)
         self.guard.resume()
 
     def end(self) -> None:
@@ -65,7 +79,7 @@ class Training:
     def blow_up(self) -> None:
         """What a step of a huge learning rate leaves."""
         with torch.no_grad():
-            for own in self.model.parameters():
+            for own in self.trainer.network.parameters():
                 own.mul_(30.0)
 
     def held(self) -> tuple[int, int, int]:
@@ -74,18 +88,9 @@ class Training:
         open_ = len(list(Path("/proc/self/fd").iterdir()))
         return open_, threading.active_count(), sum(map(len, hooks))
 
-    def _sample(self, f: nn.Module) -> Tensor:
-        start, rows = self.buffer.sample(BATCH)
-        x = sgld(f, start, steps=2, generator=self.rng, **STEPS)
-        self.buffer.write(rows, x)
-        return x
-
     def step(self) -> None:
-        x_neg = self.guard.sampler(self.model)
-        x_pos = 0.5 * torch.randn(BATCH, 2, generator=self.rng)
-        self.optimizer.zero_grad()
-        self.guard.loss(self.model(x_pos), self.model(x_neg)).backward()
-        self.optimizer.step()
+        loss, sample = self.guard
+        self.trainer.step(loss, sample, self.optimizer)
 
 
 def resident_mib() -> float:
@@ -104,38 +109,89 @@ def sizes(folder: Path) -> Counter[str]:
     return found
 
 
+def train(folder: Path, steps: int, remake: int, blow_up: int) -> str:
+    """Train, and print a line now and then; all lines, and what was alerted."""
+    marks, lines = [steps // part for part in (20, 4, 2, 1)], []
+    training = Training(folder)
+    for step in range(1, steps + 1):
+        if step + TIMED in marks:
+            cpu = time.process_time()
+        if remake and step % remake == 0:
+            training.end()
+            training.begin()
+        if blow_up and step % blow_up == 0:
+            training.blow_up()
+        training.step()
+        if step in marks:
+            training.guard.flush()
+            line = {"steps": f"{step:,}", "resident, MiB": f"{resident_mib():.1f}"}
+            held = ("descriptors", "threads", "hooks")
+            line |= dict(zip(held, map(str, training.held()), strict=True))
+            line["CPU s per 1,000 steps"] = f"{1000 * (time.process_time() - cpu) / TIMED:.2f}"
+            written = sizes(training.folder).items()
+            line |= {f"{name}, bytes/step": f"{n / step:,.1f}" for name, n in written}
+            lines.append(line)
+            print(line, flush=True)
+    training.end()
+    return f"{table_of(lines)}\n\nalerts and rollbacks: {dict(training.ended)}"
+
+
+def seed_rows(folder: Path) -> list[str]:
+    """The rows of a short guarded run, each without its step."""
+    training = Training(folder)
+    for _ in range(300):
+        training.step()
+    training.end()
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    return [line.partition(", ")[2] for line in lines]
+
+
+def write_run(path: Path, rows: int, lines: list[str]) -> Path:
+    """A folder with that many rows; the last twentieth but one of its steps comes twice."""
+    back = rows // 20
+    again = [line.replace('"recovery/attempt": 0.0', '"recovery/attempt": 1.0') for line in lines]
+    path.mkdir()
+    with (path / "metrics.jsonl").open("w") as file:
+        for begin, own in ((0, lines), (rows - 2 * back, again)):
+            steps = range(begin, rows - back)
+            file.writelines(f'{{"step": {s}, {own[s % len(own)]}\n' for s in steps)
+    return path
+
+
+def taken(words: Sequence[str]) -> dict[str, float]:
+    """What one command takes in a process of its own, which imports no more than it needs."""
+    command = [sys.executable, "-c", MEASURE, *words]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, float] = json.loads(done.stderr.splitlines()[-1])
+    return found
+
+
+def read(folder: Path, counts: Sequence[int]) -> str:
+    """What each command takes on folders of so many rows."""
+    seeds, lines = seed_rows(folder / "seed"), []
+    for rows in counts:
+        run = write_run(folder / f"rows-{rows}", rows, seeds)
+        size = (run / "metrics.jsonl").stat().st_size / 1e6
+        for name, words in COMMANDS.items():
+            own = [word.format(run=run, out=folder) for word in words]
+            line = {"command": name, "rows": f"{rows:,}", "MB": f"{size:.0f}"}
+            lines.append(line | {head: f"{x:.1f}" for head, x in taken(own).items()})
+    return table_of(lines)
+
+
 def main() -> None:
-    """Train, and print a line now and then."""
+    """Train or read, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--remake", type=int, default=0, help="steps of a guard; 0: one guard")
     parser.add_argument("--blow-up", type=int, default=0, help="steps between two; 0: none")
+    parser.add_argument("--read", type=int, nargs="+", help="rows of the folders to read")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    marks, lines = [given.steps // part for part in (20, 4, 2, 1)], []
-    with tempfile.TemporaryDirectory() as temporary:
-        training = Training(Path(temporary))
-        for step in range(1, given.steps + 1):
-            if step + TIMED in marks:
-                cpu = time.process_time()
-            if given.remake and step % given.remake == 0:
-                training.end()
-                training.begin()
-            if given.blow_up and step % given.blow_up == 0:
-                training.blow_up()
-            training.step()
-            if step in marks:
-                training.guard.flush()
-                line = {"steps": f"{step:,}", "resident, MiB": f"{resident_mib():.1f}"}
-                held = ("descriptors", "threads", "hooks")
-                line |= dict(zip(held, map(str, training.held()), strict=True))
-                line["CPU s per 1,000 steps"] = f"{1000 * (time.process_time() - cpu) / TIMED:.2f}"
-                written = sizes(training.folder).items()
-                line |= {f"{name}, bytes/step": f"{n / step:,.1f}" for name, n in written}
-                lines.append(line)
-                print(line, flush=True)
-        training.end()
-    print(f"\n{table_of(lines)}\n\nalerts and rollbacks: {dict(training.ended)}")
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        own = (given.steps, given.remake, given.blow_up)
+        print(read(place, given.read) if given.read else train(place, *own))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ channels_last, Adam as PyTorch has it by default, not the fused one.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,35 +24,14 @@ LOADED = 16
 """Batches that JEM's loop finds in the CPU's memory, in turn."""
 
 
-class PublishedLoop:
-    """What the loops share: settings and precision of a run, a network `f`, Adam."""
+class Loop:
+    """What the loops share: settings and precision of a run, its data, a network `f`, Adam."""
 
-    def __init__(self, config: Any, device: torch.device) -> None:
+    def __init__(self, config: Any, device: torch.device, data: ImageData, f: nn.Module) -> None:
         set_precision(config.precision)
-        data = config.load_data()
         self.precision, self.settings, self.device = config.precision, config.settings, device
-        self.shape = data.sample_shape
-        self.f: Any = self.network(self.settings, self.shape, data.classes).to(device)
-        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=self.settings.lr)
-        self.prepare(data)
-
-    @staticmethod
-    def network(settings: Any, shape: Shape, classes: int) -> nn.Module:
-        """f for images (C, H, W)."""
-        raise NotImplementedError
-
-    @staticmethod
-    def counts(settings: Any) -> tuple[int, int]:
-        """Samples times Langevin steps, and images and samples of the update."""
-        raise NotImplementedError
-
-    def prepare(self, data: ImageData) -> None:
-        """Make all that the steps find ready."""
-        raise NotImplementedError
-
-    def step(self) -> None:
-        """The next step."""
-        raise NotImplementedError
+        self.shape, self.f = data.sample_shape, cast(Any, f.to(device))
+        self.optimizer = torch.optim.Adam(f.parameters(), lr=self.settings.lr)
 
     def climb(self, x: Tensor) -> Tensor:
         """The Langevin steps."""
@@ -73,31 +52,34 @@ class PublishedLoop:
         """Nothing is open."""
 
 
-class JemLoop(PublishedLoop):
+class JemLoop(Loop):
     """JEM's: chains rest in a buffer in the CPU's memory, from and to which they are copied.
 
     Batches come from there too, augmented and noisy, as if its loader always were ahead; the loss
     is read by the host, which refuses to go on where it has exploded.
     """
 
+    def __init__(self, config: Any, device: torch.device) -> None:
+        data = config.load_data()
+        super().__init__(
+            config, device, data, self.network(config.settings, data.sample_shape, data.classes)
+        )
+        self.steps = 0
+        self.buffer = torch.rand(self.settings.buffer_size, *self.shape) * 2 - 1
+        self.batches = [self._load(data) for _ in range(LOADED)]
+
     @staticmethod
     def network(settings: Any, shape: Shape, classes: int) -> nn.Module:
-        """The wide residual network."""
+        """The wide residual network for images (C, H, W)."""
         own = {"depth": settings.depth, "width": settings.width, "classes": classes}
         f: nn.Module = WideResNet(in_channels=shape[0], **own)
         return f
 
     @staticmethod
     def counts(settings: Any) -> tuple[int, int]:
-        """The classifier has images of its own."""
+        """Samples times Langevin steps; images and samples of the update, the classifier's too."""
         images = settings.n_pos + settings.n_neg + settings.n_labelled
         return settings.sgld_steps * settings.n_neg, images
-
-    def prepare(self, data: ImageData) -> None:
-        """Load batches, and start the chains."""
-        self.steps = 0
-        self.buffer = torch.rand(self.settings.buffer_size, *self.shape) * 2 - 1
-        self.batches = [self._load(data) for _ in range(LOADED)]
 
     def _load(self, data: ImageData) -> tuple[Tensor, Tensor, Tensor]:
         n = self.settings.n_pos
@@ -134,7 +116,7 @@ class JemLoop(PublishedLoop):
         return x
 
 
-class ShortRunLoop(PublishedLoop):
+class ShortRunLoop(Loop):
     """That of `train_cifar10_minimal.py` of Nijkamp et al. (2019).
 
     All images are on the GPU as floats; rows are drawn, and chains started, on the CPU and copied.
@@ -142,8 +124,13 @@ class ShortRunLoop(PublishedLoop):
     and plots every 100 updates.
     """
 
+    def __init__(self, config: Any, device: torch.device) -> None:
+        data = config.load_data()
+        super().__init__(config, device, data, self.network(config.settings, data.sample_shape))
+        self.images = data.scale(data.train_x).to(device)
+
     @staticmethod
-    def network(settings: Any, shape: Shape, _: int) -> nn.Module:
+    def network(settings: Any, shape: Shape, _: int = 0) -> nn.Module:
         """The published one, as modules in a row: (B, C, S, S) -> (B,), for 32 pixels a side.
 
         Other sizes are halved as often as it takes to come to the last convolution's 4x4.
@@ -157,12 +144,8 @@ class ShortRunLoop(PublishedLoop):
 
     @staticmethod
     def counts(settings: Any) -> tuple[int, int]:
-        """As many chains as images."""
+        """As JEM's: as many chains as images."""
         return settings.batch * settings.sgld_steps, 2 * settings.batch
-
-    def prepare(self, data: ImageData) -> None:
-        """Bring the images to the device."""
-        self.images = data.scale(data.train_x).to(self.device)
 
     def step(self) -> None:
         """The next update."""
@@ -181,7 +164,7 @@ class ShortRunLoop(PublishedLoop):
         return self.climb(x.to(self.device))
 
 
-def step_flop(loop: type[PublishedLoop], settings: Any, shape: Shape, classes: int = 10) -> int:
+def step_flop(loop: Any, settings: Any, shape: Shape, classes: int = 10) -> int:
     """Floating-point operations of a training step's convolutions and products.
 
     A multiplication with its addition counts as two. A Langevin step has a forward pass and the

@@ -18,9 +18,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,41 +47,28 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
     import torch
 
     from .jem_step import CASES, Trainer
-    from .reading import peak_resident_kib
-    from .timing import prove_no_wait
+    from .timing import Turn, peak_mib, prove_no_wait, seconds_of
 
     if threads:
         torch.set_num_threads(threads)
     device = torch.device(device_name)
     trainer = Trainer(CASES[name], device)
-
-    def synchronize() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    def peak() -> float:
-        if device.type == "cuda":
-            return torch.cuda.max_memory_allocated(device) / 2**20
-        return peak_resident_kib() / 2**10
-
     kinds: dict[str, Any] = {"plain": (*trainer.plain, trainer.optimizer)}
     with tempfile.TemporaryDirectory() as folder:
         guard = None
         for line in sys.stdin:
             kind, steps, seed = json.loads(line)
             if kind == "guarded" and guard is None:
-                guard, optimizer = trainer.guard(folder)
-                kinds[kind] = (*guard, optimizer)
+                # The unguarded steps in between must not reach the hooks of its optimizer.
+                own = trainer.adam(lr=1e-12)
+                guard = trainer.guard(folder, own)
+                kinds[kind] = (*guard, own)
             trainer.rng.manual_seed(seed)
-            synchronize()
-            wall, cpu = time.perf_counter(), time.process_time()
-            for _ in range(steps):
-                trainer.step(*kinds[kind])
-            synchronize()
-            found = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
-            print(json.dumps(found | {"peak": peak()}), flush=True)
+            turn = Turn(partial(trainer.step, *kinds[kind]), steps)
+            found = seconds_of(turn, device)._asdict()
+            print(json.dumps(found | {"peak": peak_mib(device)}), flush=True)
         if guard is not None:
-            prove_no_wait(lambda: trainer.step(*kinds["guarded"]), GPU_BLOCK, device)
+            prove_no_wait(partial(trainer.step, *kinds["guarded"]), GPU_BLOCK, device)
             if guard.alerts:
                 print(f"alerts: {[alert.message for alert in guard.alerts]}", file=sys.stderr)
             guard.close()
@@ -91,7 +78,7 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
 def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callable[..., Any]]:
     """A process with the package of one checkout; called, it runs a block of steps of a kind.
 
-    Which returns seconds of wall and CPU time, and the peak of memory in MiB.
+    Which returns seconds of wall and CPU time of a step, and the peak of memory in MiB.
     """
     words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
     words += ["--device", given.device, "--threads", str(given.threads)]
@@ -124,58 +111,54 @@ class Blocks(NamedTuple):
 
 
 def compare(
-    roots: dict[str, Path], name: str, steps: int, arguments: argparse.Namespace
+    roots: dict[str, Path], name: str, steps: int, given: argparse.Namespace
 ) -> dict[tuple[str, str], Blocks]:
     """Blocks by checkout and kind, alternating there and back; the first ones are not counted."""
-    counts = "cpu" if arguments.device == "cpu" else "wall"
+    counts = "cpu" if given.device == "cpu" else "wall"
     found = {(x, kind): Blocks([], []) for x in roots for kind in ("plain", "guarded")}
-    for generation in range(min(PROCESSES, arguments.rounds)):
+    for generation in range(min(PROCESSES, given.rounds)):
         with ExitStack() as stack:
-            of = {x: stack.enter_context(worker(at, name, arguments)) for x, at in roots.items()}
+            of = {x: stack.enter_context(worker(at, name, given)) for x, at in roots.items()}
             for (x, kind), own in found.items():
                 own.peak.append(of[x](kind, max(WARM_UP, steps))["peak"])
-            for seed in range(generation, arguments.rounds, PROCESSES):
+            for seed in range(generation, given.rounds, PROCESSES):
                 for (x, kind), own in list(found.items())[:: (-1) ** (seed // PROCESSES)]:
-                    seconds = of[x](kind, steps, seed)
-                    own.ms.append(1e3 * seconds[counts] / steps)
-                    own.peak.append(seconds["peak"])
+                    took = of[x](kind, steps, seed)
+                    own.ms.append(1e3 * took[counts])
+                    own.peak.append(took["peak"])
     return found
 
 
-def ratios(a: Blocks, b: Blocks) -> str:
-    """Of the times within rounds, median and quartiles."""
-    found = [x / y for x, y in zip(a.ms, b.ms, strict=True)]
-    low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
-    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
-
-
-def report(roots: dict[str, Path], names: Sequence[str], arguments: argparse.Namespace) -> None:
-    """Print the table."""
+def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespace) -> None:
+    """Print a table of each step."""
+    from .grid import table_of
     from .jem_step import CASES
+    from .timing import spread
 
-    threads = (
-        f"{arguments.threads} thread(s)" if arguments.threads else "threads as PyTorch has them"
-    )
-    print(f"{arguments.device}, {threads}, {arguments.rounds} rounds\n")
-    print("| step | package | unguarded, ms | ratio: median (quartiles) | added, ms | goal | MiB |")
-    print("|---|---|---:|---:|---:|---:|---:|")
+    def ratio(a: Blocks, b: Blocks) -> str:
+        return spread([x / y for x, y in zip(a.ms, b.ms, strict=True)], ".4f")
+
+    threads = f"{given.threads} thread(s)" if given.threads else "threads as PyTorch has them"
+    print(f"{given.device}, {threads}, {given.rounds} rounds")
     for name in names:
-        case = CASES[name]
-        steps = arguments.steps or (case.block if arguments.device == "cpu" else GPU_BLOCK)
-        found = compare(roots, name, steps, arguments)
+        case, lines = CASES[name], []
+        steps = given.steps or (case.block if given.device == "cpu" else GPU_BLOCK)
+        found = compare(roots, name, steps, given)
         for x in roots:
             plain, guarded = found[x, "plain"], found[x, "guarded"]
             added = statistics.median(a - b for a, b in zip(guarded.ms, plain.ms, strict=True))
-            memory = min(plain.peak), max(guarded.peak) - min(plain.peak)
-            print(
-                f"| {case.title} | {x} | {statistics.median(plain.ms):.2f} "
-                f"| {ratios(guarded, plain)} | {added:.2f} | {case.goal} "
-                f"| {memory[0]:.0f} + {memory[1]:.0f} |",
-                flush=True,
-            )
+            held = min(plain.peak)
+            line = {"package": x, "unguarded, ms": f"{statistics.median(plain.ms):.2f}"}
+            line |= {
+                "ratio: median (quartiles)": ratio(guarded, plain),
+                "added, ms": f"{added:.2f}",
+            }
+            line |= {"goal": case.goal, "MiB": f"{held:.0f} + {max(guarded.peak) - held:.0f}"}
+            lines.append(line)
+        print(f"\n{case.title}\n\n{table_of(lines)}", flush=True)
         if len(roots) > 1:
-            own = (ratios(*(found[x, kind] for x in roots)) for kind in ("plain", "guarded"))
-            print("| before / now | | {} | {} | | | |".format(*own), flush=True)
+            own = (ratio(*(found[x, kind] for x in roots)) for kind in ("plain", "guarded"))
+            print("\nbefore / now: plain {}, guarded {}".format(*own), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -188,12 +171,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, help="of a block, other than the case's own")
     parser.add_argument("--threads", type=int, default=1, help="of PyTorch; 0 leaves them")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(words)
-    if arguments.serve:
-        serve(arguments.serve, arguments.only, arguments.device, arguments.threads)
+    given = parser.parse_args(words)
+    if given.serve:
+        serve(given.serve, given.only, given.device, given.threads)
         return
-    before = {"before": arguments.against.resolve()} if arguments.against else {}
-    report(before | {"now": HERE}, [arguments.only] if arguments.only else NAMES, arguments)
+    before = {"before": given.against.resolve()} if given.against else {}
+    report(before | {"now": HERE}, [given.only] if given.only else NAMES, given)
 
 
 if __name__ == "__main__":

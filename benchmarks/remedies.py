@@ -12,10 +12,11 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from ebmguard.reference_training.engine.progress import Reporter
@@ -177,48 +178,36 @@ def yardsticks(root: Path, measure: Measure) -> dict[str, dict[str, Any]]:
 FIT_GAP, FIT_GRAD_SCALE, FIT_ACCURACY = 20.0, 0.5, 0.97
 """A run ends fit with a median |gap| under the first, a GradScale at the reference exponent of at
 least the second, both of the last 100 steps, and a final accuracy of at least the third."""
+GAP, GRAD_SCALE = "median_abs_gap_last_100", "reference_grad_scale_median_last_100"
 
 
-def is_fit(results: Mapping[str, Any]) -> bool:
-    """Whether the run ended in a state worth having, and not merely without divergence."""
-    grad_scale = results["reference_grad_scale_median_last_100"]
-    gap = results["median_abs_gap_last_100"]
-    known = results["diverged_at"] is None and grad_scale is not None and gap is not None
-    fit = known and gap < FIT_GAP and grad_scale >= FIT_GRAD_SCALE
-    return bool(fit and results["accuracy"] >= FIT_ACCURACY)
+def fit(runs: pd.DataFrame) -> pd.Series[bool]:
+    """Which runs ended in a state worth having, and not merely without divergence."""
+    held = runs["diverged_at"].isna() & (runs[GAP] < FIT_GAP)
+    return held & (runs[GRAD_SCALE] >= FIT_GRAD_SCALE) & (runs["accuracy"] >= FIT_ACCURACY)
 
 
-def median_of(found: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Over runs, where there are any."""
-    values = [float(r[name]) for r in found if r[name] is not None]
-    return statistics.median(values) if values else None
-
-
-def ms(seconds: float | None) -> str:
-    """Of a step."""
-    return number(seconds and 1000 * seconds, ".1f")
-
-
-def summed_up(own: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def summed_up(remedy: str, own: pd.DataFrame) -> dict[str, str]:
     """Of a remedy's runs, one line."""
-    alive = [run for run in own if run["diverged_at"] is None]
-    steps, cost = own[0]["iterations"], median_of(own, "seconds_per_step")
-    worst = min(run["accuracy"] for run in own)
+    middle, alive = own.median(numeric_only=True), own[own["diverged_at"].isna()]
+    living, steps = alive.median(numeric_only=True), own["iterations"].iloc[0]
+    cost = middle["seconds_per_step"]
+    final = f"{percent(middle['accuracy'])}, {percent(own['accuracy'].min())}"
     return {
-        "remedy": own[0]["remedy"],
+        "remedy": remedy,
         "steps": f"{steps:,}",
         "survived": f"{len(alive)} of {len(own)}",
-        "ended fit": f"{sum(map(is_fit, own))} of {len(own)}",
-        "final accuracy: median, worst": f"{percent(median_of(own, 'accuracy'))}, {percent(worst)}",
-        "best accuracy": percent(median_of(own, "best_accuracy")),
-        "median gap": number(median_of(alive, "median_abs_gap_last_100")),
-        "GradScale": number(median_of(alive, "reference_grad_scale_median_last_100")),
-        "FID": number(median_of(alive, "fid")),
-        "IS": number(median_of(alive, "is")),
-        "best FID": number(median_of(own, "best_fid")),
-        "best IS": number(median_of(own, "best_is")),
-        "ms a step": ms(cost),
-        "s in all": number(cost and cost * steps, ".0f"),
+        "ended fit": f"{fit(own).sum()} of {len(own)}",
+        "final accuracy: median, worst": final,
+        "best accuracy": percent(middle["best_accuracy"]),
+        "median gap": number(living[GAP]),
+        "GradScale": number(living[GRAD_SCALE]),
+        "FID": number(living["fid"]),
+        "IS": number(living["is"]),
+        "best FID": number(middle["best_fid"]),
+        "best IS": number(middle["best_is"]),
+        "ms a step": number(1000 * cost, ".1f"),
+        "s in all": number(cost * steps, ".0f"),
     }
 
 
@@ -233,13 +222,11 @@ def scale(judge: Mapping[str, Any]) -> str:
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    order = list(REMEDIES)
-    runs = sorted(rows, key=lambda run: order.index(run["remedy"]))
-    usual = [run for run in runs if not run["longer"]]
-    by_remedy = [[run for run in usual if run["remedy"] == remedy] for remedy in order]
+    frame = pd.DataFrame(rows).infer_objects()
+    of = dict(iter(frame[~frame["longer"]].groupby("remedy")))
     return {
-        "judge": "; or ".join(sorted({scale(run["judge"]) for run in runs})),
-        "summary": table_of([summed_up(own) for own in by_remedy if own]),
+        "judge": "; or ".join(sorted({scale(run["judge"]) for run in rows})),
+        "summary": table_of([summed_up(name, of[name]) for name in REMEDIES if name in of]),
     }
 
 

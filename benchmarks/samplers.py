@@ -22,17 +22,18 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import hmc, mala, sgld
 
-from .grid import provenance
+from .grid import provenance, table_of
 from .timing import Turn, alternate, spread
 
 LEAPFROGS = 10
 CPU = torch.device("cpu")
+Density = Callable[[Tensor], Tensor]
 
 
 class Case(NamedTuple):
     """A density, the dimensions of its samples, and the standard deviation of a step's noise."""
 
-    f: Callable[[Tensor], Tensor]
+    f: Density
     dim: int
     noise_std: float
 
@@ -54,49 +55,42 @@ def cases() -> dict[str, Case]:
     }
 
 
-class Walk(NamedTuple):
-    """A sampler of each side, with as many steps of the same length."""
-
-    ours: Callable[..., Tensor]
-    theirs: Sampler
-
-    def measured(self, f: Callable[[Tensor], Tensor], x: Tensor, rounds: int) -> str:
-        """Cells of a row: the ratio, milliseconds of both, acceptance of both."""
-        turns = {
-            "ours": Turn(lambda: self.ours(f, x), 1),
-            "theirs": Turn(lambda: self.theirs.sample(lambda x: -f(x), x), 1),
-        }
-        found = alternate(turns, CPU, rounds=rounds, warm_up=3)
-        ours, theirs = ([each.cpu for each in side] for side in found.values())
-        ratio = spread([a / b for a, b in zip(ours, theirs, strict=True)], ".2f")
-        times = " | ".join(f"{1e3 * statistics.median(side):.1f}" for side in (ours, theirs))
-        return f"{ratio} | {times} | {self._acceptance(f, x)}"
-
-    def _acceptance(self, f: Callable[[Tensor], Tensor], x: Tensor) -> str:
-        if isinstance(self.theirs, LangevinDynamics):
-            return " | "
-        own: list[Tensor] = []
-        rates: list[float | None] = []
-        self.ours(f, x, on_step=lambda step: own.append(step.accepted.double().mean()))
-        at = x
-        for _ in range(self.theirs.steps):
-            at = self.theirs.sample(lambda x: -f(x), at, steps=1)
-            rates.append(self.theirs.last_accept_rate)
-        assert None not in rates
-        return f"{torch.stack(own).mean():.3f} | {statistics.fmean(filter(None, rates)):.3f}"
-
-
-def walks(noise_std: float) -> dict[str, Walk]:
-    """At o = 1, of one step size for all."""
+def walks(noise_std: float) -> dict[str, tuple[Callable[..., Tensor], Sampler]]:
+    """Ours and theirs, with as many steps of the same length, at o = 1."""
     size: dict[str, Any] = {"step_size": noise_std**2 / 2, "noise_std": noise_std}
+    step, own_hmc = noise_std**2 / 2, partial(hmc, steps=20, leapfrog_steps=LEAPFROGS, **size)
     return {
-        "HMC": Walk(
-            partial(hmc, steps=20, leapfrog_steps=LEAPFROGS, **size),
-            HMC(noise_std, LEAPFROGS, 20),
-        ),
-        "MALA": Walk(partial(mala, steps=100, **size), MALA(noise_std**2 / 2, 100)),
-        "SGLD": Walk(partial(sgld, steps=100, **size), LangevinDynamics(noise_std**2 / 2, 100)),
+        "HMC": (own_hmc, HMC(noise_std, LEAPFROGS, 20)),
+        "MALA": (partial(mala, steps=100, **size), MALA(step, 100)),
+        "SGLD": (partial(sgld, steps=100, **size), LangevinDynamics(step, 100)),
     }
+
+
+def measured(
+    ours: Callable[..., Tensor], theirs: Sampler, f: Density, x: Tensor, rounds: int
+) -> dict[str, str]:
+    """The ratio, milliseconds of both, acceptance of both."""
+    turns = {
+        "ours": Turn(lambda: ours(f, x), 1),
+        "theirs": Turn(lambda: theirs.sample(lambda x: -f(x), x), 1),
+    }
+    found = alternate(turns, CPU, rounds=rounds, warm_up=3)
+    own, other = ([each.cpu for each in side] for side in found.values())
+    ratio = spread([a / b for a, b in zip(own, other, strict=True)], ".2f")
+    ms = [f"{1e3 * statistics.median(side):.1f}" for side in (own, other)]
+    line = {"ratio of CPU time: median (quartiles)": ratio}
+    line |= {"ours, ms": ms[0], "ebmkit's, ms": ms[1], "acceptance: ours": "", "ebmkit's": ""}
+    if isinstance(theirs, LangevinDynamics):
+        return line
+    accepted: list[Tensor] = []
+    ours(f, x, on_step=lambda step: accepted.append(step.accepted.double().mean()))
+    at, rates = x, list[float]()
+    for _ in range(theirs.steps):
+        at = theirs.sample(lambda x: -f(x), at, steps=1)
+        assert theirs.last_accept_rate is not None
+        rates.append(theirs.last_accept_rate)
+    shares = {"acceptance: ours": torch.stack(accepted).mean(), "ebmkit's": statistics.fmean(rates)}
+    return line | {name: f"{share:.3f}" for name, share in shares.items()}
 
 
 def main() -> None:
@@ -106,16 +100,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(provenance(CPU, ["python", "-m", "benchmarks.samplers", *sys.argv[1:]]), end="\n\n")
-    print(
-        "| energy | chains | sampler | ratio of CPU time: median (quartiles) | ours, ms | "
-        "ebmkit's, ms | acceptance: ours | ebmkit's |\n|---|---:|---|---|---:|---:|---:|---:|"
-    )
+    lines = []
     for name, case in cases().items():
         for chains in options.chains:
             x = torch.randn(chains, case.dim, generator=torch.Generator().manual_seed(1))
-            for sampler, walk in walks(case.noise_std).items():
-                cells = walk.measured(case.f, x, options.rounds)
-                print(f"| {name} | {chains} | {sampler} | {cells} |", flush=True)
+            for sampler, both in walks(case.noise_std).items():
+                line = {"energy": name, "chains": str(chains), "sampler": sampler}
+                lines.append(line | measured(*both, case.f, x, options.rounds))
+    print(table_of(lines))
 
 
 if __name__ == "__main__":

@@ -29,28 +29,25 @@ from .grid import trained
 RUNS = Path("runs/screenshots")
 
 
-def dying_run() -> Path:
-    """A JEM on digits without the guard's weights, which blows up at step 716: about a minute."""
-    return train("dying", "--iterations", "760")
+# A JEM on digits without the guard's weights, which blows up at step 716, and the same run, in
+# which the guard rolls back and goes on with its weights.
+OPTIONS = {
+    "dying": ("--iterations", "760"),
+    "rescued": ("--iterations", "1000", "--action", "rollback"),
+}
 
 
-def rescued_run() -> Path:
-    """The same run, in which the guard rolls back and goes on with its weights."""
-    return train("rescued", "--iterations", "1000", "--action", "rollback")
-
-
-def train(name: str, *options: str) -> Path:
-    """A run at β* = 0, unless it is there already; its folder."""
+def run(name: str) -> Path:
+    """The folder of a run, which is trained unless it is there already: about a minute."""
     folder = RUNS / name
     if not (folder / "results.json").is_file():
-        words = ("--beta-star", "0", "--seed", "0", *options)
-        trained("jem", folder, *words)
+        trained("jem", folder, "--beta-star", "0", "--seed", "0", *OPTIONS[name])
     return folder
 
 
 def tensorboard(path: Path) -> None:
     """TensorBoard's first page, with the side pane closed, so that there is room for charts."""
-    with serve_tensorboard(dying_run()) as url, open_browser(1400, 1200) as page:
+    with serve_tensorboard(run("dying")) as url, open_browser(1400, 1200) as page:
         page.open(url)
         # The charts of the first group are drawn when their tables are there.
         page.wait_for_text("_alerts /ERROR_energy_blowup", "_alerts/ref /grad_scale", " 759 ")
@@ -62,16 +59,11 @@ def tensorboard(path: Path) -> None:
 def report(path: Path, width: int = 1400) -> None:
     """The page of `ebmguard report` about a run that was rescued."""
     file = RUNS / "report.html"
-    file.write_text(page_of([rescued_run()]), encoding="utf-8")
+    file.write_text(page_of([run("rescued")]), encoding="utf-8")
     with open_browser(width, 1560) as page:
         page.open(file.resolve().as_uri())
         page.wait_for_text("What to do next")
         page.picture(path)
-
-
-def watch(path: Path) -> None:
-    """A frame of `ebmguard watch` about the run that died."""
-    terminal(path, said("watch", str(dying_run()), "--once"))
 
 
 def demonstration() -> str:
@@ -80,11 +72,6 @@ def demonstration() -> str:
     if not kept.is_file():
         kept.write_text(said("demo", "--out", str(RUNS / "demo")), encoding="utf-8")
     return kept.read_text(encoding="utf-8")
-
-
-def demo_terminal(path: Path) -> None:
-    """The text of `ebmguard demo`."""
-    terminal(path, demonstration())
 
 
 def demo(path: Path) -> None:
@@ -123,9 +110,9 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "tensorboard": tensorboard,
     "report": report,
     "report_phone": partial(report, width=420),
-    "watch": watch,
+    "watch": lambda path: terminal(path, said("watch", str(run("dying")), "--once")),
     "demo": demo,
-    "demo_terminal": demo_terminal,
+    "demo_terminal": lambda path: terminal(path, demonstration()),
 }
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -62,25 +64,42 @@ def alternate(
     ):
         began = time.monotonic()
         for name in list(turns)[:: -1 if done % 2 else 1]:
-            call, calls, before = turns[name]
-            before()
-            synchronize(device)
-            cpu, wall = time.process_time(), time.perf_counter()
-            for _ in range(calls):
-                call()
-            synchronize(device)
-            wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+            seconds_of_call = seconds_of(turns[name], device)
             if done >= 0:
-                found[name].append(Seconds(wall / calls, cpu / calls))
+                found[name].append(seconds_of_call)
         longest = max(longest, time.monotonic() - began)
         done += 1
     return found
+
+
+def seconds_of(turn: Turn, device: torch.device) -> Seconds:
+    """Of a call of one turn."""
+    turn.before()
+    synchronize(device)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for _ in range(turn.calls):
+        turn.call()
+    synchronize(device)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    return Seconds(wall / turn.calls, cpu / turn.calls)
 
 
 def synchronize(device: torch.device) -> None:
     """Wait for what a GPU has under way."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def peak_mib(device: torch.device) -> float:
+    """The most memory that a GPU, or else this process, has held."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    # ru_maxrss of a child process starts at its parent's value on Linux, /proc does not.
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    lines = (line.split() for line in status.read_text().splitlines())
+    return next(int(words[1]) / 2**10 for words in lines if words[0] == "VmHWM:")
 
 
 def prove_no_wait(step: Callable[[], object], steps: int, device: torch.device) -> str:
@@ -119,7 +138,6 @@ class Iterations:
     Args:
         build: makes the task of a trainer.
         config: settings of a new run.
-        logs: the guard writes into the run folder.
         graphed: on a GPU, what the trainer runs as CUDA graphs is one.
     """
 
@@ -128,12 +146,11 @@ class Iterations:
         build: Callable[[Any, Record], Task],
         config: RunConfig,
         *,
-        logs: bool = True,
         graphed: bool = True,
     ) -> None:
         config, folder = config.open()
         self.precision = getattr(config, "precision", "float32")
-        record = (Record if logs else _Unlogged)(config, folder, find_device(config.device))
+        record = Record(config, folder, find_device(config.device))
         with ExitStack() as stack:
             if not graphed:
                 stack.enter_context(patch.object(graphs, "_is_gpu", lambda _: False))
@@ -145,9 +162,3 @@ class Iterations:
         """Write what is pending; a second call does nothing."""
         for guard in self.task.guards.values():
             guard.close()
-
-
-class _Unlogged(Record):  # type: ignore[misc]
-    @property
-    def for_guard(self) -> dict[str, Any]:
-        return {**super().for_guard, "log_dir": None}

@@ -6,6 +6,7 @@ python -m benchmarks.toy_claims --table-only   # the page of what has been run
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import sys
@@ -42,6 +43,7 @@ COLDER = 2.0
 """How far the sampler over-shoots: its chains are those of exp(2 o f), by noise / √2."""
 CHAINS = 1000
 LENGTHS = (20, 200, 2000)
+TEMPERED = "(1 - β) f"
 SHOWN = ("kl", "energy_scale", "energy_r2", "mode_mass_error")
 HEADS = COLUMNS | {"energy_r2": "R² to the truth", "tv_sgld": "TV of SGLD(p_θ)"}
 
@@ -56,35 +58,29 @@ def sampler(name: str, members: int, generator: torch.Generator) -> Sampler:
         generator: of the buffer's starts and of MALA's and HMC's draws.
     """
     settings = SCENARIOS["gmm-default"]
-    step, noise_std = settings.step_size, settings.noise_std
-    cold = noise_std / math.sqrt(COLDER) if "colder" in name else noise_std
+    colder = math.sqrt(COLDER) if "colder" in name else 1.0
+    own = {"step_size": settings.step_size, "noise_std": settings.noise_std / colder}
+    tested = {**own, "generator": generator, "dim": 1}
     # A row has a chain of every member.
     buffer = ReplayBuffer(
         CHAINS, (members, 2), reinit_rate=0.05, generator=generator, low=-2, high=2
     )
 
-    own = {"step_size": step, "noise_std": cold}
-
     def langevin(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
         return sgld(f, x0, steps=len(noise), noise=noise, **own)
 
     def adjusted(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        return mala(f, x0, steps=len(noise), generator=generator, dim=1, **own)
+        return mala(f, x0, steps=len(noise), **tested)
 
     def hamiltonian(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        steps = len(noise) // LEAPFROGS
-        return hmc(f, x0, steps=steps, leapfrog_steps=LEAPFROGS, generator=generator, dim=1, **own)
+        return hmc(f, x0, steps=len(noise) // LEAPFROGS, leapfrog_steps=LEAPFROGS, **tested)
 
     def both(f: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        halves = {"sgld": (langevin, slice(None, None, 2)), "hmc": (hamiltonian, slice(1, None, 2))}
-        mixture = Mixture(
-            {
-                name: partial(part, x0=x0[:, half], noise=noise[:, :, half])
-                for name, (part, half) in halves.items()
-            },
-            dim=1,
-        )
-        return mixture(f)
+        halves = {
+            part.__name__: partial(part, x0=x0[:, first::2], noise=noise[:, :, first::2])
+            for first, part in enumerate((langevin, hamiltonian))
+        }
+        return Mixture(halves, dim=1)(f)
 
     kinds = {"sgld": langevin, "mala": adjusted, "hmc": hamiltonian, "mixed": both}
     climb = kinds[name.split()[0]]
@@ -151,12 +147,16 @@ def over_seeds(
     return lines
 
 
-def trained(name: str, betas: Sequence[str], *, tempered: bool = True) -> list[dict[str, str]]:
-    """How good a density is after :func:`fit`, a line for each β."""
-    evaluator, network = fit(name, betas, tempered=tempered)
-    rows = evaluator.measure(evaluator.log_density(network))
-    own = {"sampler": name, "sampler on": "(1 - β) f" if tempered else "f"}
-    return over_seeds(own, betas, rows, SHOWN)
+def trained(
+    names: Sequence[str], betas: Sequence[str] = ("0", "0.5"), on: Sequence[str] = (TEMPERED,)
+) -> list[dict[str, str]]:
+    """How good densities are after :func:`fit`, a line for each β."""
+    lines = []
+    for name, f in itertools.product(names, on):
+        evaluator, network = fit(name, betas, tempered=f == TEMPERED)
+        rows = evaluator.measure(evaluator.log_density(network))
+        lines += over_seeds({"sampler": name, "sampler on": f}, betas, rows, SHOWN)
+    return lines
 
 
 def masses(x: Tensor) -> Tensor:
@@ -231,27 +231,6 @@ def outside(x: Tensor, peak: float) -> Tensor:
     return far
 
 
-def buffer() -> list[dict[str, str]]:
-    """With and without a replay buffer, at β = 0 and 0.5."""
-    return [line for name in ("sgld", "sgld buffer") for line in trained(name, ("0", "0.5"))]
-
-
-def samplers() -> list[dict[str, str]]:
-    """MALA, HMC, and SGLD beside HMC, from the Gaussian as SGLD does by default."""
-    names = ("mala", "hmc", "mixed")
-    return [line for name in names for line in trained(name, ("0", "0.5"))]
-
-
-def overshoot() -> list[dict[str, str]]:
-    """Chains of exp(2 o f), with β down to the one at which the weights undo it."""
-    betas = ("-1", "-0.5", "0", "0.5")
-    return [
-        line
-        for tempered in (False, True)
-        for line in trained("sgld buffer colder", betas, tempered=tempered)
-    ]
-
-
 def longer() -> list[dict[str, str]]:
     """Samples of the whole f by more steps than in training, beside the density itself."""
     betas, shown = ("0", "0.5", "0.9"), ("kl_sgld", "tv_sgld")
@@ -267,8 +246,16 @@ def longer() -> list[dict[str, str]]:
     return lines
 
 
-TABLES = {"buffer": buffer, "samplers": samplers, "overshoot": overshoot, "longer": longer}
-TABLES |= {"chains": chains}
+TABLES: dict[str, Callable[[], list[dict[str, str]]]] = {
+    "buffer": partial(trained, ("sgld", "sgld buffer")),
+    "samplers": partial(trained, ("mala", "hmc", "mixed")),
+    # Chains of exp(2 o f), with β down to the one at which the weights undo it.
+    "overshoot": partial(
+        trained, ("sgld buffer colder",), ("-1", "-0.5", "0", "0.5"), ("f", TEMPERED)
+    ),
+    "longer": longer,
+    "chains": chains,
+}
 
 
 def measure(folder: Path) -> dict[str, Any]:

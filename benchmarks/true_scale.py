@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -48,7 +49,6 @@ NAMES = {
 WIDTHS = tuple(0.025 * i for i in range(6, 19))
 COMPONENTS = 10
 
-Judgement = Mapping[str, Any]
 Run = Mapping[str, Any]
 
 
@@ -88,24 +88,15 @@ def measure(folder: Path, sampler: str | None, data: str, **settings: Any) -> di
     return {"yardsticks": yardsticks(own), "train": len(own.train), "test": len(own.test)}
 
 
-def counts(judged: Judgement) -> bool:
-    """Whether both sides of the annealing say log Z, and the same."""
-    return not judged["problems"]
+def value(run: Run) -> float | None:
+    """The held-out log-likelihood at a run's end, in the middle of where both sides put it.
 
-
-def interval(judged: Judgement, name: str = "test") -> tuple[float, float]:
-    """Between which log-likelihoods the two sides put the images."""
-    return judged[name] - judged["upper"], judged[name] - judged["lower"]
-
-
-def middle(judged: Judgement, name: str = "test") -> float:
-    """Of the interval."""
-    return sum(interval(judged, name)) / 2
-
-
-def ended(run: Run) -> Judgement | None:
-    """What is known of a run that was trained to its end."""
-    return next((own for own in run["judged"] if own["updates"] == UPDATES), None)
+    NaN where one of the sides says nothing of log Z, or another thing; None of a run that was lost.
+    """
+    own = next((own for own in run["judged"] if own["updates"] == UPDATES), None)
+    if own is None:
+        return None
+    return math.nan if own["problems"] else own["test"] - (own["upper"] + own["lower"]) / 2
 
 
 def medians(runs: Sequence[Run]) -> str:
@@ -128,7 +119,7 @@ def median_of(runs: Sequence[Run]) -> str:
     """The median of the runs that count, and how many do."""
     if not runs:
         return ""
-    found = [middle(own) for run in runs if (own := ended(run)) and counts(own)]
+    found = [x for x in map(value, runs) if x is not None and not math.isnan(x)]
     said, lost = f"{median(found):.2f}" if found else "none", sum(bool(x["lost_at"]) for x in runs)
     return f"{said} ({len(found)}/{len(runs)}{f', {lost} lost' if lost else ''})"
 
@@ -157,24 +148,22 @@ def draw(runs: Mapping[str, Sequence[Run]], known: Mapping[str, Run], file: Path
 def panel(axes: Axes, runs: Sequence[Run], known: Mapping[str, float]) -> None:
     """The points of one data set, at the foot where they do not count, and its yardsticks."""
     order = [*BETAS, KNOWN]
-    last = [own for run in runs if (own := ended(run)) and counts(own)]
-    foot = min([*known.values(), *map(middle, last)]) - 2
+    values = [value(run) for run in runs]
+    foot = np.nanmin([*known.values(), *(x for x in values if x is not None)]) - 2
     names = [name for name in TITLES if any(run["sampler"] == name for run in runs)]
-    for each in runs:
+    for each, found in zip(runs, values, strict=True):
         shift = 0.1 * (names.index(each["sampler"]) - (len(names) - 1) / 2)
-        at, c = (
-            order.index(each["beta"]) + shift + 0.02 * (each["seed"] - 2),
-            COLOURS[each["sampler"]],
-        )
-        if (own := ended(each)) is None:
+        at, c = order.index(each["beta"]) + shift, COLOURS[each["sampler"]]
+        at += 0.02 * (each["seed"] - 2)
+        if found is None:
             axes.plot(at, foot, "x", ms=6, mew=1.5, c=c)
-        elif counts(own):
-            axes.plot(at, middle(own), "o", ms=5, c=c)
-        else:
+        elif math.isnan(found):
             axes.plot(at, foot, "o", ms=5, mec=c, mfc="none")
-    for (title, value), style in zip(known.items(), ("-", "--", ":"), strict=True):
+        else:
+            axes.plot(at, found, "o", ms=5, c=c)
+    for (title, at), style in zip(known.items(), ("-", "--", ":"), strict=True):
         label = re.sub(r" of width [\d.]+", "", title)  # each panel has its own
-        axes.axhline(value, color=DARK, lw=1, ls=style, label=label)
+        axes.axhline(at, color=DARK, lw=1, ls=style, label=label)
     axes.set_xticks(range(len(order)), [*(f"{beta:g}" for beta in BETAS), "weights\nknown"])
     unframed(axes)
     axes.set_xlim(-0.5, len(order) - 0.5)

@@ -140,25 +140,22 @@ PLAIN, OTHERS, ELSEWHERE = ("persistent", "fresh"), ("mixture", "mala", "hmc"), 
 SOME = (0.0, 0.1, 0.5)
 
 
-def usual(*seeds: int) -> list[Cell]:
-    return [Cell(name, seed) for seed in seeds for name in PLAIN]
+def grid(
+    names: tuple[str, ...],
+    *seeds: int,
+    of: tuple[str, ...] = ("digits",),
+    betas: tuple[float, ...] = SOME,
+) -> list[Cell]:
+    return [Cell(name, seed, data, betas) for seed in seeds for data in of for name in names]
 
 
-def others(seed: int) -> list[Cell]:
-    return [Cell(name, seed, betas=SOME) for name in OTHERS]
-
-
-def elsewhere(seed: int, names: tuple[str, ...] = PLAIN) -> list[Cell]:
-    return [Cell(name, seed, data, SOME) for data in ELSEWHERE for name in names]
-
-
-LIST = [*usual(0, 1), *others(0), *elsewhere(0)]
+# In the order in which they were thought of, and are begun.
+LIST = [*grid(PLAIN, 0, 1, betas=BETAS), *grid(OTHERS, 0), *grid(PLAIN, 0, of=ELSEWHERE)]
 LIST += [Cell("adaptive", 0, betas=(beta,)) for beta in SOME]
-LIST += [Cell("annealed", 0, betas=(KNOWN,)), *usual(2, 3, 4), *others(1)]
-LIST += [*elsewhere(0, ("mala",)), *elsewhere(1), *others(2), *elsewhere(2)]
-LIST += [Cell("mala", seed, "flow", SOME) for seed in (1, 2)]
-LIST += [Cell("finer", 0, "flow", (0.0,))]
-LIST += [Cell("more", seed, betas=(0.0, 0.5)) for seed in (0, 1, 2)]
+LIST += [Cell("annealed", 0, betas=(KNOWN,)), *grid(PLAIN, 2, 3, 4, betas=BETAS)]
+LIST += [*grid(OTHERS, 1), *grid(("mala",), 0, of=ELSEWHERE), *grid(PLAIN, 1, of=ELSEWHERE)]
+LIST += [*grid(OTHERS, 2), *grid(PLAIN, 2, of=ELSEWHERE), *grid(("mala",), 1, 2, of=("flow",))]
+LIST += [Cell("finer", 0, "flow", (0.0,)), *grid(("more",), 0, 1, 2, betas=(0.0, 0.5))]
 CELLS = {cell.name: asdict(cell) for cell in LIST}
 
 

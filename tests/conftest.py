@@ -45,8 +45,8 @@ HEAVY_WORDS = re.compile(
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
     *("never_silent/test_steps.py", "never_silent/test_ties.py"),
-    *("test_foreseeing.py", "test_gpu_benchmarks.py", "test_grid.py", "test_long_runs.py"),
-    *("test_population.py", "test_shortrun_beta.py", "test_true_scale.py"),
+    *("test_gpu_benchmarks.py", "test_grid.py", "test_long_runs.py"),
+    *("test_population.py", "test_true_scale.py"),
     *("whole/test_close.py", "whole/test_files.py"),
 )
 """What runs in these runs in the rooms' own tests too; the tracer takes two fifths of the time."""

@@ -203,10 +203,10 @@ def test_the_table_of_steps_has_what_there_is_time_for_and_what_failed(capsys, m
 
 MARKS = {
     "tests": r"\d+ passed",
-    "overhead": r"\| MLP",
+    "overhead": r"MLP, 64",
     "jem": rf"\| {OURS}[\s\S]*Not on a GPU",
     "shortrun": rf"\| {OURS}[\s\S]*Not on a GPU",
-    "toys": r"### A model update",
+    "toys": r"### circles-default",
     "train": r"train jem[\s\S]*watch[\s\S]*train shortrun[\s\S]*watch",
 }
 

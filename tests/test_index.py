@@ -9,6 +9,7 @@ import importlib.util
 import inspect
 import re
 import shlex
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -26,6 +27,8 @@ CLAIMS = PAGE.with_name("claims.csv")
 HEAD = ["claim", "verdict", "ours", "theirs", "seeds", "command"]
 VERDICT = re.compile(r"\*\*(holds|holds in part|not seen|not run)\*\*")
 COMMAND = re.compile(r"`([^`]+)`")
+GONE = re.compile(r"`python -m ([\w.]+)` of commit ([0-9a-f]{7,})")
+"""A study that is no longer here, and the commit that still has it."""
 RATE = re.compile(r"(?<![\d.,])(\d+) of (\d+)\b(?:\]\([^)]*\))?(?: \((\d\.\d\d) to (\d\.\d\d)\))?")
 NUMBER = "none|one|two|three|four|five|six|seven|eight|nine|ten"
 IN_WORDS = re.compile(rf"\b({NUMBER}|all)( \w+)? of (\d+|{NUMBER})\b")
@@ -34,7 +37,7 @@ IN_WORDS = re.compile(rf"\b({NUMBER}|all)( \w+)? of (\d+|{NUMBER})\b")
 with CLAIMS.open(encoding="utf-8", newline="") as opened:
     ROWS = list(csv.DictReader(opened))
 TEXT = PAGE.read_text(encoding="utf-8")
-COMMANDS = sorted({row["command"].strip("`") for row in ROWS})
+COMMANDS = sorted({row["command"].strip("`") for row in ROWS if not GONE.match(row["command"])})
 
 
 def problem(row: dict[str, str]) -> str:
@@ -42,7 +45,8 @@ def problem(row: dict[str, str]) -> str:
     if list(row) != HEAD and list(row) != ["section", *HEAD]:
         return "other columns"
     verdict = VERDICT.match(row["verdict"])
-    if not row["claim"] or not row["theirs"] or not COMMAND.fullmatch(row["command"]):
+    has_command = COMMAND.fullmatch(row["command"]) or GONE.fullmatch(row["command"])
+    if not row["claim"] or not row["theirs"] or not has_command:
         return "a claim, a command or the paper's side is missing"
     if not verdict:
         return "no verdict"
@@ -206,6 +210,21 @@ def parses(command: str) -> bool:
 
 def test_commands_are_there():
     assert [command for command in COMMANDS if not parses(command)] == []
+
+
+def test_studies_that_are_gone_are_in_the_commits_that_are_named():
+    """In claims and on pages."""
+    pages = [
+        page.read_text("utf-8") for page in PAGE.parent.iterdir() if page.suffix in (".md", ".csv")
+    ]
+    named = {(name, commit) for text in pages for name, commit in GONE.findall(text)}
+    assert named
+    if not (ROOT / ".git").exists() or (ROOT / ".git" / "shallow").exists():
+        pytest.skip("there is no history")
+    for module, commit in named:
+        file = f"{commit}:{module.replace('.', '/')}.py"
+        done = subprocess.run(["git", "cat-file", "-e", file], cwd=ROOT, check=False)
+        assert not done.returncode, file
 
 
 @pytest.mark.parametrize(

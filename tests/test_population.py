@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import benchmarks.population.__main__ as main
-from benchmarks.population import judged, taken_back
+from benchmarks.population import judged
 from benchmarks.population.__main__ import verdicts_of
 from benchmarks.population.detectors import BASELINES, shipped
 from benchmarks.population.families import FAMILIES, GROUPS, KINDS, Run, group_of, population
@@ -147,19 +146,6 @@ def test_fates_know_the_scale_of_energies():
         for tag in ("energy_gap", "f_pos/std"):
             trace[tag] = trace[tag] * np.float32(scale)
         assert fate_of(trace, scale=scale).death == fate_of(trace_of(gap=BREAKS)).death
-
-
-def test_a_dying_run_is_taken_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(taken_back, "LEAST_STEPS", 30)
-    (watched,) = [each for each in load("first") if each.run.name == "toy-mala-04"]
-    run = watched.run
-    short = replace(watched, fate=replace(watched.fate, death=10))
-    found = taken_back.take_back(short, "learning rate / 3", tmp_path)
-    assert found["rollbacks"]
-    changes = found["rollbacks"][0]["changes"]["lr"]
-    assert changes[1] == pytest.approx(changes[0] / 3)
-    written = tmp_path / taken_back.file_name(run, "learning rate / 3")
-    assert json.loads(written.read_text()) == found
 
 
 STEP = np.arange(400)

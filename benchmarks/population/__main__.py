@@ -1,9 +1,8 @@
-"""The population of runs: recorded, judged, taken back.
+"""The population of runs: recorded, and judged.
 
     python -m benchmarks.population              # judges the shipped rules and baselines
     python -m benchmarks.population --detector mymodule:detect    # and yours
     python -m benchmarks.population record       # trains all runs that are not there
-    python -m benchmarks.population take-back    # trains dying runs with rollbacks
     python -m benchmarks.population page         # docs/results/population.md
 
 A detector takes the rows of a run, a pandas frame, and returns the steps of its ERRORs. What has
@@ -15,36 +14,79 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import RESULTS, filled, read_json, read_rows, write_rows, write_text
+from benchmarks.grid import RESULTS, filled, read_json, table_of, write_text
 from benchmarks.rules import rules_version, stamp
 
 from .detectors import BASELINES, Detect, named, shipped
-from .families import GROUPS, group_of
-from .judged import ROWS, Recorded, Verdict, file_of, load, verdict
-from .leave_out import NUMBERS, leave_one_out, sweep
+from .families import GROUPS, KINDS, group_of
+from .judged import ROWS, Recorded, Verdict, file_of, load, scores, verdict
+from .leave_out import GRID, NUMBERS, Point, leave_one_out, sweep
 from .record import pack, record
-from .tables import FEW, by_family, detection, families_table, taken_back_table
-from .taken_back import REMEDIES, chosen_runs, file_name, take_back
 
 RUNS = Path("runs/population")
 PAGE = RESULTS / "population.md"
-TAKEN_BACK = PAGE.with_suffix(".csv.gz")
 KEPT = ROWS.with_name("errors.json")
 SHIPPED = "shipped rules"
 
 
-def in_parallel(
-    work: Callable[..., dict[str, Any]], tasks: Sequence[tuple[Any, ...]], workers: int
-) -> None:
-    """Do the tasks, some at a time, and print what each returns."""
-    with ProcessPoolExecutor(workers, initializer=logging.disable) as pool:
-        for done in as_completed([pool.submit(work, *task) for task in tasks]):
-            print(json.dumps(done.result()), flush=True)
+def _number(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    if name == "steps ahead":
+        return f"{value:g}"
+    count, of = value
+    if name == "per 1,000 steps":
+        return f"{count / of:.2f}" if of else "–"
+    if name == "limping":
+        return f"{count} in {of}"
+    return f"{count} of {of}" if of else "–"
+
+
+def families_table(runs: Sequence[Recorded]) -> str:
+    """What the population is, and what became of it."""
+    lines = []
+    families = {each.run.family: KINDS[each.run.family] for each in runs}
+    for family, axes in (families | {"all": dict.fromkeys(_USUAL, "")}).items():
+        own = [each for each in runs if family in (each.run.family, "all")]
+        fates: Counter[str] = Counter(each.fate.name for each in own)
+        kind = {x: axes.get(x, usual) for x, usual in _USUAL.items()}
+        words = {x: of if isinstance(of, str) else ", ".join(of) for x, of in kind.items()}
+        line = {"family": family, **words}
+        line |= {"runs": str(len(own)), "steps": f"{sum(each.fate.steps for each in own):,}"}
+        lines.append(line | {name: str(fates[name]) for name in _FATES})
+    return table_of(lines, 5)
+
+
+_USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
+FEW = ("in time", "under 5 points", "steps ahead", "healthy, false")
+_FATES = ("dead", "collapsed", "limping", "healthy")
+
+
+def detection(detectors: Mapping[str, Sequence[Verdict]], *names: str) -> str:
+    """What each detector found, a line each; all scores if none is named."""
+    lines = []
+    for title, verdicts in detectors.items():
+        found = scores(verdicts)
+        line = {name: _number(name, found[name]) for name in names or found}
+        lines.append({"detector": title} | line)
+    return table_of(lines)
+
+
+def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
+    """What thresholds that were chosen without a family find in it."""
+    lines = []
+    every = {"all": ((), [v for _, verdicts in chosen.values() for v in verdicts])}
+    for family, (point, verdicts) in (dict(chosen) | every).items():
+        found = scores(verdicts)
+        line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
+        lines.append(line | {name: _number(name, found[name]) for name in FEW})
+    return table_of(lines, 2)
 
 
 def record_missing(arguments: argparse.Namespace) -> None:
@@ -55,7 +97,9 @@ def record_missing(arguments: argparse.Namespace) -> None:
             continue
         runs = sorted(group_of(group), key=lambda run: run.number)
         missing = [run for run in runs if not (folder / f"{run.name}.npz").is_file()]
-        in_parallel(record, [(run, folder) for run in missing], arguments.workers)
+        with ProcessPoolExecutor(arguments.workers, initializer=logging.disable) as pool:
+            for done in as_completed([pool.submit(record, run, folder) for run in missing]):
+                print(json.dumps(done.result()), flush=True)
         pack(folder, file)
 
 
@@ -87,31 +131,6 @@ def judge(arguments: argparse.Namespace) -> None:
         print(f"\n{group}\n\n{detection(all_verdicts(load(group), own))}", flush=True)
 
 
-def take_runs_back(arguments: argparse.Namespace) -> None:
-    runs = chosen_runs(load("first", "new"), arguments.most)
-    folder = RUNS / "taken_back"
-    tasks = [
-        (each, remedy, folder)
-        for remedy in arguments.remedies or REMEDIES
-        for each in runs
-        if not (folder / file_name(each.run, remedy)).is_file()
-    ]
-    in_parallel(take_back, tasks, arguments.workers)
-
-
-def taken_back() -> list[dict[str, Any]]:
-    """What has become of the runs, remedy by remedy; what is new is kept with the code."""
-    kept = {(each["remedy"], each["run"]): each for each in read_rows(TAKEN_BACK)}
-    causes = {each["run"]: each["cause"] for each in kept.values()}
-    for new in map(read_json, (RUNS / "taken_back").glob("*.json")):
-        short = {name: new[name] for name in ("remedy", "run", "fate", "best", "last")}
-        short["cause"] = causes.get(new["run"], "new families")
-        kept[new["remedy"], new["run"]] = short | {"rollbacks": len(new["rollbacks"])}
-    found = sorted(kept.values(), key=lambda x: (list(REMEDIES).index(x["remedy"]), x["run"]))
-    write_rows(TAKEN_BACK, found)
-    return found
-
-
 def page(_: argparse.Namespace) -> None:
     groups = {group: load(group) for group in GROUPS}
     families = families_table([each for runs in groups.values() for each in runs])
@@ -122,7 +141,6 @@ def page(_: argparse.Namespace) -> None:
         "families": families,
         "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
         "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
-        "taken-back": taken_back_table(taken_back()),
     }
     slots |= {group.replace(" ", "-"): table for group, table in found.items()}
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), slots))
@@ -130,12 +148,10 @@ def page(_: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    commands = {"judge": judge, "record": record_missing, "take-back": take_runs_back, "page": page}
+    commands = {"judge": judge, "record": record_missing, "page": page}
     parser.add_argument("command", nargs="?", choices=list(commands), default="judge")
     parser.add_argument("--detector", action="append", default=[], help="module:function")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--most", type=int, default=8, help="runs of a family to take back")
-    parser.add_argument("--remedies", nargs="*", choices=list(REMEDIES))
     arguments = parser.parse_args()
     commands[arguments.command](arguments)
 

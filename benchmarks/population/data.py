@@ -13,8 +13,6 @@ from torch.nn import functional
 from reference_training.data import load_data
 from reference_training.toy.distributions import DISTRIBUTIONS
 
-__all__ = ["Data", "load"]
-
 PROBES = 128
 """Held-out samples of which a run's skill is read at every step."""
 _TRAIN, _CLASSES_OF_CIFAR = 4000, 4

@@ -17,8 +17,6 @@ from ebmguard.alerts import DEFAULT_RULES, Judge, Level, Rule
 
 from .record import rows_of
 
-__all__ = ["BASELINES", "Detect", "errors_of", "named", "shipped"]
-
 Detect = Callable[[pd.DataFrame], Iterable[int]]
 GAP, SPREAD = "energy_gap", "f_pos/std"
 WINDOW, LEAST, QUIET = 64, 8, 10
@@ -54,14 +52,6 @@ def in_spreads(rows: pd.DataFrame, floor: float = 1.0) -> pd.Series[float]:
     return rows[GAP].abs() / spread.clip(lower=floor).fillna(math.inf)
 
 
-def spreads(rows: pd.DataFrame) -> list[int]:
-    return onsets(~(in_spreads(rows) <= 30))
-
-
-def spreads_without_floor(rows: pd.DataFrame) -> list[int]:
-    return onsets(~(in_spreads(rows, 1e-12) <= 30))
-
-
 def spreads_in_episodes(rows: pd.DataFrame) -> list[int]:
     """The first of an episode, and what is e^0.9 as large; 20 quiet rows on which energies touch
     end it."""
@@ -79,31 +69,19 @@ def spreads_in_episodes(rows: pd.DataFrame) -> list[int]:
     return steps
 
 
-def large_gap(rows: pd.DataFrame) -> list[int]:
-    return onsets(~(rows[GAP].abs() <= 1e3))
-
-
 def z_score(values: pd.Series[float]) -> list[int]:
     past = values.rolling(WINDOW, min_periods=LEAST)
     return onsets((values - past.mean().shift()).abs() / past.std().shift() > 5)
 
 
-def gap_z(rows: pd.DataFrame) -> list[int]:
-    return z_score(rows[GAP])
-
-
-def loss_z(rows: pd.DataFrame) -> list[int]:
-    """Of the gap, which is the loss of a run without a second one, where the loss is not there."""
-    return z_score(rows["loss" if "loss" in rows else GAP])
-
-
 BASELINES: dict[str, Detect] = {
-    "gap over 30 spreads": spreads,
-    "the same, no floor": spreads_without_floor,
+    "gap over 30 spreads": lambda rows: onsets(~(in_spreads(rows) <= 30)),
+    "the same, no floor": lambda rows: onsets(~(in_spreads(rows, 1e-12) <= 30)),
     "the same, in episodes": spreads_in_episodes,
-    "loss, z over 5": loss_z,
-    "gap, z over 5": gap_z,
-    "gap over 1,000": large_gap,
+    # Of a run without a second loss it is the gap, where the loss is not there.
+    "loss, z over 5": lambda rows: z_score(rows["loss" if "loss" in rows else GAP]),
+    "gap, z over 5": lambda rows: z_score(rows[GAP]),
+    "gap over 1,000": lambda rows: onsets(~(rows[GAP].abs() <= 1e3)),
 }
 
 

@@ -10,8 +10,6 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["FAMILIES", "GROUPS", "KINDS", "Run", "group_of", "population"]
-
 Task = Literal["jem", "ebm", "joint"]
 RUNS, NEW_RUNS, LONG_RUNS = 16, 18, 8
 """Runs of each family."""

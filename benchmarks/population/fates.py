@@ -11,8 +11,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BROKEN", "LOST", "Fate", "Watch", "fate_of", "has_learned", "known_skill", "medians"]
-
 BROKEN = 1e3
 """|gap| from which a run has broken, in units of the spread of the data's energies before."""
 LOST = 10.0
@@ -51,10 +49,10 @@ class Watch:
         the median standard deviation of f on data 20 to 100 steps before, at least the scale.
         """
         if self.since is None:
-            known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
-            self._unit = max(self._scale, statistics.median(known)) if known else self._scale
-            if not abs(gap) < BROKEN * self._unit:
-                self.since = self._step
+            if not abs(gap) < BROKEN * self._scale:  # else not of a larger unit either
+                known = [x for x in self._spreads[-100:-20] if math.isfinite(x)]
+                self._unit = max(self._scale, statistics.median(known)) if known else self._scale
+                self.since = None if abs(gap) < BROKEN * self._unit else self._step
         elif abs(gap) < BROKEN / 10 * self._unit:
             self.since = None
         self._spreads.append(spread)

@@ -18,18 +18,6 @@ from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
 from .record import Trace, rows_of, unpack
 from .trainer import SKILL
 
-__all__ = [
-    "BLOW_UP",
-    "ROWS",
-    "Recorded",
-    "Verdict",
-    "file_of",
-    "frame",
-    "load",
-    "scores",
-    "verdict",
-]
-
 ROWS = Path(__file__).parent / "rows"
 AHEAD = 100
 """Steps within which what an ERROR foretells must come."""

@@ -12,8 +12,6 @@ from ebmguard.alerts import DEFAULT_RULES, GrowthRule
 from .detectors import errors_of
 from .judged import Recorded, Verdict, scores, verdict
 
-__all__ = ["GRID", "NUMBERS", "chosen", "leave_one_out", "sweep"]
-
 GRID: dict[str, tuple[float, ...]] = {
     "spreads": (10, 20, 30, 60),
     "growth": (0.7, 0.9, 1.1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -9,8 +10,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from reference_training.networks import WideResNet, of_class
-
-__all__ = ["Energy"]
 
 _ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "leaky_relu": lambda: nn.LeakyReLU(0.2),
@@ -56,9 +55,6 @@ class Energy(nn.Module):
                 return []
             return [nn.LayerNorm(channels) if flat else nn.GroupNorm(1, channels)]
 
-        features = 1
-        for size in shape:
-            features *= size
         if kind == "wrn":
             wide = WideResNet(
                 in_channels=shape[0], classes=classes, width=width, activation=activation
@@ -82,7 +78,7 @@ class Energy(nn.Module):
             layers += [nn.Linear(shape[1], width), act(), nn.Linear(width, width), act()]
             layers += [MeanOfPoints(), nn.Linear(width, width), act(), nn.Linear(width, classes)]
         else:
-            layers += [nn.Flatten(), wrap(nn.Linear(features, width)), act()]
+            layers += [nn.Flatten(), wrap(nn.Linear(math.prod(shape), width)), act()]
             for _ in range(2):
                 block = [*normed(width, flat=True), wrap(nn.Linear(width, width)), act()]
                 layers += [Residual(*block)] if kind == "residual" else block

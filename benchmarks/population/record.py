@@ -18,8 +18,6 @@ from .families import Run
 from .fates import Watch
 from .trainer import SKILL, Trainer
 
-__all__ = ["TAGS", "Trace", "pack", "record", "rows_of", "traced", "unpack"]
-
 TAGS = (
     "beta_star", "energy_gap", "energy_overlap", "f_pos/mean", "f_pos/median", "f_pos/std",
     "f_neg/mean", "f_neg/median", "f_neg/std", "f_neg/min", "f_neg/q95", "f_neg/max",

@@ -16,8 +16,6 @@ from .data import load
 from .families import Run
 from .networks import Energy
 
-__all__ = ["SKILL", "Trainer"]
-
 SKILL = "skill"
 """Held-out accuracy or area under the ROC curve, in percent; see :meth:`Trainer.skill`."""
 
@@ -69,16 +67,11 @@ class Trainer:
 
     Args:
         run: its settings.
-        clip: largest norm of the gradient once the run was taken back; None leaves it.
-        finer: factor on the sampler's steps, each as much smaller, once the run was taken back.
         options: of the guard, such as ``action="rollback"``.
     """
 
-    def __init__(
-        self, run: Run, *, clip: float | None = None, finer: int = 1, **options: Any
-    ) -> None:
+    def __init__(self, run: Run, **options: Any) -> None:
         self.run = run
-        self.clip, self.finer = clip, finer
         torch.manual_seed(run.seed)
         self.rng = torch.Generator().manual_seed(run.seed)
         self.data = data = load(run.data)
@@ -136,10 +129,8 @@ class Trainer:
             start = torch.empty_like(data).uniform_(-1, 1, generator=self.rng)
             if run.prior:
                 start.normal_(generator=self.rng)
-        finer = self.finer if self.guard.attempt else 1
-        steps *= finer
-        step_size: Any = self.step_size / finer
-        noise_std: Any = run.noise_std / math.sqrt(finer)
+        step_size: Any = self.step_size
+        noise_std: Any = run.noise_std
         if run.sampler == "annealed":
             factors = annealed(2, 1, steps)
             noise_std = [noise_std * a for a in factors]
@@ -192,8 +183,6 @@ class Trainer:
             loss = loss + run.penalty * slope.square().flatten(1).sum(1).mean()
         self.optimizer.zero_grad()
         loss.backward()
-        if self.clip is not None and self.guard.attempt:
-            torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.clip)
         self.optimizer.step()
         self.scheduler.step()
         return {**self.guard.last, "loss": float(loss.detach()), SKILL: skill}
