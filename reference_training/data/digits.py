@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from .images import Images
+from .files import needs
+from .image_data import Images
 
 TEST_IMAGES = 360
 SPLIT_SEED = 0
 """The split is part of the data set: it is the same for every seed of a run."""
 
 
-def read_digits() -> Images:
+def read_digits(_: object = None) -> Images:
     """1,437 training and 360 test images of 10 classes, with grey levels 0..16.
 
     They are the test set of the UCI "Optical Recognition of Handwritten Digits" data. The split is
@@ -20,14 +21,9 @@ def read_digits() -> Images:
     Raises:
         ImportError: scikit-learn is not installed.
     """
-    try:
+    with needs("scikit-learn, with which the digits come"):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
-    except ImportError as error:
-        raise ImportError(
-            "the digits come with scikit-learn, which is not installed: "
-            'pip install "ebmguard[train]"'
-        ) from error
     bundle = load_digits()
     images = bundle.images.astype(np.uint8)[:, None]
     labels = bundle.target.astype(np.int64)

@@ -9,7 +9,8 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from .images import Images
+from .files import needs
+from .image_data import Images
 
 FILE = "frey_rawface.mat"
 PAGE = "https://cs.nyu.edu/~roweis/data.html"
@@ -25,13 +26,8 @@ def read_frey(root: Path) -> Images:
         ConfigError: the file is missing, or holds other arrays than the published one.
         ImportError: SciPy is not installed.
     """
-    try:
+    with needs("SciPy, which reads the Frey faces"):
         from scipy.io import loadmat
-    except ImportError as error:
-        raise ImportError(
-            "the Frey faces are read by SciPy, which is not installed: "
-            'pip install "ebmguard[train]"'
-        ) from error
     path = root / FILE
     if not path.is_file():
         raise ConfigError(

@@ -90,8 +90,8 @@ def published(monkeypatch) -> Iterator[tuple[Publisher, PublishedFiles]]:
         sums = {name: md5(content).hexdigest() for name, content in batches.items()}
         whole = f"{address}cifar.tar.gz", md5(packed.getvalue()).hexdigest()
         files = PublishedFiles(CIFAR10.title, address, CIFAR10.folders, sums, whole)
-        own = load._Published(partial(read_cifar10, files=files), files)
-        monkeypatch.setitem(load._PUBLISHED, "cifar10", own)
+        own = load._DataSet(partial(read_cifar10, files=files), files)
+        monkeypatch.setitem(load._SETS, "cifar10", own)
         yield publisher, files
         server.shutdown()
 
