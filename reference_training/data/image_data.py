@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -79,7 +79,7 @@ class ImageData:
 
     def to(self, device: torch.device) -> ImageData:
         """The same data on `device`."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        tensors: dict[str, Any] = {n: x for n, x in vars(self).items() if isinstance(x, Tensor)}
         return replace(self, **{name: x.to(device) for name, x in tensors.items()})
 
     def scale(self, x: Tensor) -> Tensor:

@@ -76,7 +76,7 @@ def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
 
 def shell_words(grid: Grid, cell: Cell) -> Sequence[str]:
     """The command of a cell for a shell."""
-    words = [*grid.words(cell)[1:], *(["--resume"] if cell.begun else [])]
+    words = [*grid.words(cell)[1:], *(["--resume"] if cell.begun_by.is_file() else [])]
     if grid.gpus_per_cell == 1:
         return words
     return ["torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words]
