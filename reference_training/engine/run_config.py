@@ -114,8 +114,6 @@ class RunConfig(abc.ABC):
         Raises:
             ConfigError: names the settings that contradict the run's.
         """
-        if isinstance(was := stored.get("compile"), bool):  # before it had a default of its own
-            stored = {**stored, "compile": "yes" if was else "no"}
         known = {f.name: f for f in dataclasses.fields(self) if f.name in stored}
         changed = {
             name: value
