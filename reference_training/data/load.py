@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 
 from .celeba import read_celeba
-from .digits import read_digits
 from .download import fetch
 from .files import PublishedFiles
-from .frey import read_frey
 from .image_data import ImageData, Images
 from .published import (
     CIFAR10,
@@ -27,6 +25,8 @@ from .published import (
     SVHN,
     read_cifar10,
     read_cifar100,
+    read_digits,
+    read_frey,
     read_mnist,
     read_svhn,
 )

@@ -35,8 +35,6 @@ class Grid(abc.ABC):
     address: str = "local"
     """Where Ray is: auto for the cluster that this machine belongs to, or HOST:PORT. With local
     nothing needs to be started, and nothing listens beyond the loopback address."""
-    gpus_per_cell: int = 1
-    """GPUs of each run, which torchrun starts where there are several."""
     workers: int | None = None
     """Runs at a time at most; the default is as many as there are GPUs, else CPU cores."""
     print: bool = False
@@ -79,7 +77,7 @@ class Grid(abc.ABC):
             problems += [
                 f"{name} has {v} twice" for v in sorted(set(values)) if values.count(v) > 1
             ]
-        problems += below(self, workers=1, gpus_per_cell=1)
+        problems += below(self, workers=1)
         given = {word.partition("=")[0].replace("_", "-") for word in self.training}
         own = [f"--{name.replace('_', '-')}" for name in (*COMMON, *self.axes.values())]
         problems += [f"{name} after -- is the grid's own to give" for name in own if name in given]

@@ -12,7 +12,8 @@ from typing import Any
 from ebmguard.errors import ConfigError
 
 from ..engine.interrupt import DeferredInterrupt
-from .plan import Plan, Task
+from .cell import Cell
+from .grid import Grid
 from .task import POLL_SECONDS, lock, train_cell
 from .view import View
 
@@ -21,7 +22,6 @@ RETRIES = 3
 STORE_BYTES = 80 * 2**20
 """Ray's memory for objects on this machine, of which a sweep needs next to none: the least."""
 TABLE = "table.md"
-CHILD = ("-m", f"{__package__}.child", "0")
 
 
 class Stop(DeferredInterrupt):
@@ -35,16 +35,19 @@ class Stop(DeferredInterrupt):
 
 
 class Sweep:
-    """A grid on its way.
+    """A grid on its way, or whatever else has cells that are commands, as benchmarks do.
+
+    Of a grid it takes out, address, workers, words and page; of a cell title, log,
+    device, begun_by (None where nothing goes on with `--resume`), over and progress.
 
     Attributes:
         failures: why cells failed, by their number.
         unfinished: cells that were stopped, or not begun when the sweep was.
     """
 
-    def __init__(self, grid: Plan, cells: Sequence[Task], view: View) -> None:
+    def __init__(self, grid: Grid, cells: Sequence[Cell], view: View) -> None:
         self.failures: dict[int, str] = {}
-        self.unfinished: list[Task] = []
+        self.unfinished: list[Cell] = []
         self._grid = grid
         self._cells = cells
         self._view = view
@@ -56,7 +59,7 @@ class Sweep:
         """Ray, started here or found at the grid's address; left when the runs are over.
 
         Raises:
-            ConfigError: there is no such cluster, or it has not the GPUs.
+            ConfigError: there is no such cluster, or it has no GPU.
             ImportError: Ray is not installed.
         """
         is_local = self._grid.address == "local"
@@ -88,7 +91,8 @@ class Sweep:
         finally:
             for task in self._tasks:  # something went wrong here: nothing goes on unwatched
                 ray.cancel(task)
-            ray.wait(list(self._tasks), num_returns=len(self._tasks)) if self._tasks else None
+            if self._tasks:
+                ray.wait(list(self._tasks), num_returns=len(self._tasks))
             ray.shutdown()
 
     def run(self, stop: Stop) -> None:
@@ -96,10 +100,7 @@ class Sweep:
         import ray
 
         kind = "GPU" if "num_gpus" in self._need else "core"
-        each = (
-            f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
-        )
-        self._view.say(f"{len(self._cells)} runs in {self._grid.out}, {each} each")
+        self._view.say(f"{len(self._cells)} runs in {self._grid.out}, one {kind} each")
         is_told = False
         while self._tasks or (self._waiting and not stop.requested):
             most = self._grid.workers or self._room(ray)
@@ -122,30 +123,24 @@ class Sweep:
 
     def _needed(self, ray: Any) -> dict[str, float]:
         """What Ray is to keep free for each cell."""
-        count, device = self._grid.gpus_per_cell, self._cells[0].device
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        most = int(max(node.get("GPU", 0) for node in nodes))
-        if device == "cpu" or (most == 0 and count == 1 and device == "auto"):
-            if count > 1:
-                raise ConfigError(
-                    f"gpus_per_cell is {count} with device cpu; leave one of them out"
-                )
-            return {"num_cpus": 1}
-        if most < count:
+        device = self._cells[0].device
+        has_gpus = any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
+        if device == "cuda" and not has_gpus:
             raise ConfigError(
-                f"each run is to have {count} GPU(s), but no machine has more than {most}; give "
-                "fewer, by --gpus-per-cell, or `-- --device cpu`"
+                "each run is to have a GPU, but no machine has one; give `-- --device cpu`"
             )
-        return {"num_cpus": 0, "num_gpus": count}
+        return (
+            {"num_cpus": 1} if device == "cpu" or not has_gpus else {"num_cpus": 0, "num_gpus": 1}
+        )
 
     def _room(self, ray: Any) -> int:
         """Cells that the machines have room for now; Ray would take more in an order of its own."""
-        kind, count = ("GPU", self._grid.gpus_per_cell) if "num_gpus" in self._need else ("CPU", 1)
+        kind = "GPU" if "num_gpus" in self._need else "CPU"
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return max(1, sum(int(node.get(kind, 0) // count) for node in alive))
+        return max(1, sum(int(node.get(kind, 0)) for node in alive))
 
     def _submit(self, number: int, ray: Any) -> None:
-        cell, count = self._cells[number], self._grid.gpus_per_cell
+        cell = self._cells[number]
         try:
             how = cell.over()
             with cell.log.open("ab") as log:
@@ -157,15 +152,12 @@ class Sweep:
             kept = "skipped, another sweep is training it" if how is None else f"kept, {how}"
             self._view.ended(number, kept)
             return
-        words = self._grid.words(cell)
-        if count > 1:
-            launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-            words = [*launcher, *CHILD, *words]
         remote = ray.remote(train_cell).options(
             **self._need, max_retries=RETRIES, retry_exceptions=True
         )
         begun = cell.begun_by and cell.begun_by.absolute()
-        self._tasks[remote.remote(words, begun, cell.log.absolute(), os.getcwd())] = number
+        task = remote.remote(self._grid.words(cell), begun, cell.log.absolute(), os.getcwd())
+        self._tasks[task] = number
         self._view.began(number, "resumed" if begun and begun.is_file() else "started")
 
     def _end(self, task: Any, stop: Stop, ray: Any) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ebmguard.errors import printable
 
 from ..plots.numbers import duration, mean
-
-if TYPE_CHECKING:
-    from .plan import Task
+from .cell import Cell
 
 
 class View:
     """Context that shows each cell: what it does, its steps, and how long it has taken."""
 
-    def __init__(self, cells: Sequence[Task]) -> None:
+    def __init__(self, cells: Sequence[Cell]) -> None:
         from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
         self._cells = cells

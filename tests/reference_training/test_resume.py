@@ -40,8 +40,12 @@ def of_bism(kind: Any) -> Callable[..., Any]:
     return lambda out, **options: kind(out=out, **{**SMALL[kind], **options})
 
 
-TOYS = ("gmm-default", "circles-degenerate", "mixture1d-restricted", "gmm-good+exploding")
-BETAS = (("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3"))
+TOYS = {
+    "gmm-default": ("0:0.9", "0.3"),
+    "circles-degenerate": ("0", "0.5"),
+    "mixture1d-restricted": ("0.1+0.5+0.9", "0.3"),
+    "gmm-good+exploding": ("0", "0.5"),
+}
 PSEUDO: dict[str, Any] = {"model": "wide", "method": "pcd2"}
 TRAINERS = {
     "jem": Trainer(
@@ -80,7 +84,7 @@ TRAINERS = {
         toy_train.train,
         toy,
         7,
-        {f"{name} {b[0]}": {"scenario": name, "betas": b} for name in TOYS for b in BETAS},
+        {name: {"scenario": name, "betas": betas} for name, betas in TOYS.items()},
     ),
     "rbm": Trainer(
         rbm_train.train,

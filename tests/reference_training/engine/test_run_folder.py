@@ -32,13 +32,6 @@ def test_create_then_refuse_then_resume(tmp_path):
     assert RunFolder.resume(out).config == {"lr": 0.1}
 
 
-def test_refuses_a_folder_with_other_files(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"thesis\.tex.*new or empty"):
-        RunFolder.create(tmp_path, {})
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 def test_a_kill_before_the_settings_had_their_name_does_not_block_the_folder(tmp_path):
     (tmp_path / "config.json.partial").write_text('{"lr": 0')
     assert RunFolder.create(tmp_path, {"lr": 0.1}).config == {"lr": 0.1}
@@ -46,12 +39,16 @@ def test_a_kill_before_the_settings_had_their_name_does_not_block_the_folder(tmp
     assert not (tmp_path / "config.json.partial").exists()
 
 
-def test_refuses_what_is_no_folder(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot be a run folder"):
-        RunFolder.create(tmp_path / "file", {})
-    with pytest.raises(ConfigError, match="no run to resume"):
-        RunFolder.resume(tmp_path)
+def test_refuses_what_is_no_run_folder(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    for make, out, says in (
+        (new, tmp_path, r"thesis\.tex.*new or empty"),
+        (new, tmp_path / "thesis.tex", "cannot be a run folder"),
+        (RunFolder.resume, tmp_path, "no run to resume"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            make(out)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_rows_and_results_survive_numbers_that_json_lacks(tmp_path):
