@@ -133,14 +133,6 @@ Show = Callable[[float, str | None], None]
 @contextmanager
 def _screen(total: int) -> Iterator[Show]:
     """What takes the lines of both trainings, and None at the end: bars, or text off a terminal."""
-    if not sys.stdout.isatty():
-
-        def say(strength: float, line: str | None) -> None:
-            if line is not None:
-                print(f"[β* = {strength:g}] {line}", flush=True)
-
-        yield say
-        return
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -151,8 +143,9 @@ def _screen(total: int) -> Iterator[Show]:
 
     words = TextColumn("{task.description}", markup=False)
     state = TextColumn("{task.fields[state]}", markup=False)
-    bar = BarColumn(bar_width=12)
-    with Progress(words, bar, MofNCompleteColumn(), TimeRemainingColumn(), state) as progress:
+    columns = words, BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn(), state
+    is_terminal = sys.stdout.isatty()
+    with Progress(*columns, disable=not is_terminal) as progress:
         tasks = {
             strength: progress.add_task(f"β* = {strength:g}", total=total, state="starting")
             for strength in STRENGTHS
@@ -161,12 +154,11 @@ def _screen(total: int) -> Iterator[Show]:
         def show(strength: float, line: str | None) -> None:
             if line is None:
                 progress.stop_task(tasks[strength])
-            elif found := _STATE.match(line):
+            elif is_terminal and (found := _STATE.match(line)):
                 step, text = int(found[1]), found[2].strip()
                 progress.update(tasks[strength], completed=step, state=text)
             else:
-                said = f"[β* = {strength:g}] {line}"
-                progress.console.print(said, markup=False, highlight=False)
+                print(f"[β* = {strength:g}] {line}", flush=True)  # above the bars
 
         yield show
 

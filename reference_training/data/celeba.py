@@ -13,17 +13,20 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
+from ebmguard.recovery import load_durably, save_durably
 
-from .cache import cached
-from .images import Images
+from .files import find_folder, needs
+from .image_data import Images
 
 PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 ARCHIVE = "img_align_celeba.zip"
@@ -36,7 +39,8 @@ MODE, WIDTH, HEIGHT = "RGB", 178, 218
 SIZE = 64
 CACHE = "ebmguard-cache"
 AT_ONCE, SAID_EVERY, THREADS = 1000, 10_000, 8
-NAMED = 5
+_RESIZED = (SIZE, SIZE * HEIGHT // WIDTH)
+_TOP = (_RESIZED[1] - SIZE) // 2
 _logger = logging.getLogger("ebmguard.data")
 
 
@@ -56,40 +60,43 @@ def read_celeba(root: Path) -> Images:
             decoded or is not a colour JPEG of 178x218.
         ImportError: Pillow is not installed.
     """
-    try:
+    with needs("Pillow, which reads CelebA"):
         import PIL.Image  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            'CelebA is read by Pillow, which is not installed: pip install "ebmguard[train]"'
-        ) from error
-    folder = _find(root)
-    firsts = (1, TRAIN + 1, TRAIN + VALID + 1)
+    names = [f"{number:06d}.jpg" for number in range(1, TRAIN + VALID + TEST + 1)]
+    folder = find_folder(
+        root,
+        FOLDERS,
+        names,
+        f"CelebA's {len(names):,} aligned images, {names[0]} to {names[-1]}, were",
+        f"They are published at {PAGE} as {ARCHIVE} (md5 {ARCHIVE_MD5}): unpack it into "
+        f"{root / 'celeba'}, or name the folder that holds celeba by --data-root or the "
+        "environment variable EBMGUARD_DATA.",
+    )
     train, valid, test = (
-        Faces(folder, range(first, first + count), root / CACHE)
-        for first, count in zip(firsts, (TRAIN, VALID, TEST), strict=True)
+        Faces([folder / name for name in part], root / CACHE)
+        for part in (names[:TRAIN], names[TRAIN : TRAIN + VALID], names[TRAIN + VALID :])
     )
-    train_y, valid_y, test_y = (
-        np.zeros(len(faces), dtype=np.int64) for faces in (train, valid, test)
-    )
-    return Images(train, train_y, test, test_y, (valid, valid_y))
+    labels = [np.zeros(len(part), dtype=np.int64) for part in (train, valid, test)]
+    return Images(train, labels[0], test, labels[2], (valid, labels[1]))
 
 
 class Faces:
     """Images of a part of the data, which are decoded when they are indexed.
 
+    What was decoded is kept in a file, whose name has all that determines it. Where the file is
+    damaged the images are decoded again; where it cannot be written, at every call.
+
     Args:
-        folder: of the files.
-        numbers: of the images, as in their names.
+        files: of the images.
         cache: folder where decoded images are kept.
     """
 
-    def __init__(self, folder: Path, numbers: range, cache: Path) -> None:
-        self._folder = folder
-        self._numbers = numbers
+    def __init__(self, files: Sequence[Path], cache: Path) -> None:
+        self._files = files
         self._cache = cache
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._files)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Images by their rows, (N,) -> (N, 3, 64, 64).
@@ -97,12 +104,31 @@ class Faces:
         Raises:
             ConfigError: an image cannot be decoded or has another size or other channels.
         """
-        files = [self._folder / _name(self._numbers[row]) for row in rows]
+        files = [self._files[row] for row in rows]
         if not files:
             return np.empty((0, 3, SIZE, SIZE), dtype=np.uint8)
-        return cached(
-            self._cache, "celeba64", _recipe(files), (len(files), 3, SIZE, SIZE), _decoder(files)
-        )
+        # The sizes of its files tell a set from a recoded one.
+        content = hashlib.blake2b(f"Pillow's bilinear {_RESIZED} from {_TOP}".encode())
+        for file in files:
+            content.update(f"{file.name} {file.stat().st_size}\n".encode())
+        kept = self._cache / f"celeba64-{content.hexdigest()[:32]}.pt"
+        if kept.is_file():
+            try:
+                found: NDArray[np.uint8] = load_durably(kept)["images"].numpy()
+            except ConfigError as error:
+                _logger.warning("%s; the images are made again", error)
+            else:
+                return found
+        images = _decoded(files)
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            # A folder of its own: other processes may be writing the same file.
+            with tempfile.TemporaryDirectory(prefix="partial-", dir=kept.parent) as folder:
+                save_durably(Path(folder) / kept.name, {"images": torch.from_numpy(images)})
+                os.replace(Path(folder) / kept.name, kept)
+        except OSError as error:
+            _logger.warning("the images are not kept, and are made anew next time: %s", error)
+        return images
 
 
 def face(file: Path) -> NDArray[np.uint8]:
@@ -130,66 +156,15 @@ def face(file: Path) -> NDArray[np.uint8]:
     return pixels.transpose(2, 0, 1)
 
 
-_RESIZED = (SIZE, SIZE * HEIGHT // WIDTH)
-_TOP = (_RESIZED[1] - SIZE) // 2
-
-
-def _name(number: int) -> str:
-    return f"{number:06d}.jpg"
-
-
-def _find(root: Path) -> Path:
-    """The first folder with all images."""
-    expected = [_name(number) for number in range(1, TRAIN + VALID + TEST + 1)]
-    lacks = []
-    for folder in (root / name for name in FOLDERS):
-        found = set(os.listdir(folder)) if folder.is_dir() else set()
-        missing = [name for name in expected if name not in found]
-        if not missing:
-            return folder
-        if len(missing) == len(expected):
-            lacks.append(f"{folder} has none of them")
-        else:
-            more = ", ..." if len(missing) > NAMED else ""
-            lacks.append(
-                f"{folder} lacks {len(missing):,} of them: {', '.join(missing[:NAMED])}{more}"
-            )
-    raise ConfigError(
-        f"CelebA's {len(expected):,} aligned images, {expected[0]} to {expected[-1]}, were not "
-        f"found under {root}:\n  " + "\n  ".join(lacks) + "\n"
-        f"They are published at {PAGE} as {ARCHIVE} (md5 {ARCHIVE_MD5}): unpack it into "
-        f"{root / 'celeba'}, or name the folder that holds celeba by --data-root or the "
-        "environment variable EBMGUARD_DATA."
-    )
-
-
-def _recipe(files: Sequence[Path]) -> str:
-    """What determines the decoded images; the sizes of its files tell a set from a recoded one."""
-    content = hashlib.blake2b(digest_size=16)
-    for file in files:
-        content.update(f"{file.name} {file.stat().st_size}\n".encode())
-    return (
-        f"{len(files)} files {content.hexdigest()}, resized to {_RESIZED[0]}x{_RESIZED[1]} by "
-        f"Pillow's bilinear filter, {SIZE} rows from row {_TOP}"
-    )
-
-
-def _decoder(files: Sequence[Path]) -> Callable[[], NDArray[np.uint8]]:
-    def decode() -> NDArray[np.uint8]:
-        _logger.info("decoding %s faces, which are then kept", f"{len(files):,}")
-        pixels = np.empty((len(files), 3, SIZE, SIZE), dtype=np.uint8)
-
-        def put(row: int) -> None:
-            pixels[row] = face(files[row])
-
-        with ThreadPoolExecutor(THREADS) as pool:
-            for start in range(0, len(files), AT_ONCE):
-                end = min(start + AT_ONCE, len(files))
-                # A part at a time: an error does not wait for all the rest.
-                for _ in pool.map(put, range(start, end)):
-                    pass
-                if end % SAID_EVERY == 0:
-                    _logger.info("%s of %s", f"{end:,}", f"{len(files):,}")
-        return pixels
-
-    return decode
+def _decoded(files: Sequence[Path]) -> NDArray[np.uint8]:
+    _logger.info("decoding %s faces, which are then kept", f"{len(files):,}")
+    pixels = np.empty((len(files), 3, SIZE, SIZE), dtype=np.uint8)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for start in range(0, len(files), AT_ONCE):
+            # A part at a time: an error does not wait for all the rest.
+            for row, image in enumerate(pool.map(face, files[start : start + AT_ONCE]), start):
+                pixels[row] = image
+            end = min(start + AT_ONCE, len(files))
+            if end % SAID_EVERY == 0:
+                _logger.info("%s of %s", f"{end:,}", f"{len(files):,}")
+    return pixels

@@ -9,10 +9,9 @@ import os
 import sys
 import tarfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
-from typing import Protocol
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -56,15 +55,10 @@ def fetch(files: PublishedFiles, root: Path) -> None:
 def _fetched(files: PublishedFiles, path: Path, address: str, md5: str) -> bytes:
     """The content of an address, whose file beside `path` goes when all of it has come."""
     part = path.with_name(f"{path.name}.part")
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        have = part.stat().st_size if part.is_file() else 0
-    except OSError as error:
-        raise DiskError.of(part, error) from error
     lost = f"{', '.join(files.md5)} of {files.title} cannot be fetched from {address}"
     help_ = f"Try again later, or put the files into {path.parent} yourself"
     try:
-        _go_on(part, address, have)
+        _go_on(part, address)
     except DiskError:
         raise
     except (OSError, HTTPException) as error:
@@ -78,62 +72,53 @@ def _fetched(files: PublishedFiles, path: Path, address: str, md5: str) -> bytes
     return content
 
 
-def _go_on(part: Path, address: str, have: int) -> None:
+def _go_on(part: Path, address: str) -> None:
     """Append the rest of an address to a file that has the first bytes of it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    with _disk(part):
+        part.parent.mkdir(parents=True, exist_ok=True)
+        have = part.stat().st_size if part.is_file() else 0
     try:
         response = urlopen(Request(address, headers={"Range": f"bytes={have}-"}), timeout=PATIENCE)
     except HTTPError as error:
         if error.code == 416 and have:  # there is no more
             return
         raise
-    with response:
+    columns = (TextColumn(part.name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with response, bar:
         have = have if response.status == 206 else 0
         total = have + int(response.headers.get("Content-Length", 0))
         _logger.info("fetching %s, of which %.1f MB are left", address, (total - have) / 1e6)
-        with _bar(part.name, have, total) as bar:
-            for chunk in _chunks(response):
-                try:
-                    with part.open("ab" if have else "wb") as stream:
-                        stream.write(chunk)
-                except OSError as error:
-                    raise DiskError.of(part, error) from error
-                have += len(chunk)
-                bar(have)
+        task = bar.add_task(part.name, completed=have, total=total)
+        while chunk := response.read(CHUNK):
+            with _disk(part), part.open("ab" if have else "wb") as stream:
+                stream.write(chunk)
+            have += len(chunk)
+            bar.update(task, completed=have)
     if have < total:
         raise ConnectionError(f"the connection ended after {have:,} of {total:,} bytes")
 
 
-def _chunks(response: HTTPResponse) -> Iterator[bytes]:
-    while chunk := response.read(CHUNK):
-        yield chunk
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
+    """Context of what is written to a file: its errors are the disk's."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError.of(path, error) from error
 
 
 def _write(path: Path, content: bytes) -> None:
     """All of a file, or nothing."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(content)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise DiskError.of(path, error) from error
-
-
-class _Told(Protocol):
-    def __call__(self, done: int, /) -> None: ...
-
-
-@contextmanager
-def _bar(name: str, done: int, total: int) -> Iterator[_Told]:
-    """A progress bar, on a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, completed=done, total=total)
-        yield lambda done: progress.update(task, completed=done)
+        with _disk(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(content)
+            os.replace(partial, path)
+    finally:
+        with suppress(OSError):  # it has its name, or was never there
+            partial.unlink()

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from ebmguard.errors import ConfigError
+
+NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -30,22 +34,15 @@ class PublishedFiles:
     archive: tuple[str, str] | None = None
 
     def find(self, root: Path) -> Path:
-        """The first of the folders that holds every file.
-
-        Raises:
-            ConfigError: there is none. It names the folders, and what is missing in each.
-        """
-        lacks = []
-        for folder in (root / name for name in self.folders):
-            missing = [name for name in self.md5 if not (folder / name).is_file()]
-            if not missing:
-                return folder
-            lacks.append(f"{folder} lacks {', '.join(missing)}")
-        raise ConfigError(
-            f"{self.title} was not found under {root}:\n  " + "\n  ".join(lacks) + "\n"
+        """The first of the folders that holds every file; raises as :func:`find_folder`."""
+        return find_folder(
+            root,
+            self.folders,
+            [*self.md5],
+            f"{self.title} was",
             f"It is published at {self.page} : put its files there, or name the folder that holds "
             "them by --data-root or the environment variable EBMGUARD_DATA; --download fetches "
-            "what is published without a form."
+            "what is published without a form.",
         )
 
     def read(self, path: Path) -> bytes:
@@ -70,3 +67,35 @@ class PublishedFiles:
                 f"{path} is not the published file of {self.title}: its md5 is {found}, expected "
                 f"{expected}. Delete it and fetch it again from {self.page}"
             )
+
+
+def find_folder(
+    root: Path, folders: Sequence[str], names: Sequence[str], what: str, cure: str
+) -> Path:
+    """The first of some folders below the root that holds files of all these names.
+
+    Raises:
+        ConfigError: there is none. It names the folders, and what is missing in each.
+    """
+    lacks = []
+    for folder in (root / name for name in folders):
+        found = set(os.listdir(folder)) if folder.is_dir() else set()
+        missing = [name for name in names if name not in found]
+        if not missing:
+            return folder
+        more = f", ... ({len(missing):,} files)" if len(missing) > NAMED else ""
+        lacks.append(f"{folder} lacks {', '.join(missing[:NAMED])}{more}")
+    raise ConfigError("\n  ".join([f"{what} not found under {root}:", *lacks]) + f"\n{cure}")
+
+
+@contextmanager
+def needs(package: str) -> Iterator[None]:
+    """Context of an import, which says what to install.
+
+    Args:
+        package: its name, and what it is needed for.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f'{package}, is not installed: pip install "ebmguard[train]"') from error

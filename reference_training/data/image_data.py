@@ -1,11 +1,44 @@
-"""A labelled image data set with a fixed split."""
+"""A labelled image data set: as a reader returns it, and with a fixed split."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+
+class Pixels(Protocol):
+    """Images as an array has them, or a reader that decodes those that are asked for."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        """The images of some rows, (N,) -> (N, C, H, W)."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """The published images, in their published order.
+
+    Attributes:
+        train_x: (N, C, H, W) uint8.
+        train_y: (N,) int64, from 0.
+        test_x: (T, C, H, W) uint8.
+        test_y: (T,) int64, from 0.
+        valid: images (V, C, H, W) uint8 and labels (V,) of a validation set, where one is
+            published; else it is taken from the training images.
+    """
+
+    train_x: Pixels
+    train_y: NDArray[np.int64]
+    test_x: Pixels
+    test_y: NDArray[np.int64]
+    valid: tuple[Pixels, NDArray[np.int64]] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,15 +79,8 @@ class ImageData:
 
     def to(self, device: torch.device) -> ImageData:
         """The same data on `device`."""
-        return replace(
-            self,
-            train_x=self.train_x.to(device),
-            train_y=self.train_y.to(device),
-            valid_x=self.valid_x.to(device),
-            valid_y=self.valid_y.to(device),
-            test_x=self.test_x.to(device),
-            test_y=self.test_y.to(device),
-        )
+        tensors: dict[str, Any] = {n: x for n, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: x.to(device) for name, x in tensors.items()})
 
     def scale(self, x: Tensor) -> Tensor:
         """Bytes of any shape as float32 in [-1, 1]."""

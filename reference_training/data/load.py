@@ -15,12 +15,9 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 
 from .celeba import read_celeba
-from .digits import read_digits
 from .download import fetch
 from .files import PublishedFiles
-from .frey import read_frey
-from .image_data import ImageData
-from .images import Images
+from .image_data import ImageData, Images
 from .published import (
     CIFAR10,
     CIFAR100,
@@ -28,6 +25,8 @@ from .published import (
     SVHN,
     read_cifar10,
     read_cifar100,
+    read_digits,
+    read_frey,
     read_mnist,
     read_svhn,
 )
@@ -40,25 +39,27 @@ ROOT_VARIABLE = "EBMGUARD_DATA"
 
 
 @dataclass(frozen=True)
-class _Published:
-    """A data set that lies in files; padding and flips as in JEM (Grathwohl et al. 2020)."""
+class _DataSet:
+    """How a data set is read; padding and flips as in JEM (Grathwohl et al. 2020)."""
 
     read: Callable[[Path], Images]
     files: PublishedFiles | None = None
     classes: int = 10
+    levels: int = 255
     pad: int = 0
     flip: bool = False
 
 
-_PUBLISHED: Mapping[str, _Published] = {
-    "mnist": _Published(read_mnist, MNIST),
-    "cifar10": _Published(read_cifar10, CIFAR10, pad=4, flip=True),
-    "cifar100": _Published(read_cifar100, CIFAR100, classes=100, pad=4, flip=True),
-    "svhn": _Published(read_svhn, SVHN, pad=4),
-    "celeba64": _Published(read_celeba, classes=1),  # no labels; short runs are not augmented
-    "frey": _Published(read_frey, classes=1),
+_SETS: Mapping[str, _DataSet] = {
+    "digits": _DataSet(read_digits, levels=16),
+    "mnist": _DataSet(read_mnist, MNIST),
+    "cifar10": _DataSet(read_cifar10, CIFAR10, pad=4, flip=True),
+    "cifar100": _DataSet(read_cifar100, CIFAR100, classes=100, pad=4, flip=True),
+    "svhn": _DataSet(read_svhn, SVHN, pad=4),
+    "celeba64": _DataSet(read_celeba, classes=1),  # no labels; short runs are not augmented
+    "frey": _DataSet(read_frey, classes=1),
 }
-DATA_SETS: tuple[str, ...] = ("digits", *_PUBLISHED)
+DATA_SETS: tuple[str, ...] = (*_SETS,)
 """Names that `--data` takes."""
 
 
@@ -75,7 +76,7 @@ def kept_data(
         **counts: as there.
     """
     folder = root or os.environ.get(ROOT_VARIABLE)
-    files = _PUBLISHED[name].files if download and name in _PUBLISHED else None
+    files = _SETS[name].files if download and name in _SETS else None
     if files is not None:
         fetch(files, Path(folder) if folder else _root(name, None))
     return _kept(name, Path(folder) if folder else None, **counts)
@@ -121,18 +122,15 @@ def load_data(
     ):
         if value is not None and value < least:
             raise ConfigError(f"{setting} is {value}, expected {least} or more")
-    if name == "digits":
-        images, classes, levels, pad, flip = read_digits(), 10, 16, 0, False
-        order = np.arange(len(images.train_x))
-        valid_images = valid_images or 0
-    elif name in _PUBLISHED:
-        published = _PUBLISHED[name]
-        images = published.read(_root(name, root))
-        classes, levels, pad, flip = published.classes, 255, published.pad, published.flip
-        order = _shuffled(len(images.train_x))
-        valid_images = VALID_IMAGES if valid_images is None else valid_images
-    else:
+    if name not in _SETS:
         raise ConfigError(f"data is {name!r}, expected one of {', '.join(DATA_SETS)}")
+    own, is_digits = _SETS[name], name == "digits"
+    images = own.read(Path() if is_digits else _root(name, root))
+    order = np.arange(len(images.train_x))
+    if not is_digits:
+        np.random.RandomState(SPLIT_SEED).shuffle(order)
+    if valid_images is None:
+        valid_images = 0 if is_digits else VALID_IMAGES
     if images.valid is None:
         valid_x, valid_y = images.train_x, images.train_y
         valid = _first(valid_images, order, name, "valid_images", spare=1)
@@ -154,10 +152,10 @@ def load_data(
         valid_y=torch.from_numpy(valid_y[valid]),
         test_x=pixels(images.test_x[test]),
         test_y=torch.from_numpy(images.test_y[test]),
-        classes=classes,
-        levels=levels,
-        pad=pad,
-        flip=flip,
+        classes=own.classes,
+        levels=own.levels,
+        pad=own.pad,
+        flip=own.flip,
     )
 
 
@@ -177,12 +175,6 @@ def _root(name: str, root: Path | None) -> Path:
             f"--data-root or the environment variable {ROOT_VARIABLE}"
         )
     return root
-
-
-def _shuffled(count: int) -> NDArray[np.int64]:
-    order = list(range(count))
-    np.random.RandomState(SPLIT_SEED).shuffle(order)
-    return np.array(order)
 
 
 def _first(

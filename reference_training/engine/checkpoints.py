@@ -51,20 +51,15 @@ class Checkpoints:
         Raises:
             ConfigError: there are checkpoints of another number of ranks only.
         """
-        found: dict[int, set[int]] = {}
-        others = set()
-        for _, step, rank, world in _files(self.folder):
-            if world == self.ranks.world:
-                found.setdefault(step, set()).add(rank)
-            else:
-                others.add(world)
-        if others and not found:
+        others = _found(self.folder)
+        own = others.pop(self.ranks.world, {})
+        if others and not own:
             raise ConfigError(
-                f"{self.folder} holds checkpoints of {sorted(others)[0]} processes, this run has "
+                f"{self.folder} holds checkpoints of {min(others)} processes, this run has "
                 f"{self.ranks.world}; the chains of the replay buffer are divided among them, so "
                 "go on with as many as the run began with"
             )
-        return sorted(step for step, by in found.items() if len(by) == self.ranks.world)
+        return sorted(step for step, files in own.items() if len(files) == self.ranks.world)
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, on every rank, and remove all but this one and the one before.
@@ -91,9 +86,9 @@ class Checkpoints:
             ) from error
         self.ranks.wait()
         kept = [*older, step][-KEPT:]
-        for file, at, rank, world in _files(self.folder):
-            if (rank, world) == (self.ranks.rank, self.ranks.world) and at not in kept:
-                file.unlink()
+        for at, files in _found(self.folder)[self.ranks.world].items():
+            if at not in kept and self.ranks.rank in files:
+                files[self.ranks.rank].unlink()
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """This rank's part of the newest checkpoint, its tensors on `device`; None without one.
@@ -131,19 +126,19 @@ def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]]:
     Raises:
         ConfigError: there is no whole checkpoint, or a part cannot be read.
     """
-    found: dict[tuple[int, int], dict[int, Path]] = {}
-    for file, step, rank, world in _files(folder):
-        found.setdefault((step, world), {})[rank] = file
-    whole = {step: parts for (step, world), parts in found.items() if len(parts) == world}
+    whole = {
+        step: files
+        for world, steps in _found(folder).items()
+        for step, files in steps.items()
+        if len(files) == world
+    }
     if not whole:
         raise ConfigError(
             f"{folder.parent} has no checkpoint yet; wait for its first one, or go on with it by "
             "--resume"
         )
     step = max(whole)
-    return step, [
-        load_durably(file, torch.device("cpu")) for _, file in sorted(whole[step].items())
-    ]
+    return step, [load_durably(file) for _, file in sorted(whole[step].items())]
 
 
 @contextmanager
@@ -166,9 +161,11 @@ def restoring(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _files(folder: Path) -> Iterator[tuple[Path, int, int, int]]:
-    """Checkpoints in a folder: path, step, rank and the number of ranks."""
-    for path in list(folder.glob("step-*.pt")):
-        match = _NAME.fullmatch(path.name)
-        if match:
-            yield path, int(match[1]), int(match[2] or 0), int(match[3] or 1)
+def _found(folder: Path) -> dict[int, dict[int, dict[int, Path]]]:
+    """The files of checkpoints in a folder, by the number of ranks, the step and the rank."""
+    found: dict[int, dict[int, dict[int, Path]]] = {}
+    for path in folder.glob("step-*.pt"):
+        if match := _NAME.fullmatch(path.name):
+            of_world = found.setdefault(int(match[3] or 1), {})
+            of_world.setdefault(int(match[1]), {})[int(match[2] or 0)] = path
+    return found

@@ -12,7 +12,7 @@ import operator
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple
+from typing import Any, Concatenate, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ebmguard.errors import ConfigError
+
+T = TypeVar("T")
 
 _MOST_GRAPHS = 32
 _REPEATS = 3  # of a call before it is captured
@@ -67,56 +69,37 @@ def graphed(
     Raises:
         ConfigError: (by the callable, on a GPU) another network than in the first call.
     """
-    return _GraphedFunction(function, device, warm_up) if _is_gpu(device) else function
+    if not _is_gpu(device):
+        return function
+    networks: list[nn.Module] = []
+    captured: dict[object, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
-
-class _GraphedFunction:
-    def __init__(
-        self,
-        function: Callable[Concatenate[nn.Module, ...], Tensor],
-        device: torch.device,
-        warm_up: Callable[..., tuple[Tensor, ...]] | None,
-    ) -> None:
-        self._function = function
-        self._device = device
-        self._warm_up = warm_up
-        self._network: nn.Module | None = None
-        self._captured: dict[tuple[Any, ...], tuple[Any, list[Tensor], Tensor]] = {}
-
-    def __call__(self, network: nn.Module, *tensors: Tensor) -> Tensor:
-        if self._network is None:
-            self._network = network
-        if network is not self._network:
+    def call(network: nn.Module, *tensors: Tensor) -> Tensor:
+        if not networks:
+            networks.append(network)
+        if network is not networks[0]:
             raise ConfigError(
-                f"The function was captured as a CUDA graph with one {type(self._network).__name__}"
+                f"The function was captured as a CUDA graph with one {type(networks[0]).__name__}"
                 " and is now called with another network, which the graph would not use. Make one "
                 "graphed function for each network."
             )
         signature = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        if signature not in self._captured:
-            self._captured[signature] = self._capture(network, tensors)
-        graph, inputs, output = self._captured[signature]
-        for own, tensor in zip(inputs, tensors, strict=True):
-            own.copy_(tensor.detach())
+        if signature not in captured:
+            own = [tensor.detach().to(device, copy=True) for tensor in tensors]
+            first = warm_up(*own) if warm_up else own
+            graph, output = _captured(
+                device,
+                lambda: function(network, *own).detach(),
+                lambda: function(network, *first),
+            )
+            captured[signature] = graph, own, output
+        graph, inputs, output = captured[signature]
+        for x, tensor in zip(inputs, tensors, strict=True):
+            x.copy_(tensor.detach())
         graph.replay()
         return output
 
-    def _capture(
-        self, network: nn.Module, tensors: tuple[Tensor, ...]
-    ) -> tuple[Any, list[Tensor], Tensor]:
-        with torch.cuda.device(self._device):
-            inputs = [tensor.detach().to(self._device, copy=True) for tensor in tensors]
-            # Lazily made handles, workspaces and kernel choices must not fall into the capture.
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._function(network, *(self._warm_up(*inputs) if self._warm_up else inputs))
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # Of other threads, NCCL's watchdog asks for its events while this one captures.
-            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-                output = self._function(network, *inputs).detach()
-        return graph, inputs, output
+    return call
 
 
 def graphed_energies(
@@ -235,8 +218,7 @@ class _Replayed:
             is_new = self._eager.count(key) < _REPEATS
             if is_new or len(self._graphs) == _MOST_GRAPHS:
                 return function(*args, **kwargs)
-            with torch.cuda.device(self._device):
-                self._graphs[key] = _Replay(function, leaves, layout, self._device)
+            self._graphs[key] = _Replay(function, leaves, layout, self._device)
         return self._graphs[key]([x for x in leaves if isinstance(x, Tensor)])
 
 
@@ -274,14 +256,7 @@ class _Replay:
             flat = {d: [x.detach().flatten() for x in found if x.dtype == d] for d in dtypes}
             return {dtype: torch.cat(parts) for dtype, parts in flat.items()}
 
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
-            self._outputs = run()
+        self._graph, self._outputs = _captured(device, run, run)
         # What is left of the results is constant, or stands for one that is copied out.
         self._results = [
             _Result(x.requires_grad) if isinstance(x, Tensor) else x for x in self._results
@@ -333,6 +308,23 @@ class _Known(torch.autograd.Function):
             None,
             *(by.view(*by.shape, *[1] * (x.ndim - by.ndim)) * x for x in ctx.gradients),
         )
+
+
+def _captured(
+    device: torch.device, run: Callable[[], T], warm_up: Callable[[], object]
+) -> tuple[torch.cuda.CUDAGraph, T]:
+    """A call as a graph, and the memory that its replays write to."""
+    with torch.cuda.device(device):
+        # Lazily made handles, workspaces and kernel choices must not fall into the capture.
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            warm_up()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Of other threads, NCCL's watchdog asks for its events while this one captures.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            return graph, run()
 
 
 def _is_gpu(device: torch.device) -> bool:

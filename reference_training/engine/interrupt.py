@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import signal
 import threading
 import time
@@ -23,21 +22,27 @@ SIGNALS = tuple(
 warning (`--signal=USR1@120`)."""
 
 
-class SignalContext(abc.ABC):
-    """Context in which some signals call :meth:`note`.
+class DeferredInterrupt:
+    """Context in which a first signal only sets `requested`; a second Ctrl-C interrupts at once.
 
-    One that the process was told to ignore stays ignored, as nohup does with SIGHUP. Outside of the
-    main thread, where Python delivers no signals, nothing changes.
+    Each of `SIGNALS` asks, and only Ctrl-C insists: schedulers send theirs twice, and then kill.
+    What comes within a second of the first is an echo of it: launchers of several processes repeat
+    to them what the terminal has told them already. A signal that the process was told to ignore
+    stays ignored, as nohup does with SIGHUP. Outside of the main thread, where Python delivers no
+    signals, nothing changes.
+
+    A training step that is cut in half cannot be resumed exactly, so the loop asks `requested`
+    between steps.
     """
 
-    numbers: tuple[int, ...]
-
     def __init__(self) -> None:
+        self.requested = False
+        self._since = 0.0
         self._previous: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in self.numbers:
+            for number in SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self.note)
         return self
@@ -47,32 +52,14 @@ class SignalContext(abc.ABC):
             signal.signal(number, handler)
         self._previous.clear()
 
-    @abc.abstractmethod
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
-
-
-class DeferredInterrupt(SignalContext):
-    """Context in which a first Ctrl-C only sets `requested`; a second one interrupts at once.
-
-    Each of `SIGNALS` counts as Ctrl-C. What comes within a second of the first is an echo of it:
-    launchers of several processes repeat to them what the terminal has told them already.
-
-    A training step that is cut in half cannot be resumed exactly, so the loop asks `requested`
-    between steps.
-    """
-
-    numbers = SIGNALS
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.requested = False
-        self._since = 0.0
-
     def note(self, number: int, frame: FrameType | None) -> None:
         """Remember the first one; insist at the second."""
         now = time.monotonic()
         if not self.requested:
             self.requested, self._since = True, now
-        elif now > self._since + ECHO:
-            raise KeyboardInterrupt
+        elif number == signal.SIGINT and now > self._since + ECHO:
+            self.insist()
+
+    def insist(self) -> None:
+        """Ctrl-C has come again."""
+        raise KeyboardInterrupt

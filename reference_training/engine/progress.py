@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.live import Live
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
 from ebmguard.errors import printable
 
 from ..plots.numbers import number
 
-package_logger = logging.getLogger("ebmguard")
 logger = logging.getLogger("ebmguard.train")
 
 
@@ -35,20 +34,21 @@ class Reporter:
         """The run is over."""
 
 
-class PrintableFormatter(logging.Formatter):
-    """Messages that name folders and alerts of others, as a terminal may see them."""
+class TerminalHandler(logging.Handler):
+    """Messages that name folders and alerts of others, as a terminal may see them.
 
-    def format(self, record: logging.LogRecord) -> str:
-        """The record's text; what the guard says begins with its name."""
-        text = super().format(record)
-        return printable(f"ebmguard: {text}" if record.name == package_logger.name else text)
+    What the guard says begins with its name. Where a bar is drawn, rich puts them above it.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the record's text to the standard error of now."""
+        whose = "ebmguard: " if record.name == "ebmguard" else ""
+        print(printable(whose + self.format(record)), file=sys.stderr)
 
 
 def log_to_terminal() -> None:
     """Show what is logged, INFO included, unless the program has set up logging."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(PrintableFormatter("%(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[TerminalHandler()])
 
 
 class LineReporter(Reporter):
@@ -74,17 +74,10 @@ class LineReporter(Reporter):
 
 
 class BarReporter(Reporter):
-    """A progress bar, and the guard's state in a line below it, drawn by rich.
+    """A progress bar, and the guard's state in a line below it, drawn by rich."""
 
-    While it is on the screen, what the package logs (alerts) appears above it.
-    """
-
-    def __init__(self) -> None:
-        self._state = ""
-        self._progress: Progress | None = None
-        self._live: Live | None = None
-        self._task: TaskID | None = None
-        self._handler: logging.Handler | None = None
+    _progress: Progress
+    _live: Live
 
     def start(self, name: str, done: int, total: int) -> None:
         """Draw the bar."""
@@ -99,63 +92,31 @@ class BarReporter(Reporter):
         )
         from rich.text import Text
 
-        progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
+        words = TextColumn("{task.description}", markup=False)
+        progress = Progress(words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._task = progress.add_task(printable(name), total=total, completed=done)
+        self._state, self._progress = "", progress
         self._live = Live(get_renderable=lambda: Group(progress, Text(self._state)))
-        self._progress = progress
-        self._handler = _NoteHandler(self)
-        package_logger.addHandler(self._handler)
-        package_logger.propagate = False
         self._live.start()
 
     def step(self, done: int, state: Mapping[str, float | str]) -> None:
         """Move the bar and show the state."""
         self._state = state_text(state)
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=done)
+        self._progress.update(self._task, completed=done)
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""
-        if self._live is not None:
-            self._live.console.print(printable(text), markup=False, highlight=False)
+        self._live.console.print(printable(text), markup=False, highlight=False)
 
     def stop(self) -> None:
         """Leave the bar as it is."""
-        if self._handler is not None:
-            package_logger.removeHandler(self._handler)
-            package_logger.propagate = True
-            self._handler = None
-        if self._live is not None:
-            self._live.stop()
-
-
-class _NoteHandler(logging.Handler):
-    """Log records as notes of a reporter: written past the bar, they would tear it apart."""
-
-    def __init__(self, reporter: BarReporter) -> None:
-        super().__init__(level=logging.INFO)
-        self.setFormatter(PrintableFormatter("%(message)s"))
-        self._reporter = reporter
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Show the record's message."""
-        self._reporter.note(self.format(record))
+        self._live.stop()
 
 
 def default_reporter(every: int = 100) -> Reporter:
-    """A bar on a terminal; elsewhere, or without rich, one line every `every` steps."""
-    if not sys.stderr.isatty() or not sys.stdout.isatty():
-        return LineReporter(every)
-    try:
-        import rich.progress  # noqa: F401
-    except ImportError:
-        return LineReporter(every)
-    return BarReporter()
+    """A bar on a terminal; elsewhere one line every `every` steps."""
+    is_terminal = sys.stderr.isatty() and sys.stdout.isatty()
+    return BarReporter() if is_terminal else LineReporter(every)
 
 
 def state_text(state: Mapping[str, float | str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -12,14 +13,17 @@ import torch
 from torch import Tensor
 
 from ebmguard.alerts import Alert, Level
+from ebmguard.sinks import Sink
 
 from ..device import describe
 from .ranks import ONE_RANK, Ranks
 from .run_config import RunConfig
 from .run_folder import METRICS, RunFolder, last_course, read_rows
 
+_KEPT = ("next_step", "diverged_at", "rollbacks", "first_alerts", "last_alert")
 
-class Record:
+
+class Record(Sink):
     """Steps, alerts, divergence and rollbacks of a run.
 
     It is a sink of the run's first guard, so that it has every row that the guard writes: of a GPU
@@ -89,9 +93,6 @@ class Record:
 
     def write_alert(self, record: object) -> None:
         """Nothing: :meth:`on_alert` has it, on every rank."""
-
-    def write_recovery(self, record: object) -> None:
-        """Nothing: :meth:`roll_back` has it, on every rank."""
 
     def take_rows(self) -> list[tuple[int, Mapping[str, float]]]:
         """The guard's rows since the last call, with their steps."""
@@ -178,27 +179,13 @@ class Record:
         """Seconds of training, those before a resume included."""
         return self._earlier + time.monotonic() - self._started
 
-    def flush(self) -> None:
-        """Nothing: what is kept is in memory."""
-
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        return {
-            "next_step": self.next_step,
-            "diverged_at": self.diverged_at,
-            "rollbacks": list(self.rollbacks),
-            "first_alerts": dict(self.first_alerts),
-            "counts": dict(self.counts),
-            "last_alert": self.last_alert,
-            "elapsed": self.elapsed(),
-        }
+        kept = {name: getattr(self, name) for name in _KEPT}
+        return copy.deepcopy({**kept, "counts": dict(self.counts), "elapsed": self.elapsed()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved record."""
-        self.next_step = state["next_step"]
-        self.diverged_at = state["diverged_at"]
-        self.rollbacks = list(state["rollbacks"])
-        self.first_alerts = dict(state["first_alerts"])
-        self.counts = Counter(state["counts"])
-        self.last_alert = state["last_alert"]
-        self._earlier = state["elapsed"]
+        own = copy.deepcopy({name: state[name] for name in _KEPT})
+        self.counts, self._earlier = Counter(state["counts"]), state["elapsed"]
+        vars(self).update(own)

@@ -100,19 +100,7 @@ class RunConfig(abc.ABC):
 
     def command(self) -> str:
         """The command line that makes this run again, defaults left out."""
-        words = list(self.words)
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is None or field.name == "resume":
-                continue
-            if field.name in self.shown or value != field.default:
-                name = field.name.replace("_", "-")
-                if isinstance(value, bool):
-                    words.append(f"--{name}" if value else f"--no-{name}")
-                else:
-                    values = value if isinstance(value, tuple) else (value,)
-                    words += [f"--{name}", *map(str, values)]
-        return shlex.join(words)
+        return shlex.join(command_words(self, *self.words, shown=self.shown, hidden=("resume",)))
 
     def resumed(self, stored: Mapping[str, Any]) -> Self:
         """These settings over those of the run that is resumed.
@@ -126,8 +114,6 @@ class RunConfig(abc.ABC):
         Raises:
             ConfigError: names the settings that contradict the run's.
         """
-        if isinstance(was := stored.get("compile"), bool):  # before it had a default of its own
-            stored = {**stored, "compile": "yes" if was else "no"}
         known = {f.name: f for f in dataclasses.fields(self) if f.name in stored}
         changed = {
             name: value
@@ -214,6 +200,35 @@ class RunConfig(abc.ABC):
             )
         folder.write_config({**folder.config, **settings})
         return config, folder
+
+
+def command_words(
+    settings: Any, *words: str, shown: Sequence[str] = (), hidden: Sequence[str] = ()
+) -> list[str]:
+    """The words of the command line that makes settings again, defaults left out.
+
+    Args:
+        settings: a dataclass that is a command line.
+        *words: of the command.
+        shown: settings that are named even where they have their default.
+        hidden: settings that are not.
+    """
+    found = [*words]
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), field.name.replace("_", "-")
+        is_default = value == field.default and field.name not in shown
+        if value is None or is_default or field.name in hidden:
+            continue
+        if isinstance(value, bool):
+            found.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            found += [f"--{name}", *map(short, value if isinstance(value, tuple) else (value,))]
+    return found
+
+
+def short(value: object) -> str:
+    """All digits of a number, without those of a whole number's fraction."""
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def refuse(problems: Sequence[str], what: str = "a run") -> None:

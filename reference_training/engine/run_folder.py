@@ -190,14 +190,12 @@ def read_json(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: as :func:`open_file`, or it is damaged.
     """
-    try:
-        with open_file(file) as stream:
+    with open_file(file) as stream:
+        try:
             content = json.load(stream)
-        reason = f"it is a {type(content).__name__}, expected {{...}}"
-    except ConfigError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
-        content, reason = None, printable(error)
+            reason = f"it is a {type(content).__name__}, expected {{...}}"
+        except (OSError, ValueError, RecursionError) as error:
+            content, reason = None, printable(error)
     if not isinstance(content, dict):
         raise ConfigError(f"{file} is damaged: {reason}; restore or remove it")
     return content

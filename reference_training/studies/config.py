@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 import tyro
 
-from ..engine.run_config import below, refuse
+from ..engine.run_config import below, command_words, refuse
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,7 @@ class ToyFigure:
 
     def command(self) -> str:
         """The command line that draws this figure, defaults left out."""
-        words = ["ebmguard", "figure", self.name]
-        for option in fields(self)[1:]:
-            value = getattr(self, option.name)
-            if value != option.default:
-                words += [f"--{option.name}", str(value)]
-        return shlex.join(words)
+        return shlex.join(command_words(self, "ebmguard", "figure", self.name, hidden=("name",)))
 
 
 @dataclass(frozen=True)

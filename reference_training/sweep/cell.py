@@ -46,11 +46,6 @@ class Cell:
         """A file that is there when there is a run to go on with."""
         return self.config.out / CONFIG
 
-    @property
-    def begun(self) -> bool:
-        """Whether there is a run to go on with."""
-        return self.begun_by.is_file()
-
     def over(self) -> str | None:
         """How the run went, once it has come to its end.
 
@@ -74,7 +69,7 @@ class Cell:
             ConfigError: the finished run has other settings, or a file of it is damaged.
         """
         file = self.config.out / RESULTS
-        if not (self.begun and file.is_file()):
+        if not (self.begun_by.is_file() and file.is_file()):
             return None
         wanted = self.config.resumed(read_config(self.config.out)).total_steps
         results = read_json(file)

@@ -15,12 +15,12 @@ PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int, words: list[str]) -> None:
-    """Replace this process; `parent` is who started it, 0 where that is not known."""
+    """Replace this process; `parent` is who started it."""
     if sys.platform == "linux":
         # Without it a run would outlive a worker or a node that is killed. SIGTERM lets it write a
         # checkpoint; who goes on with it waits for its lock.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if parent not in (0, os.getppid()):
+    if parent != os.getppid():
         sys.exit("who started this run is gone already")
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray keeps Ctrl-C from what it starts
     os.execv(sys.executable, [sys.executable, *words])

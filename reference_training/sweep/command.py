@@ -11,7 +11,6 @@ from ebmguard.errors import ConfigError
 from ..engine.interrupt import INTERRUPTED
 from .cell import Cell
 from .grid import Grid
-from .plan import Plan, Task
 from .sweep import Stop, Sweep
 from .view import View
 
@@ -26,14 +25,15 @@ def run(grid: Grid) -> int:
 
     Raises:
         ConfigError: the settings do not make a grid, its folder cannot be written, there is no such
-            cluster, or it has not the GPUs.
+            cluster, or it has no GPU.
         ImportError: Ray is not installed.
     """
     cells = grid.cells()
     if grid.print:
         for cell in cells:
             if cell.results() is None:
-                print(shlex.join(shell_words(grid, cell)))
+                _, *words = grid.words(cell)
+                print(shlex.join([*words, *(["--resume"] if cell.begun_by.is_file() else [])]))
         return 0
     if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
         raise ConfigError(
@@ -43,11 +43,11 @@ def run(grid: Grid) -> int:
     return work_on(grid, cells, grid.command())
 
 
-def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
+def work_on(plan: Grid, cells: Sequence[Cell], command: str) -> int:
     """Do what is not done of a plan's cells.
 
     Args:
-        plan: how they are run.
+        plan: how they are run: a grid, or what :class:`~.sweep.Sweep` takes for one.
         cells: in the order of the work.
         command: that goes on with them.
 
@@ -55,7 +55,7 @@ def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
         Exit status: 0, 1 where a run failed, or 130 where Ctrl-C stopped the work.
 
     Raises:
-        ConfigError: its folder cannot be written, there is no such cluster, or it has not the GPUs.
+        ConfigError: its folder cannot be written, there is no such cluster, or it has no GPU.
         ImportError: Ray is not installed.
     """
     try:
@@ -72,11 +72,3 @@ def work_on(plan: Plan, cells: Sequence[Task], command: str) -> int:
         print(f"stopped; go on with: {command}")
         return INTERRUPTED
     return FAILED if sweep.failures else 0
-
-
-def shell_words(grid: Grid, cell: Cell) -> Sequence[str]:
-    """The command of a cell for a shell."""
-    words = [*grid.words(cell)[1:], *(["--resume"] if cell.begun else [])]
-    if grid.gpus_per_cell == 1:
-        return words
-    return ["torchrun", "--standalone", f"--nproc-per-node={grid.gpus_per_cell}", "-m", *words]

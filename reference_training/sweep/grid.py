@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import shlex
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 
-from ..engine.run_config import RunConfig, below, refuse
+from ..engine.run_config import RunConfig, below, command_words, refuse, short
 
 if TYPE_CHECKING:  # the help needs no torch
     from .cell import Cell
@@ -35,8 +35,6 @@ class Grid(abc.ABC):
     address: str = "local"
     """Where Ray is: auto for the cluster that this machine belongs to, or HOST:PORT. With local
     nothing needs to be started, and nothing listens beyond the loopback address."""
-    gpus_per_cell: int = 1
-    """GPUs of each run, which torchrun starts where there are several."""
     workers: int | None = None
     """Runs at a time at most; the default is as many as there are GPUs, else CPU cores."""
     print: bool = False
@@ -79,7 +77,7 @@ class Grid(abc.ABC):
             problems += [
                 f"{name} has {v} twice" for v in sorted(set(values)) if values.count(v) > 1
             ]
-        problems += below(self, workers=1, gpus_per_cell=1)
+        problems += below(self, workers=1)
         given = {word.partition("=")[0].replace("_", "-") for word in self.training}
         own = [f"--{name.replace('_', '-')}" for name in (*COMMON, *self.axes.values())]
         problems += [f"{name} after -- is the grid's own to give" for name in own if name in given]
@@ -119,18 +117,7 @@ class Grid(abc.ABC):
 
     def command(self) -> str:
         """The command line of this grid, defaults left out."""
-        words = ["ebmguard", "sweep", self.trainer.words[-1]]
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name != "training" and value != field.default:
-                values = value if isinstance(value, tuple) else (value,)
-                shown = [] if field.name == "print" else map(short, values)
-                words += [f"--{field.name.replace('_', '-')}", *shown]
-        if self.training:
-            words += ["--", *self.training]
-        return shlex.join(words)
-
-
-def short(value: object) -> str:
-    """All digits of a number, without those of a whole number's fraction."""
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+        words = command_words(
+            self, "ebmguard", "sweep", self.trainer.words[-1], hidden=("training",)
+        )
+        return shlex.join([*words, *(("--", *self.training) if self.training else ())])

@@ -3,80 +3,63 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any
 
 from ebmguard.errors import ConfigError
 
-from ..engine.interrupt import SignalContext
-from .plan import Plan, Task
-from .task import ASK, ELSEWHERE, ENDED, FAILED, KILL, Board, train_cell
+from ..engine.interrupt import DeferredInterrupt
+from .cell import Cell
+from .grid import Grid
+from .task import POLL_SECONDS, lock, train_cell
 from .view import View
 
 RETRIES = 3
 """How often a cell is tried again whose run, worker or node was killed."""
-POLL_SECONDS = 0.2
-PATIENCE = 5.0
-"""Seconds that a kill may take before Ray is told to kill its workers."""
 STORE_BYTES = 80 * 2**20
 """Ray's memory for objects on this machine, of which a sweep needs next to none: the least."""
 TABLE = "table.md"
-CHILD = ("-m", f"{__package__}.child", "0")
 
 
-class Stop(SignalContext):
-    """Context that notes Ctrl-C: the first one asks, the second one insists.
+class Stop(DeferredInterrupt):
+    """Context in which a second Ctrl-C does not interrupt: it `insists`."""
 
-    SIGTERM, which schedulers and torchrun send, asks too, but never insists: some send it twice.
+    insists = False
 
-    Attributes:
-        asked: whether the sweep is to stop.
-        insists: whether it is not even to wait for checkpoints.
-    """
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked = False
-        self.insists = False
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """A signal has come."""
-        self.insists = self.asked and number == signal.SIGINT
-        self.asked = True
+    def insist(self) -> None:
+        """The runs are not even to write checkpoints."""
+        self.insists = True
 
 
 class Sweep:
-    """A grid on its way.
+    """A grid on its way, or whatever else has cells that are commands, as benchmarks do.
+
+    Of a grid it takes out, address, workers, words and page; of a cell title, log,
+    device, begun_by (None where nothing goes on with `--resume`), over and progress.
 
     Attributes:
         failures: why cells failed, by their number.
         unfinished: cells that were stopped, or not begun when the sweep was.
     """
 
-    def __init__(self, grid: Plan, cells: Sequence[Task], view: View) -> None:
+    def __init__(self, grid: Grid, cells: Sequence[Cell], view: View) -> None:
         self.failures: dict[int, str] = {}
-        self.unfinished: list[Task] = []
+        self.unfinished: list[Cell] = []
         self._grid = grid
         self._cells = cells
         self._view = view
         self._waiting = deque(range(len(cells)))
         self._tasks: dict[Any, int] = {}
-        self._begun: set[int] = set()
-        self._board: Any = None
 
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Ray, started here or found at the grid's address; left when the runs are over.
 
         Raises:
-            ConfigError: there is no such cluster, or it has not the GPUs.
+            ConfigError: there is no such cluster, or it has no GPU.
             ImportError: Ray is not installed.
         """
         is_local = self._grid.address == "local"
@@ -104,16 +87,11 @@ class Sweep:
             ) from error
         try:
             self._need = self._needed(ray)
-            # Beside the sweep: it must not be lost with another node.
-            here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-                ray.get_runtime_context().get_node_id(), soft=False
-            )
-            actor = ray.remote(Board).options(num_cpus=0, scheduling_strategy=here)
-            self._board = actor.remote()
             yield
         finally:
-            if self._tasks:  # something went wrong here: nothing goes on unwatched
-                ray.get(self._board.ask.remote(ASK))
+            for task in self._tasks:  # something went wrong here: nothing goes on unwatched
+                ray.cancel(task)
+            if self._tasks:
                 ray.wait(list(self._tasks), num_returns=len(self._tasks))
             ray.shutdown()
 
@@ -122,23 +100,21 @@ class Sweep:
         import ray
 
         kind = "GPU" if "num_gpus" in self._need else "core"
-        each = (
-            f"one {kind}" if self._grid.gpus_per_cell == 1 else f"{self._grid.gpus_per_cell} GPUs"
-        )
-        self._view.say(f"{len(self._cells)} runs in {self._grid.out}, {each} each")
-        level = 0
-        while self._tasks or (self._waiting and not stop.asked):
+        self._view.say(f"{len(self._cells)} runs in {self._grid.out}, one {kind} each")
+        is_told = False
+        while self._tasks or (self._waiting and not stop.requested):
             most = self._grid.workers or self._room(ray)
-            while self._waiting and len(self._tasks) < most and not stop.asked:
+            while self._waiting and len(self._tasks) < most and not stop.requested:
                 self._submit(self._waiting.popleft(), ray)
-            wanted = KILL if stop.insists else ASK if stop.asked else 0
-            if wanted > level:
-                level = wanted
-                self._stop(level, ray)
+            if stop.requested and not is_told:
+                self._view.say(
+                    "stopping: the runs write checkpoints first; Ctrl-C again kills them"
+                )
+            if stop.insists or (stop.requested and not is_told):
+                is_told = True
+                for task in self._tasks:
+                    ray.cancel(task)
             done, _ = ray.wait(list(self._tasks), timeout=POLL_SECONDS) if self._tasks else ([], [])
-            for number, text in ray.get(self._board.take.remote()):
-                self._begun.add(number)
-                self._view.began(number, text)
             for task in done:
                 self._end(task, stop, ray)
             self._view.refresh()
@@ -147,84 +123,60 @@ class Sweep:
 
     def _needed(self, ray: Any) -> dict[str, float]:
         """What Ray is to keep free for each cell."""
-        count, device = self._grid.gpus_per_cell, self._cells[0].device
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        most = int(max(node.get("GPU", 0) for node in nodes))
-        if device == "cpu" or (most == 0 and count == 1 and device == "auto"):
-            if count > 1:
-                raise ConfigError(
-                    f"gpus_per_cell is {count} with device cpu; leave one of them out"
-                )
-            return {"num_cpus": 1}
-        if most < count:
+        device = self._cells[0].device
+        has_gpus = any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
+        if device == "cuda" and not has_gpus:
             raise ConfigError(
-                f"each run is to have {count} GPU(s), but no machine has more than {most}; give "
-                "fewer, by --gpus-per-cell, or `-- --device cpu`"
+                "each run is to have a GPU, but no machine has one; give `-- --device cpu`"
             )
-        return {"num_cpus": 0, "num_gpus": count}
+        return (
+            {"num_cpus": 1} if device == "cpu" or not has_gpus else {"num_cpus": 0, "num_gpus": 1}
+        )
 
     def _room(self, ray: Any) -> int:
         """Cells that the machines have room for now; Ray would take more in an order of its own."""
-        kind, count = ("GPU", self._grid.gpus_per_cell) if "num_gpus" in self._need else ("CPU", 1)
+        kind = "GPU" if "num_gpus" in self._need else "CPU"
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return max(1, sum(int(node.get(kind, 0) // count) for node in alive))
+        return max(1, sum(int(node.get(kind, 0)) for node in alive))
 
     def _submit(self, number: int, ray: Any) -> None:
-        cell, count = self._cells[number], self._grid.gpus_per_cell
+        cell = self._cells[number]
         try:
             how = cell.over()
-        except ConfigError as error:
+            with cell.log.open("ab") as log:
+                is_free = how is not None or lock(log)
+        except (ConfigError, OSError) as error:
             self._fail(number, str(error))
             return
-        if how is not None:
-            self._view.ended(number, f"kept, {how}")
+        if how is not None or not is_free:
+            kept = "skipped, another sweep is training it" if how is None else f"kept, {how}"
+            self._view.ended(number, kept)
             return
-        words = self._grid.words(cell)
-        if count > 1:
-            launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}")
-            words = [*launcher, *CHILD, *words]
         remote = ray.remote(train_cell).options(
             **self._need, max_retries=RETRIES, retry_exceptions=True
         )
-        begun, log = cell.begun_by and cell.begun_by.absolute(), cell.log.absolute()
-        task = remote.remote(self._board, number, words, begun, log, os.getcwd())
+        begun = cell.begun_by and cell.begun_by.absolute()
+        task = remote.remote(self._grid.words(cell), begun, cell.log.absolute(), os.getcwd())
         self._tasks[task] = number
-
-    def _stop(self, level: int, ray: Any) -> None:
-        self._view.say("stopping: the runs write checkpoints first; Ctrl-C again kills them")
-        ray.get(self._board.ask.remote(level))
-        if level == KILL:
-            _, left = ray.wait(list(self._tasks), num_returns=len(self._tasks), timeout=PATIENCE)
-            for task in left:
-                ray.cancel(task, force=True)
-            return
-        for task, number in self._tasks.items():
-            if number not in self._begun:
-                ray.cancel(task)
+        self._view.began(number, "resumed" if begun and begun.is_file() else "started")
 
     def _end(self, task: Any, stop: Stop, ray: Any) -> None:
         number = self._tasks.pop(task)
         cell = self._cells[number]
         try:
-            how, why = ray.get(task)
+            why = ray.get(task)
+            outcome = None if why else cell.over()
         except ray.exceptions.TaskCancelledError:
-            how, why = "stopped", ""
-        except ray.exceptions.RayTaskError as error:
-            how, why = FAILED, str(error.cause)
+            why, outcome = "", cell.over()
         except ray.exceptions.RayError as error:
-            how, why = FAILED, str(error)
-        outcome = cell.over() if how == ENDED else None
+            why, outcome = str(getattr(error, "cause", error)), None
         if outcome is not None:
             self._view.ended(number, outcome, trained=True)
-        elif how == ELSEWHERE:
-            self._view.ended(number, f"skipped, {why}")
-        elif how == FAILED and not stop.asked:
-            self._fail(number, why)
-        elif stop.asked:
+        elif stop.requested:
             self.unfinished.append(cell)
             self._view.ended(number, "stopped")
         else:
-            self._fail(number, f"ended without results, see {cell.log}")
+            self._fail(number, why or f"ended without results, see {cell.log}")
         self._write_table()
 
     def _fail(self, number: int, why: str) -> None:

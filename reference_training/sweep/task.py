@@ -13,16 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-ASK, KILL = 1, 2
-"""What the runs are asked: to write a checkpoint and to stop; not even that."""
-ENDED, FAILED, STOPPED, ELSEWHERE = "ended", "failed", "stopped", "elsewhere"
-"""How a task ends."""
 POLL_SECONDS = 0.2
 SHOWN_LINES = 10
 
@@ -31,100 +25,42 @@ class RunKilledError(Exception):
     """A run was killed, which says nothing against its settings: Ray tries again."""
 
 
-class Board:
-    """An actor beside the sweep: what the cells tell, and what they are asked."""
-
-    def __init__(self) -> None:
-        self._level = 0
-        self._attempts: Counter[int] = Counter()
-        self._told: list[tuple[int, str]] = []
-
-    def attempt(self, cell: int) -> int:
-        """How many workers have taken the cell before."""
-        self._attempts[cell] += 1
-        return self._attempts[cell] - 1
-
-    def tell(self, cell: int, text: str) -> None:
-        """Something that a person should read."""
-        self._told.append((cell, text))
-
-    def ask(self, level: int) -> None:
-        """ASK or KILL."""
-        self._level = level
-
-    def level(self) -> int:
-        """What the runs are asked; 0 is nothing."""
-        return self._level
-
-    def take(self) -> list[tuple[int, str]]:
-        """What was told since the last time."""
-        told, self._told = self._told, []
-        return told
-
-
-def train_cell(
-    board: Any,
-    number: int,
-    words: Sequence[str],
-    begun: Path | None,
-    log_file: Path,
-    directory: str,
-) -> tuple[str, str]:
+def train_cell(words: Sequence[str], begun: Path | None, log_file: Path, directory: str) -> str:
     """Train one cell to its end, on whatever node this runs.
 
+    `ray.cancel` raises a KeyboardInterrupt here. The first one asks the run to write a checkpoint
+    and to stop, a second one kills it.
+
     Args:
-        board: handle of the :class:`Board`.
-        number: of the cell.
         words: what this node's Python is to run, without --resume.
         begun: a file that is there when `--resume` goes on with the run; None where nothing does.
         log_file: the cell's log and lock.
         directory: where the command is run.
 
     Returns:
-        How it ended, and why.
+        Why it failed; empty where it did not.
 
     Raises:
         RunKilledError: the run was killed by a signal that nobody here has sent.
         OSError: the log cannot be written and locked, or there is no such directory.
     """
-    import ray
-
-    # In a thread of its own: a task that waits for Ray gives its core away meanwhile.
-    threads = ThreadPoolExecutor(1)
-
-    def call(name: str, *values: Any) -> Any:
-        return threads.submit(lambda: ray.get(getattr(board, name).remote(*values))).result()
-
-    is_retry = call("attempt", number) > 0
     with log_file.open("ab") as log:
         while not lock(log):
-            if not is_retry:
-                return ELSEWHERE, "another sweep is training it"
-            if call("level"):
-                return STOPPED, ""
             time.sleep(POLL_SECONDS)  # a worker was killed, and its run writes a checkpoint
-        if call("level"):
-            return STOPPED, ""
-        resumed = begun is not None and begun.is_file()
-        command = [*words, *(["--resume"] if resumed else [])]
-        log.write(f"$ {shlex.join([sys.executable, *command])}\n".encode())
+        command = [*words, *(["--resume"] if begun is not None and begun.is_file() else [])]
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        where = socket.gethostname() + (f", GPU {gpus}" if gpus else "")
+        log.write(f"on {where}\n$ {shlex.join([sys.executable, *command])}\n".encode())
         log.flush()
         said_from = log.tell()
-        gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        where = f"on {socket.gethostname()}" + (f", GPU {gpus}" if gpus else "")
-        call("tell", number, f"{'resumed' if resumed else 'started'} {where}")
-        status, level = _run(command, log, directory, lambda: call("level"))
-    if status == 0:
-        return ENDED, ""
-    if level:
-        return STOPPED, ""
+        status = _run(command, log, directory)
     if status < 0:
         raise RunKilledError(f"killed by {signal.Signals(-status).name}, see {log_file}")
     with log_file.open("rb") as written:
         written.seek(said_from)
         last = written.read().decode(errors="replace").splitlines()[-SHOWN_LINES:]
     said = "".join(f"\n    {line}" for line in last)
-    return FAILED, f"exit status {status}, see {log_file}{said}"
+    return f"exit status {status}, see {log_file}{said}" if status else ""
 
 
 def lock(log: IO[bytes]) -> bool:
@@ -146,12 +82,8 @@ def lock(log: IO[bytes]) -> bool:
     return True
 
 
-def _run(command: Sequence[str], log: IO[bytes], directory: str, asked: Any) -> tuple[int, int]:
-    """Run the command, and pass on what is asked.
-
-    Returns:
-        Its exit status, negative for a signal; and what was asked at last.
-    """
+def _run(command: Sequence[str], log: IO[bytes], directory: str) -> int:
+    """Run the command; its exit status, negative for a signal."""
     process = subprocess.Popen(
         [sys.executable, "-m", f"{__package__}.child", str(os.getpid()), *command],
         stdin=subprocess.DEVNULL,
@@ -162,18 +94,19 @@ def _run(command: Sequence[str], log: IO[bytes], directory: str, asked: Any) -> 
         # Ctrl-C in the terminal reaches the sweep alone, which passes it on once.
         start_new_session=True,
     )
-    level = 0
-    try:
+
+    def wait() -> None:
         while process.poll() is None:
-            now = asked()
-            if now >= ASK > level:
-                process.terminate()
-            if now >= KILL > level:
-                os.killpg(process.pid, signal.SIGKILL)
-            level = max(level, now)
-            time.sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)  # Python sees no interrupt of Ray in a longer one
+
+    try:
+        wait()
     finally:
-        if process.poll() is None:  # the sweep is gone
-            process.terminate()
+        process.terminate()  # which does nothing to one that is over
+        try:
+            wait()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-    return process.returncode, level
+    return process.returncode

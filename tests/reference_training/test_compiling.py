@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ebmguard.reference_training.compiling import compile_modules
-from tests.reference_training.jem.parts import config_for
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -58,9 +57,3 @@ def test_each_shape_is_compiled_for_itself(monkeypatch):
         module(torch.zeros(batch, 2))
     torch.compiler.reset()
     assert shapes == [[3], [5], [7]]
-
-
-@pytest.mark.parametrize(("was", "now"), [(False, "no"), (True, "yes")])
-def test_an_earlier_run_is_resumed_as_it_was(was, now, tmp_path):
-    config = config_for(tmp_path / "run")
-    assert config.resumed({**config.to_json(), "compile": was}).compile == now

@@ -84,8 +84,3 @@ def test_only_the_generator_decides():
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_reads_no_value_on_the_host():
-    x = torch.empty(6, 3, 8, 8, dtype=torch.uint8, device="meta")
-    assert augment(x, pad=4, flip=True, generator=torch.Generator()).shape == x.shape

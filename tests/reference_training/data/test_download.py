@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from hashlib import md5
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -90,25 +89,22 @@ def published(monkeypatch) -> Iterator[tuple[Publisher, PublishedFiles]]:
         sums = {name: md5(content).hexdigest() for name, content in batches.items()}
         whole = f"{address}cifar.tar.gz", md5(packed.getvalue()).hexdigest()
         files = PublishedFiles(CIFAR10.title, address, CIFAR10.folders, sums, whole)
-        own = load._Published(partial(read_cifar10, files=files), files)
-        monkeypatch.setitem(load._PUBLISHED, "cifar10", own)
+        own = load._DataSet(partial(read_cifar10, files=files), files)
+        monkeypatch.setitem(load._SETS, "cifar10", own)
         yield publisher, files
         server.shutdown()
-
-
-def train(out: Path, root: Path, *words: str) -> int:
-    return main(["train", "jem", "--out", str(out), "--data-root", str(root), *words])
 
 
 def test_a_missing_data_set_is_fetched_for_a_run_once_and_on_request_alone(published, tmp_path):
     publisher, _ = published
     run, root = tmp_path / "run", tmp_path / "data"
     root.mkdir()
-    assert train(run, root, *WORDS[:-1]) == 2
+    words = ["train", "jem", "--out", str(run), "--data-root", str(root), *WORDS]
+    assert main(words[:-1]) == 2
     assert publisher.asked == []
-    assert train(run, root, *WORDS) == 0
+    assert main(words) == 0
     assert sorted(p.name for p in root.rglob("*")) == sorted([CIFAR10.folders[0], *BATCHES])
-    assert train(tmp_path / "again", root, *WORDS) == 0
+    load.kept_data("cifar10", str(root), download=True, valid_images=1)
     assert publisher.asked == ["/cifar.tar.gz from 0"]
     assert "download" not in (run / "config.json").read_text()
 

@@ -11,7 +11,7 @@ from scipy.io import savemat
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.data.frey import FILE
+from ebmguard.reference_training.data.published import FREY_FILE as FILE
 
 
 def write(folder, **arrays):

@@ -26,11 +26,6 @@ def test_an_epoch_visits_every_image_at_most_once_in_full_batches(count, batch, 
         assert set(visited) <= set(range(count))
 
 
-def test_every_image_is_left_out_of_some_epochs_only():
-    order = EpochOrder(11, 4, 0, CPU)
-    assert set().union(*(epoch(order, number) for number in range(20))) == set(range(11))
-
-
 def test_batch_depends_on_the_step_alone():
     straight = EpochOrder(50, 8, 3, CPU)
     batches = [straight.rows(step).clone() for step in range(40)]

@@ -138,31 +138,21 @@ def test_replays_follow_inputs_and_parameters(device):
             network.weights[0].mul_(1.1)
 
 
-def test_result_is_static_and_without_a_gradient(device):
-    network = Members().to(device)
-    call = graphed(lambda network, x: network(x), device)
-    first = call(network, samples(N, 0, device))
-    before = first.clone()
-    second = call(network, samples(N, 1, device).requires_grad_())
-    assert second.data_ptr() == first.data_ptr()
-    assert not torch.equal(first, before)
-    assert not second.requires_grad
-    other = call(network, samples(M, 1, device))
-    assert other.data_ptr() != first.data_ptr()
-
-
-def test_arguments_are_not_the_memory_of_the_graph(device):
+def test_what_is_the_graphs_memory_and_what_is_the_callers(device):
     network, call = Members().to(device), graphed(chain, device)
     x, noise = samples(N, 0, device), draws(0, N, device)
     kept = x.clone(), noise.clone()
-    call(network, x, noise)
-    call(network, x + 1, noise + 1)
+    first = call(network, x, noise)
+    before = first.clone()
+    second = call(network, (x + 1).requires_grad_(), noise + 1)
+    assert second.data_ptr() == first.data_ptr()
+    assert not torch.equal(first, before)
+    assert not second.requires_grad
     assert torch.equal(x, kept[0])
     assert torch.equal(noise, kept[1])
-
-
-def test_own_result_may_be_the_next_start(device):
-    network, call = Members().to(device), graphed(chain, device)
+    other = call(network, samples(M, 1, device), draws(1, M, device))
+    assert other.data_ptr() != first.data_ptr()
+    # Its own result may be the next start.
     x = expected = samples(N, 0, device)
     for step in range(3):
         noise = draws(step, N, device)
@@ -176,29 +166,6 @@ def test_another_network_is_refused(device):
     call(network, samples(N, 0, device), draws(0, N, device))
     with pytest.raises(ConfigError, match="another network"):
         call(twin, samples(N, 0, device), draws(0, N, device))
-
-
-def test_guarded_chain_follows_its_beta(device):
-    network, twin = twins(device)
-    found = []
-    for each, sampler in ((network, graphed(chain, device)), (twin, chain)):
-        steps: list[Any] = []
-        g = guard(
-            None,
-            sampler,
-            beta_star=lambda step: torch.tensor([0.0, 0.5, 1.0], device=device) * step / 4,
-            output_scale=2.0,
-            judge_in_loss=True,
-        )
-        for step in range(5):
-            x = g.sampler(each, samples(M, step, device), draws(step, M, device))
-            steps.append(x.clone())
-            g.loss_fn(each(samples(N, step, device)), each(x))
-            steps.append(torch.tensor(g.last["sampler/grad_norm"]))
-        found.append(steps)
-    torch.testing.assert_close(*found)
-    untempered = chain(network, samples(M, 4, device), draws(4, M, device))
-    assert (found[0][-2] - untempered).abs()[1:].max() > 1e-3
 
 
 def chain_of_classes(network, x, noise, labels):
@@ -298,24 +265,18 @@ def test_energies_and_gradients_over_several_steps(anywhere):
             torch.testing.assert_close(p, q)
 
 
-def test_examples_and_forward_stay_as_they_are(anywhere):
+def test_examples_and_forward_stay_as_they_are_also_without_gradients(anywhere):
     network = Members().to(anywhere)
     x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
     kept, before = (x_pos.clone(), x_neg.clone()), dict(vars(network))
     energies = graphed_energies(network, x_pos, x_neg)
-    energies(x_pos + 1, x_neg + 1)
+    with torch.no_grad():
+        f_pos, f_neg = energies(x_pos + 1, x_neg + 1)
+    assert not f_pos.requires_grad
+    torch.testing.assert_close((f_pos, f_neg), (network(x_pos + 1), network(x_neg + 1)))
     assert torch.equal(x_pos, kept[0])
     assert torch.equal(x_neg, kept[1])
     assert vars(network) == before
-
-
-def test_without_gradients(anywhere):
-    network = Members().to(anywhere)
-    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
-    with torch.no_grad():
-        f_pos, f_neg = graphed_energies(network, x_pos, x_neg)(x_pos, x_neg)
-    assert not f_pos.requires_grad
-    torch.testing.assert_close((f_pos, f_neg), (network(x_pos), network(x_neg)))
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -24,12 +24,6 @@ def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
     ]
 
 
-def test_what_is_logged_controls_no_terminal():
-    record = logging.LogRecord("ebmguard", logging.INFO, "", 0, "%s", ("a\x1b[31mb\x9bc",), None)
-    shown = progress.PrintableFormatter("%(message)s").format(record)
-    assert shown == "ebmguard: a\ufffd[31mb\ufffdc"
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0.98765, "0.988"), (123456.0, "123,456"), (-2e9, "-2e+09"), (float("nan"), "undefined")],
@@ -38,37 +32,35 @@ def test_numbers_are_short(value, text):
     assert progress.state_text({"x": value}) == f"x {text}"
 
 
-def test_bar_shows_the_state_and_notes(monkeypatch, capsys):
-    monkeypatch.setenv("TERM", "xterm")
+@pytest.fixture
+def terminal(monkeypatch):
+    """Where the program logs as a trainer's command does, on a terminal."""
+    for name, value in (("TERM", "xterm"), ("FORCE_COLOR", "1"), ("NO_COLOR", "")):
+        monkeypatch.setenv(name, value)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    progress.log_to_terminal()
+
+
+def test_bar_shows_the_state_and_what_is_said_above_it(terminal, capsys):
     reporter = progress.BarReporter()
     reporter.start("run", 3, 10)
     reporter.step(10, {"acc": 0.5})
     reporter.note("WARN [bold]energy_blowup")
     logging.getLogger("ebmguard").warning("a %s of the guard", "warning")
+    logging.getLogger("ebmguard.train").info("a\x1b[31mb\x9bc controls no terminal")
     reporter.stop()
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert not err  # it would tear the bar apart
     assert "WARN [bold]energy_blowup" in out  # brackets are text, not markup
-    assert "a warning of the guard" in out
-    assert not logging.getLogger("ebmguard").handlers
-    assert logging.getLogger("ebmguard").propagate
+    assert "ebmguard: a warning of the guard" in out
+    assert "a\ufffd[31mb\ufffdc controls no terminal" in out
+    assert "acc 0.5" in out
 
 
-def test_chooses_lines_without_a_terminal():
+def test_the_bar_is_for_a_terminal(monkeypatch):
     assert isinstance(progress.default_reporter(), progress.LineReporter)
-
-
-def test_chooses_the_bar_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert isinstance(progress.default_reporter(), progress.BarReporter)
-
-
-def test_the_other_processes_of_a_run_say_nothing(caplog, capsys):
-    caplog.set_level(logging.INFO)
-    reporter = progress.Reporter()
-    reporter.start("run", 0, 10)
-    reporter.step(10, {"acc": 0.5})
-    reporter.note("diverged at step 7")
-    reporter.stop()
-    assert not caplog.records
-    assert capsys.readouterr() == ("", "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ray.cluster_utils import Cluster
 
-GPUS: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(sys.argv[1]), "include_dashboard": False}
+GPUS: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "include_dashboard": False}
 
 if __name__ == "__main__":
     cluster = Cluster(initialize_head=True, head_node_args=GPUS)

@@ -32,10 +32,10 @@ OF_THE_TIME = ("wall_seconds", "command", "device")
 
 
 @contextmanager
-def two_nodes(gpus):
+def two_nodes():
     """Address of a cluster, and what kills its second node."""
     process = subprocess.Popen(
-        [sys.executable, str(CLUSTER), str(gpus)],
+        [sys.executable, str(CLUSTER)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -120,7 +120,7 @@ def test_a_sweep_is_single_runs_to_the_bit_even_where_a_node_is_killed(tmp_path)
     assert sweep.returncode == 0, said
     print(said)
 
-    with two_nodes(gpus=1) as (address, kill):
+    with two_nodes() as (address, kill):
         sweep = start("--out", str(cluster), "--address", address, *GRID, *SMALL)
 
         def saved(name):
@@ -142,17 +142,3 @@ def test_a_sweep_is_single_runs_to_the_bit_even_where_a_node_is_killed(tmp_path)
         assert len(commands(local, name)) == 1
         assert_same_bits(single / name, local / name)
         assert_same_bits(single / name, cluster / name)
-
-
-def test_several_gpus_for_a_run_are_several_ranks(tmp_path):
-    grid = ("--scenarios", "digits", "--beta-stars", "0.5", "--gpus-per-cell", "2")
-    with two_nodes(gpus=2) as (address, _):
-        sweep = start("--out", str(tmp_path), "--address", address, *grid, *SMALL)
-        said = sweep.communicate(timeout=PATIENCE)[0]
-        assert sweep.returncode == 0, said
-        refused = start("--out", str(tmp_path), "--address", address, *grid[:-1], "3", *SMALL)
-        said = refused.communicate(timeout=PATIENCE)[0]
-    assert refused.returncode == 2, said
-    assert "each run is to have 3 GPU(s), but no machine has more than 2" in said
-    checkpoints = (tmp_path / "digits_b0.5_seed0" / "checkpoints").glob("step-*")
-    assert {file.name.split(".", 1)[1] for file in checkpoints} == {"rank0of2.pt", "rank1of2.pt"}

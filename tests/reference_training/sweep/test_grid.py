@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 import json
 import os
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tyro
@@ -16,6 +18,8 @@ from ebmguard.reference_training.sweep import cell as cells_module
 from ebmguard.reference_training.sweep import child, command
 from ebmguard.reference_training.sweep.cell import Cell, outcome
 from ebmguard.reference_training.sweep.grids import BismGrid, JemGrid, ShortRunGrid, ToyGrid
+from ebmguard.reference_training.sweep.sweep import Sweep
+from ebmguard.reference_training.sweep.view import View
 from ebmguard.reference_training.toy.config import ToyConfig
 
 needs_data = pytest.mark.skipif(
@@ -32,27 +36,18 @@ def parse(words, grid=JemGrid):
 
 
 @needs_data
-def test_what_follows_two_dashes_goes_to_every_run():
-    cells = parse(f"{WORDS} -- --variant batch --depth 16 --iterations 300").cells()
-    assert len(cells) == 27
-    for cell in cells:
-        settings = cell.config.settings
-        assert (cell.config.variant, settings.depth, settings.iterations) == ("batch", 16, 300)
-
-
-@needs_data
 def test_cells_are_named_after_their_place_in_the_grid():
-    cells = parse(f"{WORDS} --seeds 0 5").cells()
+    cells = parse(f"{WORDS} --seeds 0 5 -- --variant batch --depth 16 --iterations 300").cells()
+    assert len(cells) == 18
     for cell in cells:
-        config = cell.config
+        config, settings = cell.config, cell.config.settings
         assert config.out == Path(
             f"runs/jem/s{config.scenario}_b{config.beta_star:g}_seed{config.seed}"
         )
-    assert len({cell.config.out for cell in cells}) == len(cells)
+        assert (config.variant, settings.depth, settings.iterations) == ("batch", 16, 300)
     # A grid that is half done has all scenarios and exponents.
-    first = {(cell.config.scenario, cell.config.beta_star) for cell in cells[:9]}
-    assert first == {(scenario, beta) for scenario in "126" for beta in (0, 0.5, 2)}
-    assert [cell.config.beta_star for cell in cells[:3]] == [0, 0.5, 2]
+    places = [(c.config.seed, c.config.scenario, c.config.beta_star) for c in cells]
+    assert places == list(itertools.product((0, 5), "126", (0, 0.5, 2)))
 
 
 def test_each_trainer_has_its_axes():
@@ -65,7 +60,10 @@ def test_each_trainer_has_its_axes():
     assert {cell.config.total_steps for cell in short} == {7}
     latent = parse("--methods bidsm cd1 --seeds 4 --out a -- --iterations 30", BismGrid).cells()
     assert [cell.config.out.name for cell in latent] == ["bidsm_seed4", "cd1_seed4"]
-    toys = parse(f"{TOYS} -- --betas 0 0.5 --seeds 3", ToyGrid).cells()
+    # One thread, unless there are to be more.
+    assert {cell.config.threads for cell in (digits, *short, *latent)} == {1}
+    toys = parse(f"{TOYS} -- --betas 0 0.5 --seeds 3 --threads 3", ToyGrid).cells()
+    assert {cell.config.threads for cell in toys} == {3}
     assert [(cell.config.scenario, cell.config.seed) for cell in toys] == [
         ("gmm-default", 0),
         ("circles-default", 0),
@@ -76,17 +74,11 @@ def test_each_trainer_has_its_axes():
     assert toys[0].config.out == Path("runs/toy/gmm-default_seed0")
 
 
-def test_a_run_has_one_thread_unless_it_is_given_more():
-    (one,) = parse("--scenarios gmm-default --out a", ToyGrid).cells()
-    (three,) = parse("--scenarios gmm-default --out a -- --threads 3", ToyGrid).cells()
-    assert (one.config.threads, three.config.threads) == (1, 3)
-
-
 @pytest.mark.parametrize(
     ("words", "grid"),
     [
         (WORDS, JemGrid),
-        (f"{WORDS} --workers 3 --address auto --gpus-per-cell 2 --print", JemGrid),
+        (f"{WORDS} --workers 3 --address auto --print", JemGrid),
         (f"{WORDS} -- --data cifar10 --data-root 'a b'", JemGrid),
         (TOYS, ToyGrid),
         ("--out a --data digits mnist --beta-stars 0.02", ShortRunGrid),
@@ -109,7 +101,6 @@ def test_the_command_makes_the_grid_again(words, grid):
         ("--scenarios 1 2 1 --beta-stars 0 --out a", "scenarios has 1 twice"),
         ("--scenarios digits --beta-stars 2 2.0 --out a", "beta_stars has 2.0 twice"),
         ("--scenarios digits --beta-stars 0 --workers 0 --out a", "workers is 0"),
-        ("--scenarios digits --beta-stars 0 --gpus-per-cell 0 --out a", "gpus_per_cell is 0"),
         ("--scenarios digits --beta-stars 0 --out a -- --seed 3", "--seed after --"),
         ("--scenarios digits --beta-stars 0 --out a -- --beta_star=1", "--beta-star after --"),
         ("--scenarios digits --beta-stars 0 --out a -- --resume", "--resume after --"),
@@ -153,10 +144,6 @@ def test_printed_commands_make_what_is_not_finished(tmp_path, capsys):
         config = tyro.cli(type(cell.config), args=words[3:])
         assert config.resume == (cell is second)
         assert config.out == cell.config.out
-    grid = parse(f"{DIGITS} {tmp_path}/c --print --gpus-per-cell 4")
-    assert command.run(grid) == 0
-    line = capsys.readouterr().out.splitlines()[0]
-    assert line.startswith("torchrun --standalone --nproc-per-node=4 -m ebmguard train jem --thr")
 
 
 def test_finished_runs_are_those_with_the_steps_that_are_asked_for(tmp_path):
@@ -220,6 +207,26 @@ def test_torchrun_does_not_start_sweeps(tmp_path, monkeypatch):
         command.run(parse(f"{DIGITS} {tmp_path}/a"))
 
 
+@pytest.mark.parametrize(
+    ("device", "gpus", "need"),
+    [
+        ("auto", 0, {"num_cpus": 1}),
+        ("cpu", 2, {"num_cpus": 1}),
+        ("auto", 2, {"num_cpus": 0, "num_gpus": 1}),
+        ("cuda", 0, None),
+    ],
+)
+def test_each_cell_has_a_gpu_where_there_is_one(device, gpus, need):
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0, **({"GPU": gpus} if gpus else {})}}]
+    grid = parse(f"--scenarios digits --beta-stars 0 --out a -- --device {device}")
+    sweep = Sweep(grid, cells := grid.cells(), View(cells))
+    if need is None:
+        with pytest.raises(ConfigError, match="no machine has one; give `-- --device cpu`"):
+            sweep._needed(SimpleNamespace(nodes=lambda: nodes))
+    else:
+        assert sweep._needed(SimpleNamespace(nodes=lambda: nodes)) == need
+
+
 def test_a_run_whose_worker_is_gone_does_not_begin(monkeypatch):
     begun = []
     monkeypatch.setattr(child.os, "execv", lambda file, words: begun.append(words))
@@ -229,8 +236,7 @@ def test_a_run_whose_worker_is_gone_does_not_begin(monkeypatch):
         child.main(os.getpid(), ["-m", "ebmguard"])
     assert not begun
     child.main(os.getppid(), ["-m", "ebmguard"])
-    child.main(0, ["-m", "ebmguard"])
-    assert begun == [[sys.executable, "-m", "ebmguard"]] * 2
+    assert begun == [[sys.executable, "-m", "ebmguard"]]
 
 
 class Silent:

@@ -43,8 +43,7 @@ def test_a_grid_of_everything_that_can_happen(tmp_path):
     assert "line 29\nFAILED scenario digits, beta* 0.5, seed 1: " in told
     assert "beta_star is 0.5, the run has 0.25" in told
 
-    assert "scenario digits, beta* 0.5, seed 0: started on " in said
-    assert "scenario digits, beta* 0.5, seed 0: resumed on " in said  # it had killed itself
+    assert "scenario digits, beta* 0.5, seed 0: started\n" in said
     assert "scenario digits, beta* 0.5, seed 0: finished, accuracy 25.0%, " in said
     assert "scenario digits, beta* 2, seed 0: diverged at 7, accuracy 25.0%, " in said
     assert "scenario digits, beta* 0, seed 1: kept, finished, accuracy 50.0%" in said
@@ -123,5 +122,5 @@ def test_a_sweep_that_is_killed_takes_its_runs_with_it(tmp_path):
     sweep = start(grid, *words)
     said = end(sweep)
     assert sweep.returncode == 0, said
-    assert "resumed on " in said
+    assert "seed 0: resumed\n" in said
     assert names(grid, "end") == [SIX[0]]
