@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ebmguard.samplers import Mixture, sgld
 
 from ..engine.graphs import first_steps, graphed
-from .broken import GOOD, SAMPLERS
-from .scenario import Scenario
+from .scenario import GOOD, SAMPLERS, Scenario
 
 Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A function of the network, start points (G, n, dim) and standard normal noise
@@ -24,7 +23,7 @@ def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
 
     Args:
         settings: the scenario.
-        name: one of :data:`.broken.SAMPLERS`.
+        name: one of :data:`.scenario.SAMPLERS`.
     """
     fault = SAMPLERS[name]
 
