@@ -67,7 +67,7 @@ def test_expected_loss_is_the_mean_of_the_guards_over_all_pairs():
 @pytest.mark.parametrize("beta", [0.3, 0.5, 0.9])
 def test_table_reaches_the_theory(name, beta):
     distribution = DISTRIBUTIONS[name]
-    grid = Grid.of(distribution, 24)
+    grid = Grid.of(distribution, 20)
     log_p = log_masses(distribution.log_density(grid.points))
     log_q = log_masses(-0.5 * (grid.points / distribution.init_std).square().sum(-1))
     f = optimum(log_p.exp(), log_q.exp(), beta)
