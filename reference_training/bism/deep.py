@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -31,10 +30,7 @@ Shape = tuple[int, int, int]
 class _Features(nn.Sequential):
     """g1: a convolution, then three stages of ``blocks / 3`` blocks and a mean pooling each.
 
-    Args:
-        shape: (C, H, W); H and W are multiples of 8.
-        channels: of the convolution; each stage doubles them.
-        blocks: residual blocks in all, a multiple of 3.
+    Each stage doubles the channels.
     """
 
     def __init__(self, shape: Shape, channels: int, blocks: int) -> None:
@@ -46,18 +42,6 @@ class _Features(nn.Sequential):
             layers.append(nn.AvgPool2d(2))
         super().__init__(*layers, nn.Flatten())
         self.size = (height // 8) * (width // 8) * 8 * channels
-
-
-class _Squares(nn.Module):
-    """g3: the sum of the squares of a hidden layer."""
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__()
-        self.layer = nn.Linear(inputs, units)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, inputs)`` to ``(B,)``."""
-        return F.elu(self.layer(x)).square().sum(-1)
 
 
 class DeepEnergy(nn.Module):
@@ -79,7 +63,7 @@ class DeepEnergy(nn.Module):
         size = self.features.size
         self.project = nn.Identity() if form == "wide" else nn.Linear(size, hidden)
         inputs = {"latent": 2 * hidden, "visible": hidden, "wide": size}[form]
-        self.squares = _Squares(inputs, size // 2)
+        self.squares = nn.ModuleDict({"layer": nn.Linear(inputs, size // 2)})
 
     def energy(self, v: Tensor, h: Tensor) -> Tensor:
         """E(v, h), ``(B, C, H, W)`` and ``(B, hidden)`` to ``(B,)``."""
@@ -92,12 +76,15 @@ class DeepEnergy(nn.Module):
 
     def of_projected(self, projected: Tensor, h: Tensor) -> Tensor:
         """E of v and h where g2(g1(v)) is known, ``(B,)``."""
-        found: Tensor = self.squares(torch.cat((projected + h, h), -1))
-        return found
+        return self._energy_of(torch.cat((projected + h, h), -1))
 
     def forward(self, v: Tensor) -> Tensor:
         """f(v) = -E(v) without latents, ``(B, C, H, W)`` to ``(B,)``."""
-        return -cast(Tensor, self.squares(self.projected(v)))
+        return -self._energy_of(self.projected(v))
+
+    def _energy_of(self, x: Tensor) -> Tensor:
+        """g3: the sum of the squares of a hidden layer."""
+        return F.elu(self.squares["layer"](x)).square().sum(-1)
 
 
 @dataclass(frozen=True)
@@ -106,11 +93,11 @@ class DeepModel:
 
     Attributes:
         network: the energy.
-        posterior: a module that is a :class:`.posterior.Posterior`.
+        posterior: of its latents.
     """
 
     network: DeepEnergy
-    posterior: nn.Module | None
+    posterior: Posterior | None
 
     def log_density(self, generator: Generator) -> Callable[[Tensor], Tensor]:
         """What stands for f(v), ``(B, C, H, W)`` to ``(B,)``: the log weight at a new draw of h.
@@ -122,14 +109,14 @@ class DeepModel:
             return self.network
         latent = Latent(self.network.energy, self.posterior)
         phi = {name: p.detach() for name, p in self.posterior.named_parameters()}
-        q = cast(Posterior, self.posterior)
-        return lambda v: latent.log_weight(phi, v, q.noise(len(v), generator))
+        noise = partial(self.posterior.noise, generator=generator)
+        return lambda v: latent.log_weight(phi, v, noise(len(v)))
 
     @torch.no_grad()
     def means(self, v: Tensor) -> Tensor:
         """Posterior means, ``(B, hidden)``."""
         assert self.posterior is not None
-        return cast(Posterior, self.posterior).mean(self.posterior(v))
+        return self.posterior.mean(self.posterior(v))
 
 
 def make_model(config: DeepConfig, data: ImageData) -> DeepModel:
@@ -138,16 +125,13 @@ def make_model(config: DeepConfig, data: ImageData) -> DeepModel:
     _, colours, height, width = pixels(data, data.train_x[:1]).shape
     shape = colours, height, width
 
-    def network() -> DeepEnergy:
-        return DeepEnergy(shape, s.hidden, s.channels, s.blocks, config.model)
-
-    def posterior() -> GaussianPosterior | BernoulliPosterior:
-        if config.posterior == "gaussian":
-            return GaussianPosterior(shape, s.hidden, s.widths)
-        return BernoulliPosterior(math.prod(shape), s.hidden)
-
-    has_posterior = config.model == "latent" and not config.is_short_run
-    q = seeded(posterior, config.seed + 1, device) if has_posterior else None
+    q: Posterior | None = None
+    if config.model == "latent" and not config.is_short_run:
+        make: Callable[[], Posterior] = partial(GaussianPosterior, shape, s.hidden, s.widths)
+        if config.posterior == "bernoulli":
+            make = partial(BernoulliPosterior, math.prod(shape), s.hidden)
+        q = seeded(make, config.seed + 1, device)
+    network = partial(DeepEnergy, shape, s.hidden, s.channels, s.blocks, config.model)
     return DeepModel(seeded(network, config.seed, device), q)
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from .bilevel import Parameters
@@ -27,11 +26,11 @@ class Latent:
 
     Attributes:
         energy: E(v, h), ``(B, ...)`` and ``(B, H)`` to ``(B,)``.
-        posterior: a module that is a :class:`.Posterior`.
+        posterior: q(h | v).
     """
 
     energy: Energy
-    posterior: nn.Module
+    posterior: Posterior
 
     def log_weight(self, phi: Parameters, v: Tensor, noise: Tensor) -> Tensor:
         """-E(v, h) - log q(h | v) of one draw each, ``(B,)``.
@@ -43,9 +42,7 @@ class Latent:
             v: ``(B, ...)``.
             noise: the draw's, ``(B, H)``.
         """
-        q = cast(Posterior, self.posterior)
-        h = q.draw(self._moments(phi, v.detach()), noise)
-        return -self.energy(v, h) - q.log_prob(self._moments(phi, v), h)
+        return self._weighed(phi, v, self.posterior.draw(self._moments(phi, v.detach()), noise))
 
     def negative_elbo(self, phi: Parameters, v: Tensor, noise: Tensor) -> Tensor:
         """KL(q | posterior) but for what phi cannot change, of one draw each, ``(B,)``."""
@@ -56,12 +53,13 @@ class Latent:
 
         Of real h: on bits the gradient of a relaxation says nothing about the posterior.
         """
-        q = cast(Posterior, self.posterior)
-        moments = self._moments(phi, v)
-        h = q.draw(moments, noise)
-        log_weight = -self.energy(v, h) - q.log_prob(moments, h)
+        h = self.posterior.draw(self._moments(phi, v), noise)
+        log_weight = self._weighed(phi, v, h)
         (slope,) = torch.autograd.grad(log_weight.sum(), h, create_graph=True)
         return slope.square().sum(-1) / 2
+
+    def _weighed(self, phi: Parameters, v: Tensor, h: Tensor) -> Tensor:
+        return -self.energy(v, h) - self.posterior.log_prob(self._moments(phi, v), h)
 
     def _moments(self, phi: Parameters, v: Tensor) -> Tensor:
         found: Tensor = functional_call(self.posterior, phi, (v,))

@@ -67,23 +67,20 @@ class Update:
         model: nn.Module,
         settings: UpdateSettings,
         generator: Generator,
-        posterior: nn.Module | None = None,
+        posterior: Posterior | None = None,
         walk: Walk | None = None,
         ranks: Ranks = ONE_RANK,
     ) -> None:
-        self._ranks = ranks
         self.model, self.settings, self._generator = model, settings, generator
-        self._walk = walk or cast(GaussianBernoulliRBM, model).gibbs
+        self._walk, self._ranks = walk or cast(GaussianBernoulliRBM, model).gibbs, ranks
         self._like = like = next(model.parameters())
-        self._constant = nn.Parameter(torch.zeros((), dtype=like.dtype, device=like.device))
-        trained = [*model.parameters()]
-        if settings.method in ("nce", "vnce"):
-            trained.append(self._constant)
-        self._optimizer = torch.optim.Adam(trained, lr=settings.lr, betas=BETAS)
-        self._trained = trained
+        self._constant = nn.Parameter(like.new_zeros(()))
+        noise_contrast = settings.method in ("nce", "vnce")
+        self._trained = [*model.parameters(), *[self._constant] * noise_contrast]
+        self._optimizer = torch.optim.Adam(self._trained, lr=settings.lr, betas=BETAS)
         self._adam = Adam(settings.lr, BETAS)
         self._chains: Tensor | None = None
-        self.posterior: nn.Module | None = None
+        self.posterior: Posterior | None = None
         if settings.method in POSTERIORS:
             self.posterior = posterior or _linear(cast(GaussianBernoulliRBM, model), generator)
             self._latent = Latent(cast(Energy, model.energy), self.posterior)
@@ -107,10 +104,10 @@ class Update:
         self._adam = replace(self._adam, lr=rate * self.settings.lr)
         self._optimizer.param_groups[0]["lr"] = self._adam.lr
         if self.posterior is not None:
-            phi = self._train_posterior(inner or (lambda: v))
+            phi, self._moments = self._inner(v, inner)
+            self.posterior.load_state_dict(phi)
             if self.settings.method in BILEVEL:
-                before = self._phi
-                phi = self._unrolled(v, (phi, self._moments))
+                before, phi = phi, self._unrolled(v, phi, self._moments)
                 apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
                 numbers["drift"] = torch.stack(apart).norm()
         loss = self._loss(v, phi).mean()
@@ -127,16 +124,15 @@ class Update:
 
         Arguments are those of a call.
         """
-        start = self._phi, self._moments
-        reached = self._descend(inner or (lambda: v), start, self.settings.inner_steps)
-        after = self._unrolled(v, reached)
+        before, moments = self._inner(v, inner)
+        after = self._unrolled(v, before, moments)
         held = self._generator.get_state()
 
         def upper(phi: Parameters) -> Tensor:
             self._generator.set_state(held)
             return self._loss(v, phi).mean()
 
-        return Levels(reached[0], after, upper)
+        return Levels(before, after, upper)
 
     def held_out(self, v: Tensor, generator: Generator) -> float:
         """The loss of other data, by other random numbers; nothing is changed by it."""
@@ -173,24 +169,18 @@ class Update:
         assert self.posterior is not None
         return {name: p.detach() for name, p in self.posterior.named_parameters()}
 
-    def _train_posterior(self, draw: Callable[[], Tensor]) -> Parameters:
-        start = self._phi, self._moments
-        phi, self._moments = self._descend(draw, start, self.settings.inner_steps)
-        assert self.posterior is not None
-        self.posterior.load_state_dict(phi)
-        return phi
+    def _inner(self, v: Tensor, draw: Callable[[], Tensor] | None) -> tuple[Parameters, Moments]:
+        """phi_0 and its moments, by the K steps."""
+        draw, steps = draw or (lambda: v), self.settings.inner_steps
+        return self._descend(draw, self._phi, self._moments, steps)
 
-    def _unrolled(self, v: Tensor, start: tuple[Parameters, Moments]) -> Parameters:
+    def _unrolled(self, v: Tensor, phi: Parameters, moments: Moments) -> Parameters:
+        """phi_N, by the N steps."""
         steps = self.settings.unrolled_steps
-        return self._descend(lambda: v, start, steps, unrolled=True)[0]
+        return self._descend(lambda: v, phi, moments, steps, unrolled=True)[0]
 
     def _descend(
-        self,
-        draw: Callable[[], Tensor],
-        start: tuple[Parameters, Moments],
-        steps: int,
-        *,
-        unrolled: bool = False,
+        self, draw: Callable[[], Tensor], *start: Any, unrolled: bool = False
     ) -> tuple[Parameters, Moments]:
         def lower(phi: Parameters) -> Tensor:
             v = draw()
@@ -204,8 +194,9 @@ class Update:
             # Published so: what is seen through much noise counts less.
             return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
-        averages = self._ranks.averages
-        return descend(lower, *start, self._adam, steps, unrolled=unrolled, averages=averages)
+        phi, moments, steps = start
+        options: dict[str, Any] = {"unrolled": unrolled, "averages": self._ranks.averages}
+        return descend(lower, phi, moments, self._adam, steps, **options)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method
@@ -261,9 +252,7 @@ class Update:
             "bimdsm": self.settings.noise_range,
             "mdsm": self.settings.noise_range,
         }.get(name, (0.0, 0.0))
-        if low == high:
-            return torch.full((count,), low, dtype=like.dtype, device=like.device)
-        if self.settings.noise_spacing == "linear":
+        if low == high or self.settings.noise_spacing == "linear":
             return torch.linspace(low, high, count, dtype=like.dtype, device=like.device)
         exponents = torch.linspace(math.log(low), math.log(high), count, device=like.device)
         return exponents.exp().to(like.dtype)
@@ -273,12 +262,11 @@ class Update:
         return (x[self._ranks.part(len(x))] for x in rows)
 
     def _normal(self, v: Tensor) -> Tensor:
-        options: dict[str, Any] = {"dtype": v.dtype, "device": v.device}
-        return torch.randn(v.shape, generator=self._generator, **options)
+        return v.new_empty(v.shape).normal_(generator=self._generator)
 
     def _draws(self, count: int) -> Tensor:
         assert self.posterior is not None
-        return cast(Posterior, self.posterior).noise(count, self._generator)
+        return self.posterior.noise(count, self._generator)
 
 
 def _linear(model: GaussianBernoulliRBM, generator: Generator) -> BernoulliPosterior:

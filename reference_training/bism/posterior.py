@@ -6,15 +6,12 @@ parameters: so both can be called with parameters that are not the module's own.
 
 from __future__ import annotations
 
+import abc
 import math
 from itertools import pairwise
-from typing import Any, Protocol
 
-import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
-
-from ebmguard.errors import ConfigError
 
 __all__ = ["BernoulliPosterior", "GaussianPosterior", "Posterior"]
 
@@ -22,27 +19,27 @@ __all__ = ["BernoulliPosterior", "GaussianPosterior", "Posterior"]
 _SMALLEST = 1e-6
 
 
-class Posterior(Protocol):
+class Posterior(nn.Module, abc.ABC):
     """A module whose ``forward`` takes v to the moments of q(h | v), ``(B, M)``."""
 
+    @abc.abstractmethod
     def noise(self, count: int, generator: Generator) -> Tensor:
         """What :meth:`draw` needs for so many v, ``(count, hidden)``."""
-        ...
 
+    @abc.abstractmethod
     def draw(self, moments: Tensor, noise: Tensor) -> Tensor:
         """h, ``(B, hidden)``, differentiable in the moments."""
-        ...
 
+    @abc.abstractmethod
     def log_prob(self, moments: Tensor, h: Tensor) -> Tensor:
         """log q(h | v), ``(B,)``."""
-        ...
 
+    @abc.abstractmethod
     def mean(self, moments: Tensor) -> Tensor:
         """Of q(h | v), ``(B, hidden)``."""
-        ...
 
 
-class BernoulliPosterior(nn.Linear):
+class BernoulliPosterior(nn.Linear, Posterior):
     """Independent bits by one linear layer; draws are relaxed (Jang et al. 2017).
 
     The density of a relaxed draw is the Bernoulli's own formula, which is linear in h: with the
@@ -63,9 +60,9 @@ class BernoulliPosterior(nn.Linear):
         return super().forward(v.flatten(1))
 
     def noise(self, count: int, generator: Generator) -> Tensor:
-        """Uniform numbers, ``(count, hidden)``."""
-        options: dict[str, Any] = {"dtype": self.bias.dtype, "device": generator.device}
-        return torch.rand(count, self.out_features, generator=generator, **options)
+        """Uniform numbers."""
+        like = self.bias.new_empty(count, self.out_features)
+        return like.uniform_(generator=generator)
 
     def draw(self, moments: Tensor, noise: Tensor) -> Tensor:
         """h in (0, 1)."""
@@ -80,27 +77,19 @@ class BernoulliPosterior(nn.Linear):
         return moments.sigmoid()
 
 
-class GaussianPosterior(nn.Sequential):
+class GaussianPosterior(nn.Sequential, Posterior):
     """A diagonal Gaussian whose mean and log standard deviation three strided convolutions give.
 
     Args:
         shape: (C, H, W) of v; H and W are multiples of 8.
         hidden: entries of h.
-        channels: of the convolutions; the published ones are 64, 128 and 256.
+        channels: of the convolutions.
     """
 
     def __init__(
-        self,
-        shape: tuple[int, int, int],
-        hidden: int,
-        channels: tuple[int, int, int] = (64, 128, 256),
+        self, shape: tuple[int, int, int], hidden: int, channels: tuple[int, int, int]
     ) -> None:
         colours, height, width = shape
-        if height % 8 or width % 8:
-            raise ConfigError(
-                f"images of {height} by {width}, expected multiples of 8 for three convolutions of "
-                "stride 2; pad them"
-            )
         layers: list[nn.Module] = []
         for before, after in pairwise((colours, *channels)):
             layers += [nn.Conv2d(before, after, 3, stride=2, padding=1), nn.LeakyReLU(0.2)]
@@ -109,12 +98,9 @@ class GaussianPosterior(nn.Sequential):
         self.hidden = hidden
 
     def noise(self, count: int, generator: Generator) -> Tensor:
-        """Standard normal numbers, ``(count, hidden)``."""
-        options: dict[str, Any] = {
-            "dtype": next(self.parameters()).dtype,
-            "device": generator.device,
-        }
-        return torch.randn(count, self.hidden, generator=generator, **options)
+        """Standard normal numbers."""
+        like = next(self.parameters()).new_empty(count, self.hidden)
+        return like.normal_(generator=generator)
 
     def draw(self, moments: Tensor, noise: Tensor) -> Tensor:
         """h, real."""

@@ -61,10 +61,7 @@ class GaussianBernoulliRBM(nn.Module):
     def sample_visible(self, h: Tensor, generator: Generator) -> Tensor:
         """v of p(v | h), ``(..., visible)``."""
         mean = self.visible_mean(h)
-        noise = torch.randn(
-            mean.shape, generator=generator, dtype=mean.dtype, device=generator.device
-        )
-        return mean + self.log_std.exp() * noise
+        return mean + self.log_std.exp() * torch.empty_like(mean).normal_(generator=generator)
 
     @torch.no_grad()
     def gibbs(self, v: Tensor, steps: int, generator: Generator) -> Tensor:

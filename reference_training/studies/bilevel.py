@@ -11,22 +11,18 @@ derivative of J on the way from phi* to phi_N,
 
     |g_N - g*| <= (C_theta,phi + |D_N| C_phi,phi) |phi_N - phi*| + |D_N - D*| |J_phi(phi*)|.
 
-This is a bound of our own, with constants measured where they are needed. Where phi* is not known,
-|phi_N - phi*| <= |phi_N - phi_0| r / (1 - r), if the N steps leave a part r < 1 of the distance.
+This is a bound of our own, with constants measured where they are needed.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -40,8 +36,8 @@ from ..bism.methods import Levels, Update
 from ..bism.rbm import GaussianBernoulliRBM
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from ..plots.canvas import COLOURS
-from ..plots.page import Panels, page
+from ..plots.canvas import COLOURS, new_figure
+from ..plots.page import plain
 from .config import BilevelFigure
 from .study import Study
 
@@ -51,14 +47,15 @@ PANELS = {
     "of the gradient's error": {"bound": "bound", "error": "a minibatch's", "bias": "bias"},
     "log-likelihood, nats": {"log_likelihood": ""},
 }
-_PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+PLACES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""On the way from phi* to phi_N, where second derivatives are measured."""
 
 
 def biases(runs: Sequence[Path], config: BilevelFigure) -> pd.DataFrame:
     """A row for each N and K: means over the runs that have them."""
     frame = pd.DataFrame([of_run(path, config.minibatches, config.seed) for path in runs])
     by_steps = frame.groupby([N, K])
-    means = by_steps.agg(lambda values: statistics.fmean(values)).reset_index()
+    means = by_steps.mean(skipna=False).reset_index()
     means.insert(2, "runs", by_steps.size().to_numpy())
     return means.astype(object)
 
@@ -96,57 +93,43 @@ def exact_posterior(model: GaussianBernoulliRBM) -> Parameters:
 
 
 def gradient_bias(model: GaussianBernoulliRBM, levels: Levels) -> tuple[dict[str, float], Tensor]:
-    """Of one minibatch, everything at the same random numbers.
-
-    Returns:
-        norms by name: ``drift``, |phi_N - phi_0|; ``distance``, |phi_N - phi*|; ``left``, that over
-        |phi_0 - phi*|; ``gradient``, |g*|; ``error``, |g_N - g*|; ``bound``, on the error. And
-        g_N - g*, ``(P,)``.
-    """
+    """Of one minibatch, everything at the same random numbers: norms by name, and g_N - g*."""
     theta, exact = list(model.parameters()), exact_posterior(model)
     before, after, upper = levels
-    names = list(before)
-    start, end, goal = (_flat([phi[n] for n in names]) for phi in (before, after, exact))
-    unrolled, best = (_gradient(upper(phi), theta) for phi in (after, exact))
+    start, end, goal = (_flat([phi[n] for n in before]) for phi in (before, after, exact))
+    best = _jacobian(upper(exact), theta)
+    error = _jacobian(upper(after), theta) - best
 
     def slopes(place: float) -> tuple[Tensor, Tensor, Tensor]:
         """J_phi, and its derivatives in theta and phi."""
-        phi = {n: torch.lerp(exact[n], after[n], place).detach().requires_grad_() for n in names}
-        leaves = [phi[n] for n in names]
+        phi = {n: torch.lerp(exact[n], after[n], place).detach().requires_grad_() for n in before}
+        leaves = list(phi.values())
         slope = _flat(torch.autograd.grad(upper(phi), leaves, create_graph=True))
         return slope.detach(), _jacobian(slope, theta), _jacobian(slope, leaves)
 
-    places = [slopes(place) for place in _PLACES]
-    mixed, own = (max(_size(each[i]) for each in places) for i in (1, 2))
+    exactly, mixed, own = zip(*map(slopes, PLACES), strict=True)
     moved, ideal = _jacobian(end, theta), _jacobian(goal, theta)
-    start, end, goal = start.detach(), end.detach(), goal.detach()
-    distance, error = float((end - goal).norm()), unrolled - best
-    bound = (mixed + _size(moved) * own) * distance
-    bound += _size(moved - ideal) * float(places[0][0].norm())
+    distance = (end - goal).norm()
+    bound = (max(map(_size, mixed)) + _size(moved) * max(map(_size, own))) * distance
     norms = {
-        "drift": float((end - start).norm()),
+        "drift": (end - start).norm(),
         "distance": distance,
-        "left": distance / float((start - goal).norm()),
-        "gradient": float(best.norm()),
-        "error": float(error.norm()),
-        "bound": bound,
+        "left": distance / (start - goal).norm(),
+        "gradient": best.norm(),
+        "error": error.norm(),
+        "bound": bound + _size(moved - ideal) * exactly[0].norm(),
     }
-    return norms, error
+    return {name: norm.item() for name, norm in norms.items()}, error
 
 
 def measured(model: GaussianBernoulliRBM, batches: Iterable[Levels]) -> dict[str, float]:
-    """Means of :func:`gradient_bias` over at least two minibatches.
-
-    Returns:
-        its norms, and ``bias``, the norm of the mean of g_N - g*, with ``bias_error``, the standard
-        error of that mean over all its entries.
-    """
-    found = [gradient_bias(model, levels) for levels in batches]
-    errors = torch.stack([error for _, error in found])
+    """Means over at least two minibatches of norms, and of g_N - g* with its standard error."""
+    norms, errors = zip(*(gradient_bias(model, levels) for levels in batches), strict=True)
+    of_all = torch.stack(errors)
     return {
-        **{name: sum(norms[name] for norms, _ in found) / len(found) for name in found[0][0]},
-        "bias": float(errors.mean(0).norm()),
-        "bias_error": math.sqrt(float(errors.var(0).sum()) / len(found)),
+        **{name: statistics.fmean(each[name] for each in norms) for name in norms[0]},
+        "bias": of_all.mean(0).norm().item(),
+        "bias_error": (of_all.var(0).sum() / len(of_all)).sqrt().item(),
     }
 
 
@@ -154,46 +137,42 @@ def _flat(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([x.reshape(-1) for x in tensors])
 
 
-def _gradient(y: Tensor, x: Sequence[Tensor]) -> Tensor:
-    return _flat(torch.autograd.grad(y, x, retain_graph=True, materialize_grads=True)).detach()
-
-
 def _jacobian(y: Tensor, x: Sequence[Tensor]) -> Tensor:
-    """``(len(y), entries of x)``; 0 where y does not depend on x."""
+    """``(..., entries of x)`` of y of a shape (...); 0 where y does not depend on x."""
     if not y.requires_grad:
-        return y.new_zeros(len(y), sum(each.numel() for each in x))
-    return torch.stack([_gradient(each, x) for each in y])
+        return y.new_zeros(*y.shape, sum(each.numel() for each in x))
+    rows = [
+        _flat(torch.autograd.grad(each, x, retain_graph=True, materialize_grads=True))
+        for each in y.reshape(-1)
+    ]
+    return torch.stack(rows).view(*y.shape, -1)
 
 
-def _size(matrix: Tensor) -> float:
-    return float(torch.linalg.matrix_norm(matrix, 2))
+def _size(matrix: Tensor) -> Tensor:
+    size: Tensor = torch.linalg.matrix_norm(matrix, 2)
+    return size
 
 
 def draw(frame: pd.DataFrame, title: str) -> Figure:
     """Each of N and K, with the other as most of the rows have it."""
-
-    def curve(shown: pd.DataFrame, axis: str, lines: dict[str, str], axes: Axes) -> None:
-        for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
-            x, y = (shown[c].tolist() for c in (axis, name))
-            axes.plot(x, y, "o-", ms=3, color=colour, label=label)
-        if len(lines) > 1:
-            axes.legend(frameon=False, fontsize=8)
-            axes.set_yscale("log")
-            axes.tick_params(which="minor", labelsize=6)
-
-    def from_zero(axes: Axes) -> None:
-        axes.set_xlim(left=0)
-
-    curves: dict[str, Any] = {}
-    for axis, by, other, held_by in ((N, "N", K, "K"), (K, "K", N, "N")):
+    figure = new_figure(11.5, 7.3)
+    figure.set_layout_engine("constrained")
+    sides = (N, "N", K, "K"), (K, "K", N, "N")
+    for (axis, by, other, held_by), row in zip(sides, figure.subplots(2, 3), strict=True):
         held = statistics.mode(frame[other])
-        shown = frame[frame[other] == held]
-        for words, lines in PANELS.items():
-            name = f"{words} by {by}, {held_by} = {held:g}"
-            curves[name] = partial(curve, shown, axis, lines)
-    caption = "norms are means over minibatches; on their axes there is no 0"
-    panels = Panels(caption, curves, "Adam steps", from_zero, [])
-    return page(title, "N unrolled and K inner steps", [], panels)
+        shown = frame[frame[other] == held].astype(float)
+        for axes, (words, lines) in zip(row, PANELS.items(), strict=True):
+            for (name, label), colour in zip(lines.items(), COLOURS, strict=False):
+                axes.plot(shown[axis], shown[name], "o-", ms=3, color=colour, label=label)
+            if len(lines) > 1:
+                axes.legend(frameon=False, fontsize=8)
+                axes.set_yscale("log")
+                axes.tick_params(which="minor", labelsize=6)
+            axes.set_xlim(left=0)
+            plain(axes, f"{words} by {by}, {held_by} = {held:g}", "Adam steps")
+    words = "N unrolled and K inner steps; norms are means over minibatches"
+    figure.suptitle(f"{title}\n{words}; on their axes there is no 0", fontsize=11)
+    return figure
 
 
 STUDIES = {

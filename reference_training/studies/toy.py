@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, open_file, read_json, read_rows
 from ..toy.config import ToyConfig
 from ..toy.course import GRIDS, MEMBERS
-from ..toy.distributions import DISTRIBUTIONS, Distribution
 from ..toy.members import VARIANTS
 from ..toy.train import train_run
 from .config import ToyFigure
@@ -24,7 +22,6 @@ OFF = "0"
 """β of the standard trainer, at which all variants are the same loss."""
 SIX = (OFF, "0.1", "0.3", "0.5", "0.7", "0.9")
 FOUR = (OFF, "0.1", "0.5", "0.9")
-SOME = ("0.1", "0.5", "0.9")
 FIXED = ("gmm-degenerate", "circles-degenerate")
 EXPLODING = ("gmm-default", "gmm-good+exploding", "gmm-exploding")
 HALVED = ("gmm-good+exploding-halved", "gmm-halved")
@@ -36,40 +33,46 @@ class Spec:
     """Which runs a figure needs, and how its panels are laid out.
 
     Attributes:
-        scenarios: one run each.
-        betas, variants: of every run.
+        scenarios: one run each. Where some are mixtures, all are compared with the first one.
+        betas, variants: of every run; each β has a pair of columns, or each variant of a single β.
         seeds: models of each β and variant.
-        across: what the pairs of columns are; each of the others is a band of two rows.
-        band: what tells the bands apart.
+        band: words beside a band, of a setting or of data, variant, negatives and who (draws them).
         split: whether each scenario gets a picture of its own.
-        samplers: whether the runs differ in who draws the negatives, and are compared with the
-            first one.
     """
 
     scenarios: tuple[str, ...]
     betas: tuple[str, ...]
     seeds: int = 5
     variants: tuple[str, ...] = ("default",)
-    across: Literal["beta", "variant"] = "beta"
-    band: Literal["data", "updates", "variant", "negatives", "samplers"] = "data"
+    band: str = "{data}"
     split: bool = False
-    samplers: bool = False
+
+    @property
+    def down(self) -> str:
+        """What the bands of a run are; the pairs of columns are the other one."""
+        return "variant" if len(self.betas) > 1 else "beta"
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether the runs differ in who draws the negatives."""
+        return any("+" in scenario for scenario in self.scenarios)
 
 
+BOTH = ("gmm-default", "circles-default")
 FIGURES = {
-    "2": Spec(("gmm-default", "circles-default"), SIX, 3),
-    "5": Spec(("circles-default", "circles-long"), FOUR, 3, band="updates"),
+    "2": Spec(BOTH, SIX, 3),
+    "5": Spec(("circles-default", "circles-long"), FOUR, 3, band="{data}, {iterations:,} updates"),
     "6": Spec(("gmm-shifted", "circles-shifted"), FOUR),
     # At β = 0 the variants are one and the same loss.
-    "7": Spec(("gmm-default", "circles-default"), SOME, 5, VARIANTS, band="variant", split=True),
-    "8": Spec(FIXED, ("0.5",), 5, VARIANTS, "variant"),
+    "7": Spec(BOTH, FOUR[1:], variants=VARIANTS, band="{variant}", split=True),
+    "8": Spec(FIXED, ("0.5",), variants=VARIANTS),
     # The last two are not in the paper: they show how far the optimum can be reached.
-    "9": Spec((*FIXED, "gmm-proposal", "circles-proposal"), SIX, band="negatives"),
-    "10": Spec(("gmm-restricted",), SIX, 5, VARIANTS, band="variant"),
-    "11": Spec(("circles-restricted",), SIX, 5, VARIANTS, band="variant"),
+    "9": Spec((*FIXED, "gmm-proposal", "circles-proposal"), SIX, band="{data}\n{negatives}"),
+    "10": Spec(("gmm-restricted",), SIX, variants=VARIANTS, band="{variant}"),
+    "11": Spec(("circles-restricted",), SIX, variants=VARIANTS, band="{variant}"),
     "1d": Spec(("mixture1d-default",), FOUR, 3),
-    "mixture": Spec(EXPLODING, FOUR, band="samplers", samplers=True),
-    "broken": Spec(OTHERS, FOUR, band="samplers", samplers=True),
+    "mixture": Spec(EXPLODING, FOUR, band="{data}\n{who}"),
+    "broken": Spec(OTHERS, FOUR, band="{data}\n{who}"),
 }
 
 
@@ -78,80 +81,45 @@ class ToyRun:
     """What the folder of a finished toy run holds.
 
     Attributes:
-        path: the folder.
-        config, results: of config.json and results.json, members in the order of the ensemble.
+        scenario: its name.
+        settings: those of the scenario as they were resolved.
+        members: a row for each member: beta, variant, seed, its metrics, diverged_at.
         axis: (n,) coordinates of the grid, the same on each axis.
         negative_energy: (G, n, n), index [member, y, x], or (G, n) in 1D: the log density on the
             grid up to a constant.
         samples: (G, samples, dim) what the training's SGLD makes of each final model.
-        evaluations: every evaluation of every member, {"step", "member", "kl", ...}.
+        evaluations: a row for every evaluation of every member: step, member, kl and more.
         alerts: the guard's alerts as records, oldest first.
     """
 
-    path: Path
-    config: dict[str, Any]
-    results: dict[str, Any]
+    scenario: str
+    settings: dict[str, Any]
+    members: pd.DataFrame
     axis: np.ndarray
     negative_energy: np.ndarray
     samples: np.ndarray
-    evaluations: list[dict[str, Any]]
+    evaluations: pd.DataFrame
     alerts: list[dict[str, Any]]
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The scenario's settings as they were resolved."""
-        settings: dict[str, Any] = self.config["settings"]
-        return settings
-
-    @property
-    def scenario(self) -> str:
-        """Name of the scenario."""
-        return str(self.config["scenario"])
-
-    @property
-    def distribution(self) -> Distribution:
-        """The distribution of the data."""
-        return DISTRIBUTIONS[str(self.settings["data"])]
-
-    @property
-    def samplers(self) -> tuple[str, ...]:
-        """Who draws the negatives."""
-        return tuple(str(self.settings["samplers"]).split("+"))
-
-    def of(self, beta: str, variant: str) -> dict[int, dict[str, Any]]:
-        """The members of a β and a variant by their place, first seed first."""
-        own = enumerate(self.results["members"])
-        found = {i: m for i, m in own if (str(m["beta"]), m["variant"]) == (beta, variant)}
-        if not found:
-            there = dict.fromkeys(f"{m['beta']} {m['variant']}" for m in self.results["members"])
-            raise ConfigError(
-                f"{self.path} has no member with beta {beta} and variant {variant}; it has "
-                + ", ".join(there)
-            )
-        return dict(sorted(found.items(), key=lambda item: item[1]["seed"]))
 
 
 def load_run(path: Path) -> ToyRun:
-    """Read a folder that `ebmguard train toy` has written."""
-    files = {name: path / name for name in (CONFIG, RESULTS, f"figures/{GRIDS}")}
-    missing = [name for name, file in files.items() if not file.is_file()]
-    if missing:
-        raise ConfigError(
-            f"{path} is not the folder of a finished toy run: {', '.join(missing)} missing. Finish "
-            "it with `ebmguard train toy --resume`, or name another folder."
-        )
-    config, results = (read_json(files[name]) for name in (CONFIG, RESULTS))
-    with open_file(files[f"figures/{GRIDS}"]) as stream, np.load(stream) as stored:
-        axis, energies, samples = (stored[k] for k in ("axis", "negative_energy", "samples"))
-    members = results["members"]
-    if not len(members) == len(energies) == len(samples):
-        raise ConfigError(
-            f"the files in {path} are of different runs: {len(members)} members in results.json, "
-            f"{len(energies)} energies and {len(samples)} sets of samples in {GRIDS}. Train it "
-            "again in a new folder."
-        )
-    evaluations, alerts = (read_rows(path, name) for name in (MEMBERS, "alerts.jsonl"))
-    return ToyRun(path, config, results, axis, energies, samples, evaluations, alerts)
+    """Read a finished folder of `ebmguard train toy`; raises ConfigError where a file is missing.
+
+    Numbers that are not finite are stored as words, undefined ones may be null.
+    """
+    config, results = (read_json(path / name) for name in (CONFIG, RESULTS))
+    with open_file(path / "figures" / GRIDS) as stream, np.load(stream) as stored:
+        arrays = {name: stored[name] for name in ("axis", "negative_energy", "samples")}
+    members, evaluations = (
+        rows.astype({name: float for name in rows if name not in ("beta", "variant")})
+        for rows in (pd.DataFrame(results["members"]), pd.DataFrame(read_rows(path, MEMBERS)))
+    )
+    own = {
+        "members": members,
+        "evaluations": evaluations,
+        "alerts": read_rows(path, "alerts.jsonl"),
+    }
+    return ToyRun(config["scenario"], config["settings"], **own, **arrays)
 
 
 def training(config: ToyFigure, scenario: str) -> ToyConfig:
@@ -176,33 +144,36 @@ def opened(config: ToyFigure) -> list[ToyRun] | None:
 
     All folders are looked at before anything is trained. None where Ctrl-C stopped a training.
     """
-    wanted = {scenario: training(config, scenario) for scenario in FIGURES[config.name].scenarios}
-    for own in wanted.values():
+    wanted = [training(config, scenario) for scenario in FIGURES[config.name].scenarios]
+    for own in wanted:
         own.check()
         _refuse_other_run(own)
-    for place, (scenario, own) in enumerate(wanted.items(), start=1):
+    for place, own in enumerate(wanted, start=1):
         done = own.out / RESULTS
         # A run that is being made longer has the results of the shorter one.
         if done.is_file() and read_json(done)["iterations"] == own.settings.iterations:
             continue
         begun = (own.out / CONFIG).is_file()
         doing = "resuming" if begun else "training"
-        print(f"{doing} {scenario} in {own.out} ({place} of {len(wanted)})", flush=True)
-        if train_run(dataclasses.replace(own, resume=begun)) is None:
+        print(f"{doing} {own.scenario} in {own.out} ({place} of {len(wanted)})", flush=True)
+        if train_run(replace(own, resume=begun)) is None:
             return None
-    return [load_run(own.out) for own in wanted.values()]
+    return [load_run(own.out) for own in wanted]
 
 
 def _refuse_other_run(own: ToyConfig) -> None:
-    file = own.out / CONFIG
-    if not file.is_file():
+    if not (own.out / CONFIG).is_file():
         return
-    stored, asked = read_json(file), own.to_json()
     names = ("scenario", "betas", "variants", "seed", "seeds")
-    pairs = [(name, stored.get(name), asked[name]) for name in names]
-    there = stored.get("settings", {})
-    pairs += [(name, there.get(name), value) for name, value in asked["settings"].items()]
-    clashes = [f"{name}: {old} there, {new} here" for name, old, new in pairs if old != new]
+    there, here = (
+        {name: found.get(name) for name in names} | found.get("settings", {})
+        for found in (read_json(own.out / CONFIG), own.to_json())
+    )
+    clashes = [
+        f"{name}: {there.get(name)} there, {value} here"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
     if clashes:
         raise ConfigError(
             f"{own.out} holds a run with other settings than this figure's; give the options "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ebmguard.errors import ConfigError
@@ -93,5 +93,5 @@ class ToyConfig(RunConfig):
         return {
             **super().to_json(),
             "members": self.members.describe(),
-            "settings": self.settings.to_json(),
+            "settings": asdict(self.settings),
         }

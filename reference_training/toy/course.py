@@ -34,8 +34,8 @@ class Course:
     Args:
         config: settings of the run.
         folder: where members.jsonl and figures/grids.npz go.
-        members: G.
-        device: of the ensemble.
+        evaluator: measures the members.
+        network: the ensemble.
 
     Attributes:
         diverged_at: (G,) first diverged update of each member, -1 where there is none: that whose
@@ -44,11 +44,11 @@ class Course:
     """
 
     def __init__(
-        self, config: ToyConfig, folder: RunFolder, members: int, device: torch.device
+        self, config: ToyConfig, folder: RunFolder, evaluator: Evaluator, network: EnsembleMLP
     ) -> None:
-        self.config = config
-        self.folder = folder
-        self.diverged_at = torch.full((members,), -1, device=device)
+        self.config, self.folder = config, folder
+        self.evaluator, self.network = evaluator, network
+        self.diverged_at = torch.full((len(config.members),), -1, device=evaluator.device)
         self.kl = math.nan
 
     def after_update(self, step: int, f_pos: Tensor, f_neg: Tensor) -> None:
@@ -65,70 +65,55 @@ class Course:
         """Whether an evaluation follows after so many updates; after the last one it does."""
         return self.due(step) > self.due(step - 1)
 
-    def is_evaluated(self, step: int) -> bool:
-        """Whether the ensemble after so many updates has been evaluated."""
-        rows = read_rows(self.folder.path, MEMBERS)
-        return bool(rows) and rows[-1]["step"] == step
-
-    def evaluate(
-        self,
-        step: int,
-        evaluator: Evaluator,
-        network: EnsembleMLP,
-        guarded: Sequence[Mapping[str, float]],
-    ) -> None:
+    def evaluate(self, step: int, guarded: Sequence[Mapping[str, float]]) -> None:
         """Measure all members; the last evaluations look at samples too.
 
         Args:
             step: updates finished so far.
-            evaluator: measures.
-            network: the ensemble.
             guarded: the guard's latest row of each member, of which some numbers are kept; none
                 before the first has arrived.
         """
-        rows = evaluator.measure(evaluator.log_density(network))
+        rows = self.evaluator.measure(self.evaluator.log_density(self.network))
         for row, diagnostics in zip(rows, guarded, strict=False):
             row.update({tag: diagnostics[tag] for tag in WATCHED})
             # Of a mixture: who drew what counts.
             row.update({tag: x for tag, x in diagnostics.items() if tag.startswith("mixture/")})
         if self.due(step) > self.config.evaluations - AVERAGED:
-            samples = evaluator.samples(network, step)
-            found = evaluator.measure_samples(samples)
+            samples = self.evaluator.samples(self.network, step)
+            found = self.evaluator.measure_samples(samples)
             rows = [row | more for row, more in zip(rows, found, strict=True)]
-        ranked = sorted((row["kl"] for row in rows), key=lambda kl: (math.isnan(kl), kl))
-        self.kl = ranked[len(rows) // 2]
-        self.folder.append_rows(
-            MEMBERS, [{"step": step, "member": i, **row} for i, row in enumerate(rows)]
-        )
+        self.kl = float(np.sort([row["kl"] for row in rows])[len(rows) // 2])  # NaN is last
+        stamped = [{"step": step, "member": i, **row} for i, row in enumerate(rows)]
+        self.folder.append_rows(MEMBERS, stamped)
 
-    def results(self, step: int, evaluator: Evaluator, network: EnsembleMLP) -> dict[str, Any]:
+    def results(self, step: int, guarded: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         """Write figures/grids.npz.
 
         Returns:
             What results.json holds of the members.
         """
-        log_density = evaluator.log_density(network)
-        grid = evaluator.grid
+        rows = read_rows(self.folder.path, MEMBERS)
+        if not rows or rows[-1]["step"] != step:  # resumed with as many updates as there were
+            self.evaluate(step, guarded)
+            rows = read_rows(self.folder.path, MEMBERS)
+        log_density, grid = self.evaluator.log_density(self.network), self.evaluator.grid
         arrays: dict[str, Any] = {
             "axis": grid.axis.numpy(),
             "negative_energy": log_density.reshape(-1, *grid.shape).float().cpu().numpy(),
-            "samples": evaluator.samples(network, step).float().cpu().numpy(),
+            "samples": self.evaluator.samples(self.network, step).float().cpu().numpy(),
         }
         # A kill in between leaves what was there.
         partial = self.folder.figures / f"partial.{GRIDS}"
         np.savez_compressed(partial, **arrays)
         os.replace(partial, self.folder.figures / GRIDS)
-        rows = read_rows(self.folder.path, MEMBERS)
-        diverged = self.diverged_at.tolist()
+        diverged = [at if at >= 0 else None for at in self.diverged_at.tolist()]
         members = [
-            {
-                **who,
-                **_last_means([row for row in rows if row["member"] == i]),
-                "diverged_at": diverged[i] if diverged[i] >= 0 else None,
-            }
-            for i, who in enumerate(self.config.members.describe())
+            {**who, **_last_means([r for r in rows if r["member"] == i]), "diverged_at": at}
+            for (i, who), at in zip(
+                enumerate(self.config.members.describe()), diverged, strict=True
+            )
         ]
-        lost = min((at for at in diverged if at >= 0), default=None)
+        lost = min((at for at in diverged if at is not None), default=None)
         return {"diverged_at": lost, "members": members}
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,8 +122,7 @@ class Course:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved course."""
-        self.diverged_at = state["diverged_at"]
-        self.kl = state["kl"]
+        self.diverged_at, self.kl = state["diverged_at"], state["kl"]
 
 
 def _last_means(rows: list[dict[str, Any]]) -> dict[str, float]:

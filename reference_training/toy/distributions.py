@@ -18,8 +18,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 __all__ = ["DISTRIBUTIONS", "Distribution", "GaussianMixture", "Rings"]
 
 _STD = 0.15
@@ -38,9 +36,7 @@ class Distribution(abc.ABC):
         limit: pictures and grids span [-limit, limit] on each axis.
         kde_factor: kernel width of the published density estimate over the samples' own.
         init_std: standard deviation of the Gaussian from which chains start.
-
-    Raises:
-        ConfigError: where these do not fit together.
+        dim: 1 or 2.
     """
 
     weights: tuple[float, ...]
@@ -48,11 +44,7 @@ class Distribution(abc.ABC):
     limit: float
     kde_factor: float
     init_std: float
-
-    @property
-    @abc.abstractmethod
-    def dim(self) -> int:
-        """1 or 2."""
+    dim: int = 2
 
     @abc.abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -84,32 +76,17 @@ class GaussianMixture(Distribution):
     kde_factor: float = 0.1
     init_std: float = 1.0
 
-    def __post_init__(self) -> None:
-        _check(len(self.centres), self.weights, self.std)
-        if {len(centre) for centre in self.centres} not in ({1}, {2}):
-            raise ConfigError(
-                "centres must all have one coordinate or all have two, not "
-                f"{[len(centre) for centre in self.centres]}"
-            )
-
-    @property
-    def dim(self) -> int:
-        """1 or 2, as the centres say."""
-        return len(self.centres[0])
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""
         device = generator.device
         chosen = _choose(self.weights, torch.rand(n, generator=generator, device=device))
         noise = torch.randn(n, self.dim, generator=generator, device=device)
-        return torch.add(
-            _tensor(self.centres, device, torch.float32)[chosen], noise, alpha=self.std
-        )
+        return torch.add(_tensor(self.centres, chosen)[chosen], noise, alpha=self.std)
 
     def component_log_densities(self, x: Tensor) -> Tensor:
         """See :class:`Distribution`."""
         x = x.double().unsqueeze(-2)
-        offsets = (x - _tensor(self.centres, x.device, x.dtype)) / self.std
+        offsets = (x - _tensor(self.centres, x)) / self.std
         norm = self.dim * math.log(math.sqrt(2 * math.pi) * self.std)
         return _log_weights(self.weights, x) - 0.5 * offsets.square().sum(-1) - norm
 
@@ -129,25 +106,13 @@ class Rings(Distribution):
     kde_factor: float = 0.075
     init_std: float = 2.0
 
-    def __post_init__(self) -> None:
-        _check(len(self.radii), self.weights, self.std)
-        if min(self.radii) <= 0:
-            raise ConfigError(f"radii must be positive, not {self.radii}")
-
-    @property
-    def dim(self) -> int:
-        """Rings lie in the plane."""
-        return 2
-
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""
         device = generator.device
         uniform = torch.rand(2, n, generator=generator, device=device)
         noise = torch.randn(n, generator=generator, device=device)
         chosen = _choose(self.weights, uniform[0])
-        radius = torch.add(
-            _tensor(self.radii, device, torch.float32)[chosen], noise, alpha=self.std
-        )
+        radius = torch.add(_tensor(self.radii, chosen)[chosen], noise, alpha=self.std)
         angle = uniform[1] * (2 * math.pi)
         return torch.stack((radius * angle.cos(), radius * angle.sin()), -1)
 
@@ -157,13 +122,13 @@ class Rings(Distribution):
         The inner ring of the exact density is 18% higher at one std inside it.
         """
         radius = _radius(x)
-        at = _tensor(self.radii, radius.device, radius.dtype)
+        at = _tensor(self.radii, radius)
         return (self._log_radial(radius, at) - (2 * math.pi * at).log()).logsumexp(-1)
 
     def component_log_densities(self, x: Tensor) -> Tensor:
         """See :class:`Distribution`."""
         radius = _radius(x).clamp_min(_NEAREST)
-        at = _tensor(self.radii, radius.device, radius.dtype)
+        at = _tensor(self.radii, radius)
         # A radius drawn below zero lands at the opposite angle, so N(-r; R_k, std²) is added.
         opposite = torch.log1p(torch.exp(-2 * radius * at / self.std**2))
         return self._log_radial(radius, at) + opposite - (2 * math.pi * radius).log()
@@ -174,46 +139,32 @@ class Rings(Distribution):
         return _log_weights(self.weights, radius) - 0.5 * offsets.square() - norm
 
 
-def _check(components: int, weights: tuple[float, ...], std: float) -> None:
-    if not components or len(weights) != components:
-        raise ConfigError(
-            f"{len(weights)} weights for {components} components: give one weight per component"
-        )
-    if not all(0 < weight < math.inf for weight in weights):
-        raise ConfigError(
-            f"weights must be positive, not {weights}: leave out a component instead of giving it 0"
-        )
-    if not 0 < std < math.inf:
-        raise ConfigError(f"std must be positive, not {std}")
-
-
 def _radius(x: Tensor) -> Tensor:
     radius: Tensor = torch.linalg.vector_norm(x.double(), dim=-1, keepdim=True)
     return radius
 
 
+def _tensor(values: tuple[object, ...], like: Tensor) -> Tensor:
+    """On the device of another, and as wide if that holds floats."""
+    return _kept(values, like.device, like.dtype if like.is_floating_point() else torch.float32)
+
+
 @cache
-def _tensor(values: tuple[object, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+def _kept(values: tuple[object, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     # What is cached under inference_mode could not be used by autograd later.
     with torch.inference_mode(False):
         return torch.tensor(values, device=device, dtype=dtype)
 
 
-@cache
-def _edges(weights: tuple[float, ...]) -> tuple[float, ...]:
-    total = math.fsum(weights)
-    return tuple(math.fsum(weights[:k]) / total for k in range(1, len(weights)))
-
-
 def _choose(weights: tuple[float, ...], uniform: Tensor) -> Tensor:
-    edges = _tensor(_edges(weights), uniform.device, uniform.dtype)
-    return torch.bucketize(uniform, edges, right=True)
+    total = math.fsum(weights)
+    edges = tuple(math.fsum(weights[:k]) / total for k in range(1, len(weights)))
+    return torch.bucketize(uniform, _tensor(edges, uniform), right=True)
 
 
 def _log_weights(weights: tuple[float, ...], like: Tensor) -> Tensor:
     total = math.fsum(weights)
-    logs = tuple(math.log(weight / total) for weight in weights)
-    return _tensor(logs, like.device, like.dtype)
+    return _tensor(tuple(math.log(weight / total) for weight in weights), like)
 
 
 def _on_circle(components: int) -> tuple[tuple[float, float], ...]:
@@ -225,6 +176,6 @@ DISTRIBUTIONS: dict[str, Distribution] = {
     "gmm": GaussianMixture(centres=_on_circle(8), weights=(1, 2, 3, 4, 5, 6, 7, 8)),
     "circles": Rings(radii=(1.0, 2.0, 3.0, 4.0), weights=(1, 1, 1, 1)),
     "mixture1d": GaussianMixture(
-        centres=((-1.0,), (-1 / 3,), (1 / 3,), (1.0,)), weights=(4, 1, 3, 2)
+        centres=((-1.0,), (-1 / 3,), (1 / 3,), (1.0,)), weights=(4, 1, 3, 2), dim=1
     ),
 }

@@ -35,9 +35,7 @@ class Draws(Streams):
         seeds: Sequence[int],
         device: torch.device,
     ) -> None:
-        self.distribution = distribution
-        self.settings = settings
-        self.members = members
+        self.distribution, self.settings, self.members = distribution, settings, members
         self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         super().__init__({f"seed {s}": rng for s, rng in zip(seeds, self.streams, strict=True)})
 
@@ -50,8 +48,6 @@ class Draws(Streams):
         """Start points (G, n, dim) and standard normal noise (sgld_steps, G, n, dim)."""
         settings, dim = self.settings, self.distribution.dim
         size = (settings.sgld_steps + 1, n, dim)
-        normal = torch.stack(
-            [torch.randn(size, generator=rng, device=rng.device) for rng in self.streams], 1
-        )
-        normal = self.members.spread(normal, 1)
+        drawn = [torch.randn(size, generator=rng, device=rng.device) for rng in self.streams]
+        normal = self.members.spread(torch.stack(drawn, 1), 1)
         return settings.init_mean + settings.init_std * normal[0], normal[1:]

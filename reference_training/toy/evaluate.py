@@ -37,9 +37,7 @@ class Evaluator:
     """
 
     def __init__(self, settings: Scenario, members: Members, device: torch.device) -> None:
-        self.settings = settings
-        self.members = members
-        self.device = device
+        self.settings, self.members, self.device = settings, members, device
         self.distribution = DISTRIBUTIONS[settings.data]
         self.grid = Grid.of(self.distribution)
         self.bandwidth = kde.bandwidth(self.distribution, self.grid)
@@ -54,10 +52,8 @@ class Evaluator:
     def log_density(self, network: EnsembleMLP) -> Tensor:
         """F = o f on the grid, the learned log density up to a constant: (G, cells) float64."""
         points = self.grid.points.to(network.weights[0])
-        chunks = [
-            network(x.expand(network.members, -1, -1)) for x in torch.split(points, POINTS_AT_ONCE)
-        ]
-        return torch.cat(chunks, 1).double() * self.settings.output_scale
+        chunks = torch.split(points.expand(network.members, -1, -1), POINTS_AT_ONCE, 1)
+        return torch.cat([network(x) for x in chunks], 1).double() * self.settings.output_scale
 
     def samples(self, network: EnsembleMLP, step: int) -> Tensor:
         """Fresh samples of SGLD(p_θ) as in training, but on the whole f: (G, 10000, dim).

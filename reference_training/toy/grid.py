@@ -8,8 +8,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
-
 from .distributions import Distribution
 
 __all__ = ["Grid"]
@@ -29,16 +27,13 @@ class Grid:
 
     @staticmethod
     def of(distribution: Distribution, resolution: int = 200) -> Grid:
-        """The published grid of a distribution: ``linspace(-limit, limit, resolution)``.
+        """The published grid of a distribution: ``linspace(-limit, limit, resolution)``."""
+        return Grid.wide(distribution.limit, resolution, distribution.dim)
 
-        Raises:
-            ConfigError: where the resolution is below 2.
-        """
-        if resolution < 2:
-            raise ConfigError(f"resolution must be at least 2 points a side, not {resolution}")
-        limit = distribution.limit
-        axis = torch.linspace(-limit, limit, resolution, dtype=torch.float64)
-        return Grid(axis=axis, dim=distribution.dim)
+    @staticmethod
+    def wide(limit: float, points: int, dim: int) -> Grid:
+        """From -limit to limit."""
+        return Grid(torch.linspace(-limit, limit, points, dtype=torch.float64), dim)
 
     @property
     def shape(self) -> tuple[int, ...]:

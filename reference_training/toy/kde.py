@@ -5,14 +5,10 @@ the kernel with the samples' own covariance. Scattered samples would then be smo
 ones, so here the kernel is isotropic and its width is fixed by the truth: that of the published
 estimate for perfect samples.
 
-A density estimate is compared with :func:`blurred`, the truth convolved with the same kernel::
-
-    width = bandwidth(distribution, grid)
-    found = kl(blurred(distribution, grid, width).log(), kde(samples, grid, width).log())
-
-Perfect samples do not reach 0 either. The same line with ``distribution.sample(n, generator)`` as
-samples is the floor; it falls as 1/n, and 10,000 samples give 0.005 on the eight Gaussians, 0.011
-on the rings and 0.0006 on the 1D mixture.
+A density estimate is compared with :func:`blurred`, the truth convolved with the same kernel.
+Perfect samples do not reach 0 either. The floor
+of KL falls as 1/n, and 10,000 samples give 0.005 on the eight Gaussians, 0.011 on the rings and
+0.0006 on the 1D mixture.
 """
 
 from __future__ import annotations
@@ -60,21 +56,13 @@ def kde(samples: Tensor, grid: Grid, bandwidth: float) -> Tensor:
     Returns:
         ``(..., cells)`` float64 on the device of the samples; NaN for members with a sample that is
         not finite.
-
-    Raises:
-        ValueError: where the samples are not of the grid's dimension.
     """
-    if samples.ndim < 2 or samples.shape[-1] != grid.dim:
-        raise ValueError(
-            f"samples must be (..., n, {grid.dim}) for this grid, not {tuple(samples.shape)}"
-        )
     axis = grid.axis.to(samples.device)
+    mass = torch.tensor(1 / samples.shape[-2], dtype=torch.float64, device=samples.device)
     # One member at a time: its two matrices of (points, n) are the memory that it takes.
-    members = [
-        _spread(member, torch.full_like(member[:, 0], 1 / len(member)), axis, bandwidth)
-        for member in samples.double().reshape(-1, *samples.shape[-2:])
-    ]
-    density = torch.stack(members).reshape(*samples.shape[:-2], -1)
+    rows = samples.double().reshape(-1, *samples.shape[-2:])
+    density = torch.stack([_spread(row, mass, axis, bandwidth) for row in rows])
+    density = density.reshape(*samples.shape[:-2], -1)
     finite = samples.isfinite().all(-1).all(-1, keepdim=True)
     return torch.where(finite, density, torch.nan)
 
@@ -90,17 +78,16 @@ def blurred(distribution: Distribution, grid: Grid, bandwidth: float) -> Tensor:
     """
     limit = float(grid.axis[-1]) + _REACH * bandwidth
     points = 2 * math.ceil(limit / bandwidth * _POINTS_PER_WIDTH)
-    axis = torch.linspace(-limit, limit, points, dtype=torch.float64)
-    source = Grid(axis=axis, dim=grid.dim)
+    source = Grid.wide(limit, points, grid.dim)
     masses = distribution.log_density(source.points).exp() * source.cell
     if grid.dim == 1:
         return _spread(source.points, masses, grid.axis, bandwidth)
-    kernel = _kernel(grid.axis, axis, bandwidth)
+    kernel = _kernel(grid.axis, source.axis, bandwidth)
     return (kernel @ masses.reshape(source.shape) @ kernel.T).flatten()
 
 
 def _spread(at: Tensor, masses: Tensor, axis: Tensor, bandwidth: float) -> Tensor:
-    """Density on a grid of kernels at points ``(n, dim)`` that carry masses ``(n,)``."""
+    """Density on a grid of kernels at points ``(n, dim)`` that carry masses, ``(n,)`` or equal."""
     weighted = _kernel(axis, at[:, 0], bandwidth) * masses
     if at.shape[-1] == 1:
         return weighted.sum(-1)

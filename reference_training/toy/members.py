@@ -35,22 +35,16 @@ class Beta:
     @classmethod
     def parse(cls, text: str) -> Beta:
         """Read a β as it is written on the command line."""
-        parts = text.split("+")
-        starts, ends = [], []
-        for part in parts:
-            try:
-                start, *rest = (float(number) for number in part.split(":"))
-            except ValueError:
-                start, rest = math.nan, []
-            end = rest[0] if rest else start
-            if len(rest) > 1 or not all(math.isfinite(b) and b <= 1 for b in (start, end)):
-                raise ConfigError(
-                    f"beta is {text!r}, expected a number up to 1 such as 0.5, a linear schedule "
-                    "such as 0:0.9, or several whose losses are averaged, such as 0.1+0.5+0.9"
-                )
-            starts.append(start)
-            ends.append(end)
-        return cls(text, tuple(starts), tuple(ends))
+        try:
+            terms = [[float(number) for number in part.split(":")] for part in text.split("+")]
+        except ValueError:
+            terms = [[math.nan]]
+        if any(len(term) > 2 or not all(-math.inf < b <= 1 for b in term) for term in terms):
+            raise ConfigError(
+                f"beta is {text!r}, expected a number up to 1 such as 0.5, a linear schedule such "
+                "as 0:0.9, or several whose losses are averaged, such as 0.1+0.5+0.9"
+            )
+        return cls(text, *(tuple(term[end] for term in terms) for end in (0, -1)))
 
 
 @dataclass(frozen=True)
@@ -70,9 +64,8 @@ class Members:
         for name, values in (("betas", betas), ("variants", variants), ("seeds", seeds)):
             if not values or len(set(values)) < len(values):
                 raise ConfigError(f"{name} is {list(values)}, expected different values, 1 or more")
-        for variant in variants:
-            if variant not in VARIANTS:
-                raise ConfigError(f"variant is {variant!r}, expected one of {', '.join(VARIANTS)}")
+        for variant in set(variants) - set(VARIANTS):
+            raise ConfigError(f"variant is {variant!r}, expected one of {', '.join(VARIANTS)}")
         parsed = tuple(map(Beta.parse, betas))
         if len({len(beta.starts) for beta in parsed} - {1}) > 1:
             raise ConfigError(
@@ -104,9 +97,7 @@ class Members:
 
     def spread(self, per_seed: Tensor, dim: int = 0) -> Tensor:
         """What was drawn once for each seed, for every member: S entries along ``dim`` -> G."""
-        repeats = [1] * per_seed.ndim
-        repeats[dim] = len(self.variants) * len(self.betas)
-        return per_seed.repeat(repeats)
+        return torch.cat([per_seed] * (len(self.variants) * len(self.betas)), dim)
 
     def spread_betas(self, per_beta: Tensor) -> Tensor:
         """One row for each β, for every member: (betas, ...) -> (G, ...)."""
@@ -148,13 +139,9 @@ class Members:
 def averaged_loss(
     f_pos: Tensor, f_neg: Tensor, exponents: Tensor, variants: Sequence[Variant]
 ) -> Tensor:
-    """Mean of the losses at several β*, summed over the members.
+    """Mean of the losses at several β*, (terms, G), summed over the members of (G, N) energies.
 
-    Args:
-        f_pos: (G, N) energies.
-        f_neg: (G, M) energies.
-        exponents: (terms, G).
-        variants: each has equally many members, which stand together.
+    Each variant has equally many members, which stand together.
     """
     count = len(variants)
     parts = zip(variants, *(x.chunk(count, -2) for x in (f_pos, f_neg)), strict=True)

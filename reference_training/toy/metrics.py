@@ -11,16 +11,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = [
-    "energy_scale",
-    "kl",
-    "log_masses",
-    "mode_mass_error",
-    "mode_masses",
-    "offset_r2",
-    "total_variation",
-]
-
 
 def log_masses(log_values: Tensor) -> Tensor:
     """Log of the probability in each cell: the log softmax over cells, in float64."""
@@ -43,26 +33,20 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def mode_masses(log_p: Tensor, labels: Tensor) -> Tensor:
-    """Mass of each region of the plane.
+    """Mass of each mode, ``(..., modes)``.
 
     Args:
         log_p: ``(..., cells)``.
-        labels: ``(cells,)``, the region of each cell. For modes: the likeliest component of the
-            truth, ``distribution.component_log_densities(grid.points).argmax(-1)``.
-
-    Returns:
-        ``(..., regions)``.
+        labels: ``(cells,)``, the mode of each cell: the likeliest component of the truth,
+            ``distribution.component_log_densities(grid.points).argmax(-1)``.
     """
     masses = log_masses(log_p).exp()
-    regions = masses.new_zeros(*masses.shape[:-1], int(labels.max()) + 1)
-    return regions.index_add(-1, labels, masses)
+    modes = masses.new_zeros(*masses.shape[:-1], int(labels.max()) + 1)
+    return modes.index_add(-1, labels, masses)
 
 
 def mode_mass_error(log_p: Tensor, log_q: Tensor, labels: Tensor) -> Tensor:
-    """Half the sum over regions of the absolute difference in mass: mass in the wrong mode.
-
-    ``labels`` as in :func:`mode_masses`.
-    """
+    """Half the sum over modes of the absolute difference in mass: mass in the wrong mode."""
     return 0.5 * (mode_masses(log_p, labels) - mode_masses(log_q, labels)).abs().sum(-1)
 
 
@@ -70,14 +54,7 @@ def energy_scale(f: Tensor, log_density: Tensor, log_p: Tensor) -> tuple[Tensor,
     """Slope of the least-squares line of F on the true log density, weighted by p, and its R².
 
     A slope of 1 is a model at the right temperature, 0.5 one that is twice as flat as the truth.
-
-    Args:
-        f: F, ``(..., cells)``.
-        log_density: of the truth, ``(..., cells)``.
-        log_p: log of the weights up to a constant, ``(..., cells)``; the truth's own, usually.
-
-    Returns:
-        slope and R²; R² is NaN where F is constant.
+    ``log_p`` is the logarithm of the weights up to a constant. R² is NaN where F is constant.
     """
     weight = log_masses(log_p).exp()
     y, x = _centred(f, weight), _centred(log_density, weight)
@@ -89,15 +66,8 @@ def offset_r2(f: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """R² of F against a target where only an additive constant is free.
 
     Against Figure 9's fixed proposal q the target is (log p_d - log q) / β. 1 means that F equals
-    the target up to a constant, 0 that it is no better than a constant; it may be negative.
-
-    Args:
-        f: F, ``(..., cells)``.
-        target: ``(..., cells)``.
-        weight: not negative, ``(..., cells)``; only ratios matter.
-
-    Returns:
-        ``(...)``; NaN where the target is constant.
+    the target up to a constant, 0 that it is no better than a constant; it may be negative. Only
+    ratios of the weights matter. NaN where the target is constant.
     """
     weight = weight.double() / weight.double().sum(-1, keepdim=True)
     wanted = _centred(target, weight)

@@ -35,16 +35,13 @@ class EnsembleMLP(nn.Module):
         self.biases = nn.ParameterList()
         for fan_in, fan_out in itertools.pairwise(sizes):
             bound = 1 / math.sqrt(fan_in)
-            drawn = {
-                seed: [
-                    torch.empty(shape).uniform_(-bound, bound, generator=generator)
-                    for shape in ((fan_in, fan_out), (1, fan_out))
-                ]
-                for seed, generator in generators.items()
-            }
-            self.weights.append(torch.stack([drawn[seed][0] for seed in seeds]))
-            if fan_out > 1:
-                self.biases.append(torch.stack([drawn[seed][1] for seed in seeds]))
+            for kind, shape in ((self.weights, (fan_in, fan_out)), (self.biases, (1, fan_out))):
+                drawn = {
+                    seed: torch.empty(shape).uniform_(-bound, bound, generator=generator)
+                    for seed, generator in generators.items()
+                }
+                if kind is self.weights or fan_out > 1:
+                    kind.append(torch.stack([drawn[seed] for seed in seeds]))
 
     @property
     def members(self) -> int:

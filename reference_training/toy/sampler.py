@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from ebmguard.samplers import Mixture, sgld
 
 from ..engine.graphs import first_steps, graphed
-from .broken import GOOD, SAMPLERS
-from .scenario import Scenario
+from .scenario import GOOD, SAMPLERS, Scenario
 
 Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A function of the network, start points (G, n, dim) and standard normal noise
@@ -24,7 +23,7 @@ def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
 
     Args:
         settings: the scenario.
-        name: one of :data:`.broken.SAMPLERS`.
+        name: one of :data:`.scenario.SAMPLERS`.
     """
     fault = SAMPLERS[name]
 
@@ -43,13 +42,10 @@ def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
 
 
 def make_training_sampler(settings: Scenario, device: torch.device) -> Sampler | None:
-    """What draws the negatives of the training; on a GPU as CUDA graphs.
+    """What draws the negatives of the training, (G, n_neg, dim) -> (G, negatives, dim).
 
-    The samplers of a mixture get the same start points and the same noise.
-
-    Returns:
-        a sampler, (G, n_neg, dim) -> (G, negatives, dim); None where a scenario has no step: a
-        guarded sampler must evaluate the network, and those negatives are the start points.
+    On a GPU as CUDA graphs. The samplers of a mixture get the same start points and noise. None
+    where a scenario has no step: negatives are the start points, and no network is evaluated.
     """
     if not settings.sgld_steps:
         return None

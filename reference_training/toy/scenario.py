@@ -9,15 +9,38 @@ docs/results/toy-settings.md.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from ebmguard.errors import ConfigError
 
 from ..engine.run_config import below, counts, not_positive, refuse
-from .broken import GOOD, SAMPLERS
 
 DATA = ("gmm", "circles", "mixture1d")
+GOOD = "good"
+"""The sampler of the scenario as it is."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with a sampler that is otherwise the scenario's.
+
+    Attributes:
+        step: factor of the Langevin step: that of the step size, and of the noise's variance.
+        away: how far the start points lie from where they belong, in standard deviations of the
+            Gaussian that they come from, in each coordinate.
+    """
+
+    step: float = 1.0
+    away: float = 0.0
+
+
+SAMPLERS = {
+    GOOD: Fault(),
+    "exploding": Fault(step=100.0),  # leaves the data, the further the steeper the energy
+    "lost": Fault(away=10.0),  # starts so far away that its steps do not reach the data
+    "stuck": Fault(step=0.01),  # delivers its start points
+}
+"""Samplers of the toys by name."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +57,7 @@ class Scenario:
         init_mean, init_std: of the Gaussian, equal in every coordinate.
         lr: Adam's learning rate at the first update; it decays exponentially to ``lr_end``.
         iterations: updates.
-        samplers: who draws the negatives: names of :data:`.broken.SAMPLERS`, joined by "+".
+        samplers: who draws the negatives: names of :data:`SAMPLERS`, joined by "+".
     """
 
     data: str
@@ -89,10 +112,6 @@ class Scenario:
             )
         refuse(problems)
 
-    def to_json(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
-        return asdict(self)
-
 
 def _default(data: str) -> Scenario:
     circles = data == "circles"
@@ -111,35 +130,30 @@ def _default(data: str) -> Scenario:
     )
 
 
-def _shifted(data: str) -> Scenario:
-    """Figure 6: chains start in the quadrant (+, +), half as wide, with ten times the step."""
-    base = _default(data)
-    return replace(
-        base,
-        init_std=base.init_std / 2,
-        init_mean=base.init_std,
-        step_size=10 * base.step_size,
-        # The step of the Langevin equation is noise_std**2: the output scale stays what it is.
-        noise_std=math.sqrt(10) * base.noise_std,
-    )
-
-
 def _build(data: str) -> dict[str, Scenario]:
     base = _default(data)
-    proposal = replace(base, sgld_steps=0)
-    broken = [name for name in SAMPLERS if name != GOOD]
     halved = replace(base, n_neg=base.n_neg // 2)
+    fixed = replace(base, sgld_steps=0)
+    names = [*(n for n in SAMPLERS if n != GOOD), *(f"{GOOD}+{n}" for n in SAMPLERS if n != GOOD)]
     return {
         "default": base,
         "long": replace(base, iterations=2 * base.iterations),
-        "shifted": _shifted(data),
+        # Figure 6: chains start in the quadrant (+, +), half as wide, with ten times the step.
+        "shifted": replace(
+            base,
+            init_std=base.init_std / 2,
+            init_mean=base.init_std,
+            step_size=10 * base.step_size,
+            # The step of the Langevin equation is noise_std**2: the output scale stays what it is.
+            noise_std=math.sqrt(10) * base.noise_std,
+        ),
         "restricted": replace(base, n_neg=3, sgld_steps=3),
-        "degenerate": replace(proposal, n_neg=1),
+        "degenerate": replace(fixed, n_neg=1),
         # Not in the paper: Figure 9's setting with enough negatives and a learning rate that
         # decays, where the optimum is known exactly (Appendix I with a fixed proposal). Without
         # chains the noise is nothing but the output scale, the same on all data here.
         "proposal": replace(
-            proposal,
+            fixed,
             n_pos=100,
             n_neg=100,
             noise_std=0.1,
@@ -148,8 +162,7 @@ def _build(data: str) -> dict[str, Scenario]:
             iterations=(4 if data == "circles" else 2) * base.iterations,
         ),
         # Not in the paper but for a sentence of its discussion: one good negative is enough.
-        **{name: replace(base, samplers=name) for name in broken},
-        **{f"{GOOD}+{name}": replace(base, samplers=f"{GOOD}+{name}") for name in broken},
+        **{name: replace(base, samplers=name) for name in names},
         "halved": halved,
         f"{GOOD}+exploding-halved": replace(halved, samplers=f"{GOOD}+exploding"),
     }

@@ -43,16 +43,14 @@ class Ensemble(Task):
     def __init__(self, config: ToyConfig, record: Record) -> None:
         settings, members, device = config.settings, config.members, record.device
         distribution = DISTRIBUTIONS[settings.data]
-        self.title = config.scenario
-        self.lines_every = max(1, settings.iterations // 20)
-        self.settings = settings
-        self.record = record
+        self.title, self.lines_every = config.scenario, max(1, settings.iterations // 20)
+        self.settings, self.members, self.record = settings, members, record
         self.network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
         # Every member's gradient is its own, and so is every entry of Adam's state.
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, fused=True)
         self.draws = Draws(distribution, settings, members, members.seeds, device)
-        self.evaluator = Evaluator(settings, members, device)
-        self.course = Course(config, record.folder, len(members), device)
+        evaluator = Evaluator(settings, members, device)
+        self.course = Course(config, record.folder, evaluator, self.network)
         # One guard for the whole ensemble: beta* is a vector over the members, and so is the
         # variant.
         self.loss_fn, self.sample_q = guard(
@@ -62,16 +60,11 @@ class Ensemble(Task):
             **record.for_guard,
             **members.strength(settings.output_scale, settings.iterations, device),
         )
-        self.members = members
         self.exponents = members.exponents(settings.output_scale, settings.iterations, device)
         self.guard = self.loss_fn.guard
-        self.energies = graphed_energies(
-            self.network,
-            *(
-                torch.zeros(len(members), n, distribution.dim, device=device)
-                for n in (settings.n_pos, settings.negatives)
-            ),
-        )
+        sizes = ((len(members), n, distribution.dim) for n in (settings.n_pos, settings.negatives))
+        zeros = (torch.zeros(size, device=device) for size in sizes)
+        self.energies = graphed_energies(self.network, *zeros)
         self.guards = {"guard": self.guard}
         self.parts = {
             "network": self.network,
@@ -101,9 +94,8 @@ class Ensemble(Task):
 
     def evaluate(self, step: int) -> bool:
         """Measure all members where that is due."""
-        is_due = self.course.is_due(step)
-        if is_due:
-            self.course.evaluate(step, self.evaluator, self.network, self.guard.members)
+        if is_due := self.course.is_due(step):
+            self.course.evaluate(step, self.guard.members)
         return is_due
 
     def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
@@ -118,10 +110,7 @@ class Ensemble(Task):
 
     def results(self) -> dict[str, Any]:
         """How close every member came."""
-        step, course = self.record.next_step, self.course
-        if not course.is_evaluated(step):  # resumed with as many updates as there were
-            course.evaluate(step, self.evaluator, self.network, self.guard.members)
-        return course.results(step, self.evaluator, self.network)
+        return self.course.results(self.record.next_step, self.guard.members)
 
 
 def table(members: Sequence[Mapping[str, Any]]) -> str:

@@ -17,7 +17,6 @@ import pytest
 from ebmguard.reference_training.bism.config import BismConfig
 from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.jem.runs import find_runs
-from ebmguard.reference_training.studies import toy_numbers
 from ebmguard.reference_training.studies.command import MODULES, find, numbers, told
 from ebmguard.reference_training.studies.config import (
     BilevelFigure,
@@ -93,9 +92,7 @@ def test_short_runs(name: Any, tmp_path):
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_toys(name: Any, tmp_path, monkeypatch):
-    # It takes seconds, knows no run, and has tests of its own.
-    monkeypatch.setattr(toy_numbers, "r2_of_a_table", lambda *_: 1.0)
+def test_toys(name: Any, tmp_path):
     config, runs = ToyFigure(name=name, out=tmp_path), []
     for scenario in FIGURES[name].scenarios:
         lost = scenario.startswith(("circles", "gmm-exploding")) and name in ("6", "mixture")

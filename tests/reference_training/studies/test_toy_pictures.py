@@ -13,6 +13,7 @@ from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.config import ToyFigure
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
 from ebmguard.reference_training.studies.toy_numbers import members
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from tests.reference_training.toy.fabricate import KL_AT_ZERO, made_up, write_run
 
 
@@ -41,10 +42,6 @@ def numbers(values):
     return np.asarray(values, dtype=float)
 
 
-def texts(figure):
-    return [text.get_text() for text in figure.texts]
-
-
 def test_densities_are_those_of_the_model_its_samples_and_the_truth(tmp_path):
     runs = fabricate(tmp_path, "2", resolution=200, samples=2000)
     frame = members(runs, ToyFigure(name="2"))
@@ -53,7 +50,10 @@ def test_densities_are_those_of_the_model_its_samples_and_the_truth(tmp_path):
     )
     run = runs[0]
     cell = float(run.axis[1] - run.axis[0]) ** 2
-    truth, learned, sampled = (row[name].numpy() for name in ("truth", "learned", "sampled"))
+    (truth, log_truth), (learned, _), (sampled, _) = (
+        [shown for shown, _ in row["picture"][name]] for name in ("truth", "learned", "sampled")
+    )
+    np.testing.assert_allclose(log_truth, np.log(truth + 1e-10))
     assert truth.shape == (200, 200)
     assert truth.sum() * cell == pytest.approx(1, abs=1e-3)
     # The made-up energies are the true log density times a slope.
@@ -62,9 +62,9 @@ def test_densities_are_those_of_the_model_its_samples_and_the_truth(tmp_path):
     np.testing.assert_allclose(learned[bright], (power / power.sum() / cell)[bright], rtol=1e-3)
     # Rows are y, columns are x: the kernel estimate of scipy at the points (x, y).
     x, y = np.meshgrid(run.axis[::20], run.axis[::20])
-    index = next(iter(run.of("0.5", "default")))
+    index = run.members.index[run.members["beta"] == "0.5"][0]
     samples = run.samples[index].astype(np.float64)
-    published = gaussian_kde(samples.T, bw_method=run.distribution.kde_factor)
+    published = gaussian_kde(samples.T, bw_method=DISTRIBUTIONS["gmm"].kde_factor)
     expected = published(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
     assert np.abs(sampled[::20, ::20] - expected).max() < 0.1 * expected.max()
 

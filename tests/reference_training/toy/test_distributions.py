@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy import integrate, stats
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS, GaussianMixture, Rings
 from ebmguard.reference_training.toy.grid import Grid
 
@@ -47,7 +46,7 @@ def test_mixture_in_one_dimension_is_that_of_scipy():
 
 
 @pytest.mark.parametrize("form", ["log_density", "pictured_log_density"])
-def test_ring_densities_integrate_to_one(form):
+def test_ring_densities_integrate_to_one_and_differ_as_radii_do(form):
     log_density = getattr(DISTRIBUTIONS["circles"], form)
 
     def radial(r):
@@ -56,9 +55,6 @@ def test_ring_densities_integrate_to_one(form):
 
     total, _ = integrate.quad(radial, 0, 6, points=[1, 2, 3, 4], limit=200)
     assert total == pytest.approx(1, abs=1e-7)
-
-
-def test_picture_form_of_the_rings_differs_as_radii_do():
     rings = Rings(radii=(1.0,), weights=(1,))
     inside = torch.tensor([0.0, 0.85], dtype=torch.float64)
     ratio = (rings.log_density(inside) - rings.pictured_log_density(inside)).exp()
@@ -83,14 +79,6 @@ def test_radii_below_zero_are_counted_at_the_opposite_angle():
             high,
         )
         assert count == pytest.approx(200_000 * mass, abs=5 * math.sqrt(200_000 * mass))
-
-
-def test_a_grid_through_the_pole_of_the_rings_can_be_summed():
-    circles = DISTRIBUTIONS["circles"]
-    for resolution in (200, 201):
-        grid = Grid.of(circles, resolution)
-        mass = circles.log_density(grid.points).exp().sum() * grid.cell
-        assert mass.item() == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
@@ -135,7 +123,7 @@ def test_samples_are_reproducible_float32_in_random_order(name):
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_components_add_up_and_carry_their_weights(name):
     distribution = DISTRIBUTIONS[name]
-    grid = Grid.of(distribution)
+    grid = Grid.of(distribution, 201)  # through the pole of the rings
     parts = distribution.component_log_densities(grid.points)
     torch.testing.assert_close(parts.logsumexp(-1), distribution.log_density(grid.points))
     weights = torch.tensor(distribution.weights, dtype=torch.float64)
@@ -159,23 +147,3 @@ def test_density_can_be_differentiated_after_use_under_inference_mode():
         gmm.log_density(torch.zeros(1, 2))
     x = torch.tensor([[0.5, 0.5]], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(gmm.log_density, x)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"weights": (1.0,)}, "1 weights for 8 components"),
-        ({"weights": (0.0,) * 8}, "must be positive"),
-        ({"weights": (math.nan,) * 8}, "must be positive"),
-        ({"std": 0.0}, "std must be positive"),
-        ({"centres": ((0.0,),) * 4 + ((0.0, 0.0),) * 4}, "one coordinate"),
-    ],
-)
-def test_refuses_what_does_not_fit(change, says):
-    with pytest.raises(ConfigError, match=says):
-        dataclasses.replace(DISTRIBUTIONS["gmm"], **change)
-
-
-def test_refuses_rings_without_a_radius():
-    with pytest.raises(ConfigError, match="radii must be positive"):
-        Rings(radii=(0.0,), weights=(1,))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.grid import Grid
 
@@ -23,8 +22,3 @@ def test_in_one_dimension():
     assert grid.shape == (50,)
     assert grid.points.shape == (50, 1)
     assert grid.cell == pytest.approx(3.2 / 49)
-
-
-def test_refuses_a_single_point():
-    with pytest.raises(ConfigError, match="at least 2"):
-        Grid.of(DISTRIBUTIONS["gmm"], 1)

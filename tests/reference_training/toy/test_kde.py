@@ -11,7 +11,6 @@ from scipy import integrate, special, stats
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.reference_training.toy.kde import bandwidth, blurred, kde
-from ebmguard.reference_training.toy.metrics import kl
 
 
 def generator(seed=0):
@@ -67,11 +66,6 @@ def test_columns_are_x_and_y():
     assert (grid.axis[x].item(), grid.axis[y].item()) == pytest.approx((1.0, -0.5), abs=0.017)
 
 
-def test_refuses_samples_of_another_dimension():
-    with pytest.raises(ValueError, match=r"must be \(\.\.\., n, 2\)"):
-        kde(torch.zeros(10, 1), Grid.of(DISTRIBUTIONS["gmm"], 10), 0.1)
-
-
 def test_published_kernel_widths():
     for name, published in (("gmm", 0.0723), ("circles", 0.1455)):
         distribution = DISTRIBUTIONS[name]
@@ -107,7 +101,8 @@ def test_blurred_rings_are_those_of_the_rice_distribution():
         rho = grid.points[cell].norm().item()
 
         def rice(r, rho=rho):
-            radial = sum(stats.norm(k, 0.15).pdf(r) for k in (1, 2, 3, 4)) / 4
+            radial = sum(math.exp(-(((r - k) / 0.15) ** 2) / 2) for k in (1, 2, 3, 4))
+            radial /= 4 * 0.15 * math.sqrt(2 * math.pi)
             kernel = math.exp(-((rho - r) ** 2) / (2 * width**2)) * special.ive(
                 0, rho * r / width**2
             )
@@ -115,15 +110,3 @@ def test_blurred_rings_are_those_of_the_rice_distribution():
 
         exact, _ = integrate.quad(rice, 0, 8, points=[1, 2, 3, 4, rho], limit=500, epsabs=0)
         assert density[cell].item() == pytest.approx(exact, rel=1e-6)
-
-
-@pytest.mark.parametrize(("name", "floor"), [("gmm", 0.0055), ("circles", 0.0105)])
-def test_perfect_samples_reach_the_floor(name, floor):
-    distribution = DISTRIBUTIONS[name]
-    grid = Grid.of(distribution, 100)
-    width = bandwidth(distribution, grid)
-    truth = blurred(distribution, grid, width).log()
-    samples = distribution.sample(10_000, generator(3))
-    assert kl(truth, kde(samples, grid, width).log()).item() == pytest.approx(floor, rel=0.3)
-    fewer = kl(truth, kde(samples[:1_000], grid, width).log()).item()
-    assert fewer == pytest.approx(10 * floor, rel=0.4)

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ebmguard.reference_training.toy.broken import SAMPLERS
 from ebmguard.reference_training.toy.sampler import make_sampler, make_training_sampler
-from ebmguard.reference_training.toy.scenario import SCENARIOS
+from ebmguard.reference_training.toy.scenario import SAMPLERS, SCENARIOS
 from ebmguard.samplers import Mixture, sgld
 
 CPU = torch.device("cpu")

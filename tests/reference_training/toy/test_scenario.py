@@ -19,7 +19,7 @@ SETUPS = (*PUBLISHED, *BROKEN, *MIXTURES, "halved", "good+exploding-halved")
 
 
 def differences(name, base):
-    one, other = (SCENARIOS[each].to_json() for each in (name, base))
+    one, other = (dataclasses.asdict(SCENARIOS[each]) for each in (name, base))
     return {key: value for key, value in one.items() if value != other[key]}
 
 
