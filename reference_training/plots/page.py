@@ -43,7 +43,7 @@ class Panels:
     caption: str
     curves: Mapping[str, Callable[[Axes], None]]
     xlabel: str
-    finish: Callable[[Axes], None]
+    finish: Callable[[Axes], object]
     legend: Sequence[tuple[str, Mapping[str, Any]]]
     columns: int = 2
 

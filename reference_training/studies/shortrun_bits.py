@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import math
-import statistics
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -25,26 +24,19 @@ from ebmguard.likelihood import Gaussian
 
 from ..plots.canvas import COLOURS, DARK
 from ..plots.page import SIDE, page, plain, show_rows
-from ..shortrun.flow.invert import first_guess, invert
-from ..shortrun.flow.likelihood import (
-    bits_per_dim,
-    dequantise,
-    extended_log_density,
-    inside_cube,
-    noise_bits,
-    uniform_bits,
-)
+from ..shortrun.flow import likelihood
 from ..shortrun.flow.logdet import log_abs_det
+from ..shortrun.network import EnergyNet
 from ..shortrun.trained import TrainedRun
+from . import shortrun
 from .config import ShortRunFigure
-from .shortrun import about, by_run, check_runs, named, noisy, opened, some_of
+from .shortrun_inverses import CUBE, FREE, search
 from .study import ABOUT, Study, frame_of
 
 STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
-OWN = "the flow's own"
+OWN, DRAWN = "the flow's own", "drawn"
 UNIFORM, PIXELS, GAUSSIAN = "uniform on the cube", "Gaussian, pixel by pixel", "Gaussian"
 FLOW, ENTROPY = "flow", "entropy of the noise"
-CUBE, FREE, DRAWN = "in the cube", "free", "drawn"
 PALETTE = (*COLOURS, "#8C6D31")
 """Of the flows, in their order; the last is brown."""
 SHOWN = 8
@@ -58,7 +50,7 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     image and all determinants are computed in float64.
     """
     count = config.count or 16
-    check_runs(runs, "likelihood", most=4, held_out=count)
+    shortrun.check_runs(runs, "likelihood", most=4, held_out=count)
     for run in runs:
         if run.settings.activation != "gelu":
             raise ConfigError(
@@ -67,22 +59,22 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
                 "their product says nothing of volumes. Give a run of `ebmguard train shortrun "
                 "--activation gelu`"
             )
-    return frame_of([row for run in runs for row in _rows(run, count, config.seed)])
+    return frame_of([row for run in runs for row in _bits(run, count, config.seed)])
 
 
-def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
+def _bits(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
     data, noise = run.data, run.settings.data_noise
     generator = torch.Generator(run.device).manual_seed(seed)
-    x = some_of(run, data.test_x, generator, count)
-    kinds = {STORED: x} | ({NOISY: noisy(run, x, generator)} if noise else {})
-    kinds[DEQUANTISED] = dequantise(x, data.levels, generator)
+    x = shortrun.some_of(run, data.test_x, generator, count)
+    kinds = {STORED: x} | ({NOISY: shortrun.noisy(run, x, generator)} if noise else {})
+    kinds[DEQUANTISED] = likelihood.dequantise(x, data.levels, generator)
     starts = run.starts(count, generator)
     rows = [
-        _flow(run, name, z, kinds[name], searched(run, kinds[name], inside=z == CUBE))
+        _flow(run, name, z, kinds[name], search(run, exact(run), kinds[name], z).z)
         for name, z in ((STORED, FREE), *((name, CUBE) for name in kinds))
     ]
     rows.append(_flow(run, OWN, DRAWN, None, starts))
-    uniform = torch.full((count,), uniform_bits(data.levels), dtype=torch.float64)
+    uniform = torch.full((count,), likelihood.uniform_bits(data.levels), dtype=torch.float64)
     # Noise leads out of the cube, where the uniform density is 0.
     rows.append({"density": UNIFORM, "images": STORED, **_spread(uniform)})
     if noise:
@@ -91,40 +83,37 @@ def _rows(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
             density = Gaussian.fit(train, noise=noise, independent=independent)
             for kind, images in kinds.items():
                 log_p = density.log_prob(images)
-                own = bits_per_dim(log_p, size=x[0].numel(), levels=data.levels).cpu()
+                own = likelihood.bits_per_dim(log_p, size=x[0].numel(), levels=data.levels)
                 rows.append({"density": name, "images": kind, **_spread(own)})
-        entropy = noise_bits(noise, data.levels)
+        entropy = likelihood.noise_bits(noise, data.levels)
         rows.append({"density": ENTROPY, "images": NOISY, "mean": entropy})
-    words = f"{about(run)}; {count} held-out images, D = {x[0].numel():,}, levels 0..{data.levels}"
-    return [{**named(run), ABOUT: words, **row} for row in rows]
+    words = f"{count} held-out images, D = {x[0].numel():,}, levels 0..{data.levels}"
+    named = {**shortrun.named(run), ABOUT: f"{shortrun.about(run)}; {words}"}
+    return [{**named, **row} for row in rows]
 
 
-def searched(run: TrainedRun, x: Tensor, *, inside: bool) -> Tensor:
-    """The z whose M(z) is nearest to x."""
+def exact(run: TrainedRun) -> EnergyNet:
+    """The network without rounding to bfloat16."""
     network = copy.deepcopy(run.network)
     network.autocast = None
-    steps, size = run.settings.sgld_steps, run.step_size
-    z0 = first_guess(x)
-    return invert(network, x, steps=steps, step_size=size, z0=z0, inside=inside).z
+    return network
 
 
 def _flow(run: TrainedRun, name: str, where: str, x: Tensor | None, z: Tensor) -> dict[str, Any]:
     """The density at M(z), which is to be x; None: M(z) is the image itself."""
-    network = copy.deepcopy(run.network).double()
-    network.autocast = None
-    found = log_abs_det(network, z.double(), steps=run.settings.sgld_steps, step_size=run.step_size)
-    size = found.x[0].numel()
-    log_p = extended_log_density(found.total, size=size)
+    steps, size = run.settings.sgld_steps, z[0].numel()
+    found = log_abs_det(exact(run).double(), z.double(), steps=steps, step_size=run.step_size)
+    log_p = likelihood.extended_log_density(found.total, size=size)
     so_far = torch.cat([found.log_abs.new_zeros((1, len(z))), found.log_abs.cumsum(0)])
     so_far = (so_far / (size * math.log(2))).cpu()
     target = found.x if x is None else x
     misses = (found.x - target).square().flatten(1).mean(1).sqrt()
-    within = inside_cube(z)
+    within = likelihood.inside_cube(z)
     return {
         "density": FLOW,
         "images": name,
         "z": where,
-        **_spread(bits_per_dim(log_p, size=size, levels=run.data.levels).cpu()),
+        **_spread(likelihood.bits_per_dim(log_p, size=size, levels=run.data.levels)),
         "in_cube": within.double().mean().item(),
         "miss": misses.square().mean().sqrt().item(),
         "folded": int((found.flips > 0).sum()),
@@ -139,22 +128,19 @@ def _flow(run: TrainedRun, name: str, where: str, x: Tensor | None, z: Tensor) -
 
 
 def _spread(own: Tensor) -> dict[str, Any]:
-    found = {"mean": own.mean().item(), "median": median(own)}
-    return {**found, "least": own.min().item(), "most": own.max().item(), "bits": own.numpy()}
-
-
-def median(values: Tensor) -> float:
-    """Of (N,) numbers, infinite ones among them; NaN where one is NaN."""
-    return math.nan if bool(values.isnan().any()) else statistics.median(values.tolist())
+    """NaN where one is NaN; infinite numbers count."""
+    values = pd.Series(own.cpu().numpy())
+    names = {"mean": "mean", "median": "median", "least": "min", "most": "max"}
+    found = {name: getattr(values, how)(skipna=False) for name, how in names.items()}
+    return {**found, "bits": values.to_numpy()}
 
 
 def enough_bits(frame: pd.DataFrame) -> bool | None:
     """Whether no flow has fewer bits for images with noise than the noise itself has."""
-    noise = frame[frame["density"] == ENTROPY].set_index("path")["mean"]
-    flows = frame[(frame["density"] == FLOW) & (frame["images"] == NOISY)].set_index("path")["mean"]
-    if noise.empty or flows.isna().any():
+    means = frame[frame["images"] == NOISY].set_index(["density", "path"])["mean"].astype(float)
+    if ENTROPY not in means or means[FLOW].isna().any():
         return None
-    return bool((flows >= noise[flows.index]).all())
+    return bool((means[FLOW] >= means[ENTROPY]).all())
 
 
 def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
@@ -171,7 +157,8 @@ def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
                 rows.append(("with training's noise", flow["target"]))
             if flow["images"] != DEQUANTISED:
                 rows.append((f"M(z), z {flow['z']}", flow["x"]))
-        show_rows(canvas, 1.75, y, [(label, x[:SHOWN].float()) for label, x in rows], 0.46)
+        shown = [(label, x[:SHOWN].float()) for label, x in rows]
+        show_rows(canvas, 1.75, y, shown, 0.46)
         _draw_bits(canvas.axes(6.6, y, 3.5, height), own, flows)
         axes = canvas.axes(10.7, y, 2.75, height)
         for flow, colour in zip(flows, PALETTE, strict=False):
@@ -181,13 +168,12 @@ def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
         axes.set_xlim(0, len(flows[0]["course"]) - 1)
         plain(axes, "log2|det| / D of the first k steps", "k; colours as on the left")
 
-    return page(
-        title,
+    words = (
         "p(M(z)) = p_0(z) / |det dM/dz|: density where the flow arrives, which is not at the image "
-        "where M(z) misses it; images are cut to [-1, 1] for display",
-        [(header + height + 0.95, partial(run, own)) for own in by_run(frame)],
-        width=13.7,
+        "where M(z) misses it; images are cut to [-1, 1] for display"
     )
+    blocks = [(header + height + 0.95, partial(run, own)) for own in shortrun.by_run(frame)]
+    return page(title, words, blocks, width=13.7)
 
 
 def _draw_bits(axes: Axes, own: pd.DataFrame, flows: list[dict[str, Any]]) -> None:
@@ -224,7 +210,7 @@ STUDIES = {
     "likelihood": Study(
         "Held-out images, and their density by the short run as a flow",
         "Nijkamp et al. (2019), author response: 4.12 bits for 16 images of CIFAR-10",
-        opened,
+        shortrun.opened,
         bits,
         draw_bits,
         "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "
@@ -238,5 +224,5 @@ STUDIES = {
         "training images with the training's noise.",
         "images with the training's noise need no fewer bits than the noise alone",
         enough_bits,
-    )
+    ),
 }

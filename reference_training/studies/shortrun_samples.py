@@ -1,15 +1,17 @@
-"""Samples of short-run models from the same noise, and after other numbers of steps.
+"""Figures 15 and "interpolation": samples from the same noise, and the way from one to another.
 
-Figure 15 of the robust objective, and question 3 of the author response of Nijkamp et al. (2019).
+Figure 15 of the robust objective; and Nijkamp et al. (2019), section 3.4:
+z_rho = rho z1 + sqrt(1 - rho^2) z2, x = M(z_rho).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.axes import Axes
@@ -17,31 +19,19 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
-from ..plots.page import SIDE, WIDTH, Panels, grid, page, show_chains, show_on
+from ..plots.page import BETWEEN, WIDTH, Panels, grid, page, show_on, show_rows
+from ..shortrun.flow.flow_map import flow
 from ..shortrun.trained import TrainedRun
+from . import shortrun
 from .config import ShortRunFigure
 from .measures import BATCH, energy_distance, means, measure
-from .shortrun import (
-    MEASURES,
-    by_beta,
-    by_run,
-    caution,
-    check_runs,
-    followed,
-    named,
-    negatives,
-    noisy,
-    opened,
-    ordered,
-    over,
-    some_of,
-)
 from .study import ABOUT, Study, ascending, frame_of
 
-SHOWN = 3
-"""Chains whose images are kept."""
-LINES = ("-", "--", ":")
-INTERVALS = 10
+POINTS = 21
+"""Of a path. Odd, so that every other one of them makes a path from end to end too."""
+PAIRS, EVERY = 4, 2
+"""Pairs whose images are shown, and of the points of their paths one in so many."""
+NAMES = ("f", "distance", "contrast", "excess", "slope")
 
 
 def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
@@ -49,8 +39,8 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
 
     The training images that the others are compared with are not those that are shown.
     """
-    of_beta, count = ordered(runs), config.count or 64
-    check_runs(runs, "15")
+    of_beta, count = shortrun.ordered(runs), config.count or 64
+    shortrun.check_runs(runs, "15")
     data = runs[0].data
     generator = torch.Generator(data.train_x.device).manual_seed(config.seed)
     order = torch.randperm(len(data.train_x), generator=generator, device=generator.device)
@@ -61,26 +51,29 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     ]
     for label, run in of_beta:
         generator.manual_seed(config.seed)
-        x = negatives(run, run.starts(count, generator), generator)
-        own = {"path": str(run.path), "seed": run.config.seed, "updates": run.step}
-        own |= {"K": run.settings.sgld_steps, "beta_star": float(run.config.beta_star)}
+        steps = run.settings.sgld_steps
+        (x,) = shortrun.followed(run, run.starts(count, generator), (steps,), generator)
+        own = {**shortrun.named(run, label), "updates": run.step, "K": steps}
         rows.append({"images": label, **own, **quality(x, reference), "shown": x})
     test = data.scale(data.test_x[:count])
     frame = frame_of([*rows, {"images": "test images", **quality(test, reference)}])
-    frame.attrs |= {"note": caution(runs), "data": runs[0].data.name}
+    frame.attrs["data"] = data.name
     return frame
 
 
 def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
     """Images, (N, C, H, W), by training images: NaN where a pixel is not finite, but for counts."""
-    finite, x = images.isfinite(), images.double()
+    lost = int((~images.isfinite().flatten(1).all(1)).sum())
+    x = images.double() if not lost else torch.full_like(images, math.nan)
     cut = x.clamp(-1, 1)
-    found = {"distance": math.nan, "mean": math.nan, "std": math.nan, "beyond": math.nan}
-    if finite.all():
-        found["distance"] = energy_distance(cut, reference.double())
-        found |= {"mean": x.mean().item(), "std": x.std(correction=0).item()}
-        found["beyond"] = (x - cut).abs().mean().item()
-    return {"count": len(x), **found, "not_finite": int((~finite.flatten(1).all(1)).sum())}
+    return {
+        "count": len(x),
+        "distance": energy_distance(cut, reference.double()),
+        "mean": x.mean().item(),
+        "std": x.std(correction=0).item(),
+        "beyond": (x - cut).abs().mean().item(),
+        "not_finite": lost,
+    }
 
 
 def draw_samples(frame: pd.DataFrame, title: str) -> Figure:
@@ -94,122 +87,165 @@ def draw_samples(frame: pd.DataFrame, title: str) -> Figure:
     return canvas.figure
 
 
-def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
-    """Chains from noise, as in training, looked at before, at and after training's K steps.
-
-    One chain gives all stops. Runs with images of one shape have the same starts and noise.
-    """
-    check_runs(runs, "steps", most=len(COLOURS) * len(LINES))
-    stops = even_stops(trained := [run.settings.sgld_steps for run in runs])
-    stops = tuple(sorted({*stops, *trained, *(2 * k for k in trained)}))
-    return frame_of([row for run in runs for row in _swept(run, stops, config)])
+def paths(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
+    """Paths between pairs of starts, and their images by the flow of training's K without noise."""
+    shortrun.check_runs(runs, "interpolation", most=len(COLOURS))
+    return frame_of([row for run in runs for row in _paths(run, config.count or 8, config.seed)])
 
 
-def even_stops(trained: Sequence[int]) -> tuple[int, ...]:
-    """Eleven even numbers of steps from 0 to twice the largest K of the runs."""
-    last = 2 * max(trained)
-    return tuple(sorted({round(i * last / INTERVALS) for i in range(INTERVALS + 1)}))
-
-
-def _swept(
-    run: TrainedRun, stops: Sequence[int], config: ShortRunFigure
-) -> Iterator[dict[str, Any]]:
-    generator = torch.Generator(run.device).manual_seed(config.seed)
-    x = run.starts(config.count or 128, generator)
-    states = list(followed(run, x, stops, generator, BATCH))
-    generator.manual_seed(config.seed)
-    clean = some_of(run, run.data.train_x, generator)
-    data = means(measure(run, noisy(run, clean, generator)))
-    held_out = means(measure(run, some_of(run, run.data.test_x, generator)))
-    low, high = run.settings.sgld_steps, run.settings.most_sgld_steps
-    own = {**named(run), "K": low, "most_K": high}
-    for stop, x in zip(stops, states, strict=True):
-        found = means(measure(run, x))
-        row = {**own, "images": "chains", "steps": stop, **found, "gap": data["f"] - found["f"]}
-        for name in ("contrast", "colour", "distance"):
-            row[f"{name}_of_data"] = over(found, held_out if name == "distance" else data, name)
-        yield row | {"count": len(x), "shown": x[:SHOWN].cpu()}
-    yield {**own, "images": "data", **data}
-    yield {**own, "images": "data without noise", **means(measure(run, clean))}
-    yield {**own, "images": "held-out", **held_out}
-
-
-def over_saturated(frame: pd.DataFrame) -> bool | None:
-    """Whether contrast grows from K to 2 K steps, and beyond that of data, in every run."""
-    said = []
-    for rows in by_run(frame[frame["images"] == "chains"]):
-        ratio, first = rows.set_index("steps")["contrast_of_data"], rows["K"].iloc[0]
-        early, late = ratio[first], ratio[2 * first]
-        said.append(None if math.isnan(early - late) else late > max(early, 1.0))
-    return None if None in said else all(said)
-
-
-def draw_steps(frame: pd.DataFrame, title: str) -> Figure:
-    """A strip of images for each run, K marked, and curves of all runs below."""
-    groups = by_run(frame)
-    chains = [own[own["images"] == "chains"] for own in groups]
-    data = [own[own["images"] == "data"].iloc[0] for own in groups]
-    styles = [
-        {"color": COLOURS[i % len(COLOURS)], "ls": LINES[i // len(COLOURS)]}
-        for i in range(len(groups))
+def _paths(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
+    generator = torch.Generator(run.device).manual_seed(seed)
+    z1, z2 = run.starts(2 * count, generator).chunk(2)
+    starts = between(z1, z2, arc(POINTS))
+    parts = [
+        flow(run.network, part, steps=run.settings.sgld_steps, step_size=run.step_size)
+        for part in torch.split(starts.flatten(0, 1), BATCH)
     ]
-    trained = [own["K"].iloc[0] for own in chains]
-    shown = sorted({*even_stops(trained), *trained})
-    cell = min(0.95, (WIDTH - 2 * SIDE) / len(shown))
-    left, header = (WIDTH - cell * len(shown)) / 2, 0.55
+    images = torch.cat(parts).reshape(starts.shape)
+    held_out = means(measure(run, shortrun.some_of(run, run.data.test_x, generator)))
+    found: dict[str, Any] = {**course(images), "starts_length": course(starts)["length"]}
+    for kind, x in (("path", images), ("blend", straight(images))):
+        measured = measure(run, x.flatten(0, 1))
+        for name in NAMES:
+            along = measured[name].to_numpy().reshape(count, POINTS)
+            found[f"{name}_ends"] = along[:, [0, -1]].mean(1)
+            found[f"{name}_{kind}"] = along[:, 1:-1].mean(1)
+            found[f"{name}_along_{kind}"] = along
+        found[f"{kind}_images"] = x
+    rows = [{"pair": str(i + 1), **{k: x[i] for k, x in found.items()}} for i in range(count)]
+    last = {"pair": "held-out", **{f"{name}_ends": held_out[name] for name in NAMES}}
+    return [{**shortrun.named(run), **row} for row in (*rows, last)]
 
-    def strip(own: pd.DataFrame, colour: str, canvas: Any, y: float) -> None:
-        low, high = own["K"].iloc[0], own["most_K"].iloc[0]
-        canvas.write(left, y + 0.12, own[ABOUT].iloc[0], fontsize=10, ha="left", color=colour)
-        images = own.set_index("steps")["shown"]
-        labels = [f"{'K1 = ' if stop == low else ''}{stop}" for stop in shown]
-        framed = [i for i, stop in enumerate(shown) if low <= stop <= high]
-        stack = torch.stack([images[stop] for stop in shown], dim=1)
-        show_chains(canvas, left, y + header, stack, labels, cell, framed=framed, colour=colour)
 
-    def curve(name: str, level: float | None, axes: Axes) -> None:
-        for own, of_data, style in zip(chains, data, styles, strict=True):
-            axes.plot(own["steps"].tolist(), own[name].tolist(), lw=1.4, **style)  # type: ignore[arg-type]
-            low, high = own["K"].iloc[0], own["most_K"].iloc[0]
-            if low == high:
-                axes.axvline(low, lw=0.8, alpha=0.6, **style)  # type: ignore[arg-type]
-            else:
-                axes.axvspan(low, high, color=style["color"], alpha=0.12, lw=0)
-            if level is None:
-                axes.axhline(of_data[name], color=style["color"], lw=1.2, ls=":")
-        if level is not None:
-            axes.axhline(level, color=DARK, lw=1.2, ls=":")
+def arc(points: int) -> Tensor:
+    """rho = sin(angle) for even angles from 0 to a right one, (points,) float64.
+
+    On z_rho = rho z1 + sqrt(1 - rho^2) z2 even angles are even steps. Even steps of rho are not: of
+    ten the last one alone goes over 29% of the way.
+    """
+    return torch.sin(torch.linspace(0, math.pi / 2, points, dtype=torch.float64))
+
+
+def between(z1: Tensor, z2: Tensor, rho: Tensor) -> Tensor:
+    """rho z1 + sqrt(1 - rho^2) z2: z2 at rho = 0, z1 at 1; the variance of both where they agree.
+
+    Args:
+        z1, z2: (P, ...), independent of each other.
+        rho: (N,) in [0, 1].
+
+    Returns:
+        (P, N, ...). Entries of z1 and z2 in [-1, 1] give entries up to sqrt(2).
+    """
+    shape = (1, -1, *[1] * (z1.ndim - 1))
+    first = rho.to(z1).reshape(shape)
+    second = (1 - rho.square()).clamp(min=0).sqrt().to(z1).reshape(shape)
+    return first * z1[:, None] + second * z2[:, None]
+
+
+def straight(path: Tensor) -> Tensor:
+    """Even steps on the straight line between the ends of paths, (P, N, ...), shaped as they."""
+    share = torch.linspace(0, 1, path.shape[1], dtype=path.dtype, device=path.device)
+    return torch.lerp(path[:, :1], path[:, -1:], share.reshape(1, -1, *[1] * (path.ndim - 2)))
+
+
+def course(path: Tensor) -> dict[str, np.ndarray]:
+    """How evenly paths go, (P, N, ...) with an odd N of 3 or more.
+
+    Returns:
+        each of P: "apart", root mean square difference of the ends; "length" of all steps, over the
+        distance of the ends, 1 of a straight line; "largest" step over the mean step; "halved", the
+        largest step over that of every other point: towards 1/2 the path is smooth at this spacing,
+        near 1 it jumps; and "steps", (P, N - 1), each over the distance of the ends.
+    """
+    points = path.detach().cpu().double().flatten(2)
+    steps, wide = (p.diff(dim=1).square().mean(-1).sqrt() for p in (points, points[:, ::2]))
+    apart = (points[:, -1] - points[:, 0]).square().mean(dim=-1).sqrt()
+    largest = steps.amax(dim=1)
+    found = {"apart": apart, "length": steps.sum(dim=1) / apart}
+    found |= {"largest": largest / steps.mean(dim=1), "halved": largest / wide.amax(dim=1)}
+    return {name: x.numpy() for name, x in found.items()} | {
+        "steps": (steps / apart[:, None]).numpy()
+    }
+
+
+def nearer(frame: pd.DataFrame) -> bool | None:
+    """Whether f on the path is nearer than on the blend to that of the ends, in most pairs."""
+    pairs = frame[frame["pair"] != "held-out"]
+    off, blend = (
+        (pairs[f"f_{kind}"] - pairs["f_ends"]).astype(float).abs() for kind in ("path", "blend")
+    )
+    if not np.isfinite([off, blend]).all():
+        return None
+    return bool(((off < blend).groupby(pairs["path"]).mean() > 0.5).all())
+
+
+def draw_paths(frame: pd.DataFrame, title: str) -> Figure:
+    """Rows of images for each run, with the pixel blend of its first pair, and curves below."""
+    groups = zip(shortrun.by_run(frame), COLOURS, strict=False)
+    runs = [(own.iloc[:-1], own.iloc[-1], colour) for own, colour in groups]
+    label, header = 1.15, 0.5
+    cell = (WIDTH - label - 0.3) / len(range(0, POINTS, EVERY))
+
+    def rows(pairs: pd.DataFrame, last: Any, colour: str, canvas: Any, y: float) -> None:
+        canvas.write(label, y + 0.12, last[ABOUT], fontsize=10, ha="left", color=colour)
+        for i, rho in enumerate(arc(POINTS)[::EVERY].tolist()):
+            words = f"{'ρ = ' if i == 0 else ''}{rho:.2f}"
+            canvas.write(label + (i + 0.5) * cell, y + header - 0.11, words, fontsize=9, color=DARK)
+        shown = pairs.iloc[:PAIRS]
+        images = [(f"pair {p}", x[::EVERY]) for p, x in shown[["pair", "path_images"]].to_numpy()]
+        # Under the pair whose ends it has.
+        images.insert(1, ("pixel blend\nof pair 1", shown["blend_images"].iloc[0][::EVERY]))
+        show_rows(canvas, label, y + header, images, cell)
+
+    def each(axes: Axes, x: Any, values: np.ndarray, colour: str) -> None:
+        axes.plot(x, values.T, color=colour, lw=0.6, alpha=0.35)
+        axes.plot(x, values.mean(axis=0), color=colour, lw=2)
+
+    def along(name: str, axes: Axes) -> None:
+        for pairs, last, colour in runs:
+            level = last[f"{name}_ends"]
+            # Each run's f has a zero of its own.
+            zero = level if name == "f" else 0.0
+            own, blend = (np.stack(pairs[f"{name}_along_{k}"]) - zero for k in ("path", "blend"))
+            each(axes, angles, own, colour)
+            axes.plot(angles, blend.mean(axis=0), color=colour, lw=1.5, ls="--")
+            axes.axhline(level - zero, color=colour, lw=1.2, ls=":")
+
+    def steps(axes: Axes) -> None:
+        for pairs, _, colour in runs:
+            own = np.stack(pairs["steps"])
+            each(axes, (angles[:-1] + angles[1:]) / 2, own, colour)
+            axes.axhline(1 / own.shape[1], color=colour, lw=1.5, ls="--")
+        axes.set_ylim(bottom=0)
 
     def finish(axes: Axes) -> None:
+        axes.set_xticks((0, 30, 60, 90))
+        axes.set_xlim(0, 90)
         axes.yaxis.set_major_formatter("{x:.4g}")
-        axes.set_xlim(0, max(frame["steps"].dropna()))
 
-    names: dict[str, tuple[str, float | None]] = {
-        "contrast, of the data's": ("contrast_of_data", 1),
-        "colour, of the data's": ("colour_of_data", 1),
-        "share shown as black or white": ("ends", None),
-        "mean excess beyond [-1, 1]": ("excess", None),
-        "mean f(data) − mean f(x⁻)": ("gap", 0),
-        "distance to data, of that of held-out": ("distance_of_data", 1),
-        "mean length of ∇f": ("slope", None),
-    }
-    if not any(row["colour"] for row in data):
-        del names["colour, of the data's"]
-    caption = f"means over {frame['count'].iloc[0]:,} chains; upright: K1; level and dotted: data"
+    angles = np.linspace(0, 90, POINTS)
     return page(
         title,
-        "each row is one chain on its way, cut to [-1, 1] for display; runs with images of one "
-        "shape have the same starts and noise",
+        "x = M(ρ z1 + √(1 − ρ²) z2), the steps of training without noise; ρ at even angles; cut to "
+        "[-1, 1] for display",
         [
-            (header + cell * len(own["shown"].iloc[0]) + 0.15, partial(strip, own, style["color"]))
-            for own, style in zip(chains, styles, strict=True)
+            (header + (min(PAIRS, len(p)) + 1) * (cell + BETWEEN) + 0.2, partial(rows, p, *rest))
+            for p, *rest in runs
         ],
         Panels(
-            f"{caption} with the noise of training",
-            {label: partial(curve, *of) for label, of in [*names.items()][:6]},
-            "K2",
+            f"means over {len(runs[0][0]):,} pairs in bold, each pair thin; dashed: pixel blends; "
+            "dotted: held-out images",
+            {
+                "f, less that of held-out images": partial(along, "f"),
+                "distance to the nearest training image": partial(along, "distance"),
+                "contrast": partial(along, "contrast"),
+                "mean excess beyond [-1, 1]": partial(along, "excess"),
+                "length of ∇f": partial(along, "slope"),
+                "length of a step, of the ends' distance": steps,
+            },
+            "angle (degrees), 0 is z2 and 90 is z1",
             finish,
-            [(own["run"].iloc[0], style) for own, style in zip(groups, styles, strict=True)],
+            [(last["run"], {"color": colour}) for _, last, colour in runs],
         ),
     )
 
@@ -218,24 +254,30 @@ STUDIES = {
     "15": Study(
         "Figure 15: negatives of SGLD from the same noise",
         "robust objective, Appendix L, Figure 15",
-        opened,
+        shortrun.opened,
         samples,
         draw_samples,
         "distance: energy distance in pixels to training images that are not shown. beyond: how "
         "far pixels lie beyond [-1, 1], on average; they are clipped when drawn and compared. "
         "Pixels that are not finite are red.",
         "the negatives' distance to training images grows with every step up of β*",
-        lambda frame: ascending(by_beta(frame.dropna(subset="beta_star"), "distance").tolist()),
+        lambda frame: ascending(
+            shortrun.by_beta(frame.dropna(subset="beta_star"), "distance").tolist()
+        ),
     ),
-    "steps": Study(
-        "Sampling with K2 steps what was trained with K1",
-        "Nijkamp et al. (2019), author response, question 3",
-        opened,
-        steps,
-        draw_steps,
-        f"{MEASURES}, what 'of data' refers to; the distance's is that of held-out images. gap: "
-        "mean f(data) − mean f(x⁻).",
-        "over-saturation for K2 > K1: contrast grows from K1 to 2 K1, and beyond the data's",
-        over_saturated,
+    "interpolation": Study(
+        "Between two samples, through the noise they come from",
+        "Nijkamp et al. (2019), section 3.4",
+        shortrun.opened,
+        paths,
+        draw_paths,
+        "apart: root mean square difference of the ends of a path. length: over the distance of "
+        "its ends, of the path and of its starts; largest: step over the mean step; halved: "
+        "largest step over that with every other point left out, 0.5 for a smooth path and 1 for a "
+        "jump. blend: straight line between the two end images. f, distance to the nearest "
+        "training image, contrast, excess beyond [-1, 1] and slope, the length of ∇f: at the "
+        "ends, and means between them.",
+        "between the ends f is nearer to that at the ends on the path than on the pixel blend",
+        nearer,
     ),
 }
