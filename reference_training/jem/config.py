@@ -166,38 +166,30 @@ class JemConfig(ImageConfig):
             activation=(self.activation, ActivationName),
         )
         weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
-        problems += not_positive(self, *weights, or_0=True)
-        if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
-            problems.append("all three weights are 0, expected at least one term to train")
-        if self.action != "warn" and not self.has_samples:
-            problems.append(
-                f"action is {self.action!r} without samples, of which alone alerts speak; expected "
-                "warn"
-            )
-        elif self.action == "rollback" and (self.p_x_y_weight or not self.p_x_weight):
-            problems.append(
-                "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot "
-                "go back together with that of p(x); expected warn or raise"
-            )
-        if self.energy_l2 and not self.has_samples:
-            problems.append(
-                "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"
-            )
-        problems += not_positive(self, "clip_norm")
-        if self.steer_beta and not self.beta_star > 0:
-            problems.append(
-                f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
-                "expected a positive number to start from"
-            )
-        if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
-            problems.append(
-                f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "
-                "within their class; expected default or no_pos"
-            )
-        if self.features == "own" and self.features_sha256:
-            problems.append('features_sha256 is given, but features is "own", which is no file')
-        if self.class_conditional and not self.p_x_weight:
-            problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
+        problems += not_positive(self, *weights, or_0=True) + not_positive(self, "clip_norm")
+        goes_back = self.action == "rollback" and self.has_samples
+        wrong = {
+            "all three weights are 0, expected at least one term to train": not (
+                self.has_samples or self.p_y_x_weight
+            ),
+            f"action is {self.action!r} without samples, of which alone alerts speak; expected "
+            "warn": self.action != "warn" and not self.has_samples,
+            "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot go "
+            "back together with that of p(x); expected warn or raise": goes_back
+            and (self.p_x_y_weight or not self.p_x_weight),
+            "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0": self.energy_l2
+            and not self.has_samples,
+            f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
+            "expected a positive number to start from": self.steer_beta and not self.beta_star > 0,
+            f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted within "
+            "their class; expected default or no_pos": self.p_x_y_weight
+            and self.variant not in ("default", "no_pos"),
+            'features_sha256 is given, but features is "own", which is no file': self.features_sha256
+            and self.features == "own",
+            "class_conditional needs the term of p(x), whose p_x_weight is 0": not self.p_x_weight
+            and self.class_conditional,
+        }
+        problems += [words for words, is_wrong in wrong.items() if is_wrong]
         if self.scenario_name in SCENARIOS:
             problems += self.settings.problems()
         refuse(problems)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
@@ -130,7 +131,5 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
     """
     if not (inside.isfinite().all() and outside.isfinite().all()):
         return math.nan
-    ascending = outside.sort().values
-    below = torch.searchsorted(ascending, inside, right=False).double()
-    not_above = torch.searchsorted(ascending, inside, right=True).double()
-    return float((below + not_above).mean() / (2 * len(outside)))
+    scores = torch.cat([inside, outside]).cpu().numpy()
+    return float(roc_auc_score([True] * len(inside) + [False] * len(outside), scores))
