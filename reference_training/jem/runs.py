@@ -121,7 +121,7 @@ class JemRun:
         """Updates of an epoch, from the evaluations or else the settings; None where unknown."""
         later = self.evaluations[self.evaluations["epoch"] > 0]
         if len(later):
-            return round(later["step"].iloc[0] / later["epoch"].iloc[0])
+            return int((later["step"].iloc[0] / later["epoch"].iloc[0]).round())
         images = self.settings.get("train_images")
         if images is None and self.config["data"] == PUBLISHED_CONFIG["data"]:
             images = PUBLISHED_IMAGES["train_images"]

@@ -70,7 +70,7 @@ def classifier_features(network: WideResNet) -> FeatureModule:
 
     def module(x: Tensor) -> tuple[Tensor, Tensor]:
         features = network.features(x)
-        return features, network.head(features)
+        return features, network.logits(network.head(features))
 
     return module
 

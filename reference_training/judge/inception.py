@@ -67,13 +67,10 @@ class Inception:
         self(torch.zeros(1, 3, 8, 8, device=weights["fc.weight"].device))
 
     def _convolve(self, x: Tensor, name: str, stride: int = 1, padding: str = "same") -> Tensor:
-        own = {
-            part: self._weights[f"{name}.{part}"]
-            for part in ("conv.weight", "bn.running_mean", "bn.running_var", "bn.weight", "bn.bias")
-        }
-        kernel, *norm = own.values()
+        parts = ("conv.weight", "bn.running_mean", "bn.running_var", "bn.weight", "bn.bias")
+        kernel, mean, var, scale, shift = (self._weights[f"{name}.{part}"] for part in parts)
         x = F.conv2d(x, kernel, stride=stride, padding=padding)
-        return F.relu(F.batch_norm(x, *norm, eps=0.001))
+        return F.relu(F.batch_norm(x, mean, var, scale, shift, eps=0.001))
 
     def _mixed(self, x: Tensor, block: str, pool: Callable[[Tensor], Tensor]) -> Tensor:
         """Branches of convolutions on one input, joined by channel.

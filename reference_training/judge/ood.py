@@ -17,8 +17,8 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 
 from ..data import ImageData, kept_data
-from ..networks import WideResNet
-from .classification import as_seen, evaluation_mode
+from ..networks import WideResNet, evaluation_mode
+from .classification import as_seen
 from .config import OodName
 
 BATCH = 125

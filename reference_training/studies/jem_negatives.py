@@ -45,10 +45,8 @@ def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
         row |= {"pixel mean": pixels.mean().item(), "pixel std": pixels.std(correction=0).item()}
         seen = run.evaluations[run.evaluations["step"] <= step]
         tested, judged = seen["accuracy"].dropna(), seen[seen["features"].notna()]
-        for metric, found in (
-            ("accuracy", tested),
-            *((m, judged[m]) for m in ("inception", "fid")),
-        ):
+        for metric in METRICS:
+            found = tested if metric == "accuracy" else judged[metric]
             is_known = len(found) and not math.isnan(found.iloc[-1])
             row[METRICS[metric]] = number(metric, found.iloc[-1]) if is_known else None
         rows.append({**row, "shown": images})
