@@ -98,6 +98,17 @@ def table(results: Mapping[str, Any]) -> str:
     for name, row in results["classification"].items():
         lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%} {row['ece']:13.4f}")
     if "samples" in results:
+        lines += ["", f"{'samples':34} {'number':>8} {'IS':>15} {'FID':>9}"]
+        for name, row in results["samples"].items():
+            what = (
+                f"replay buffer after {row['step']:,} steps"
+                if name == "buffer"
+                else f"fresh chains of {row['steps']:,} steps"
+            )
+            score, fid = score_words(row)
+            lines.append(f"{what:34} {row['samples']:8,} {score:>15} {fid:>9}")
+        lines += judged_by(results)
+    if results["ood"]:
         head = f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"
         lines += ["", f"{head} {'max p(y|x)':>11}"]
         for name, row in results["ood"].items():
