@@ -22,7 +22,7 @@ OodName = Literal[
     "cifar10",
     "cifar100",
     "svhn",
-    "celeba",
+    "celeba64",
 ]
 
 
@@ -107,7 +107,7 @@ class EvaluateJem(ImageEvaluateConfig):
     inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
     ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
     """What the test images are told from: noise, single colours, means of two test images, or
-    another data set with images of the same shape; faces of celeba are averaged down to it."""
+    another data set with images of the same shape; faces of celeba64 are averaged down to it."""
     attacks: tuple[str, ...] = ()
     """Attacks of the classifier by projected gradient descent, each as NORM:RADIUS with a radius in
     255ths of a pixel's range, such as linf:8 or l2:128."""

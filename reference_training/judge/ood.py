@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData, kept_data
+from ..data import ImageData, celeba, kept_data
 from ..networks import WideResNet, evaluation_mode
 from .classification import as_seen
 from .config import OodName
@@ -59,8 +59,9 @@ def other_images(name: OodName, data: ImageData, root: str | None) -> Tensor:
     if name == data.name:
         raise ConfigError(f"ood names {name}, which is what the run was trained on; leave it out")
     few: dict[str, Any] = {}
-    if name == "celeba" and shape[2] == shape[3]:
-        few = {"train_images": 1, "test_images": shape[0], "image_size": shape[2]}
+    if name == "celeba64" and shape[2] == shape[3]:
+        count = min(shape[0], celeba.TEST)
+        few = {"train_images": 1, "valid_images": 0, "test_images": count, "image_size": shape[2]}
     other = kept_data(name, root, **few)
     if other.sample_shape != data.sample_shape:
         raise ConfigError(
