@@ -123,11 +123,14 @@ def test_the_network_keeps_its_gradients_and_its_parameters(network):
     required = [p.requires_grad for p in network.parameters()]
     seen = []
     network.register_forward_pre_hook(
-        lambda module, args: seen.append(any(p.requires_grad for p in module.parameters()))
+        lambda module, args: seen.append(
+            module.training or any(p.requires_grad for p in module.parameters())
+        )
     )
     before = {k: v.clone() for k, v in network.state_dict().items()}
     sample_q(network, chains)
     assert seen == [False] * 3  # a compiled network computes what requires a gradient
+    assert network.training
     assert all(p.grad is None for p in network.parameters())
     assert [p.requires_grad for p in network.parameters()] == required
     assert all(torch.equal(before[k], v) for k, v in network.state_dict().items())
