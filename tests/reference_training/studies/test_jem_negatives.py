@@ -101,9 +101,9 @@ def test_the_table_has_the_gap_and_the_last_evaluation(tmp_path):
     assert row[1:4] == ["epoch 5, iteration 7", "57", "57"]
     stored = np.load(path / "samples" / "00000057.npy") / 127.5 - 1
     assert row[4:6] == [f"{stored.mean():.3g}", f"{stored.std():.3g}"]
-    before = run.evaluations[5]
+    before = run.evaluations.iloc[5]
     assert before.step == 50
-    assert row[6] == f"{100 * before.test_accuracy:.1f}"
+    assert row[6] == f"{100 * before.accuracy:.1f}"
     assert row[8] == f"{before.fid:.1f}"
 
 
