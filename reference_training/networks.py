@@ -1,12 +1,13 @@
-"""Wide residual networks without normalisation, whose output is a negative energy.
+"""Wide residual networks whose output is a negative energy.
 
 The architecture is that of JEM (Grathwohl et al. 2020): the wide residual network of Zagoruyko and
 Komodakis (2016) without normalisation, with LeakyReLU 0.2, convolutions with bias and PyTorch's
 default initialisation. A block halves the resolution in its second convolution, as in JEM's
-published code. Instead of LeakyReLU it may have SiLU (Swish), which JEM's author names among
+published code, which may normalise before each activation and drop entries after a block's first
+convolution, too. Instead of LeakyReLU it may have SiLU (Swish), which JEM's author names among
 what helps a run that diverges. The class logits double as an energy,
 f(x) = logsumexp_y logits(x)[y] (their Eq. 7), and each of them as the energy of its class,
-f(x, y) = logits(x)[y] (their Eq. 5).
+f(x, y) = logits(x)[y] (their Eq. 5); or f(x) has an output of its own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 """By name: JEM's, whose slope is 0.2, and a smooth one."""
+NORMS: dict[str, Callable[[int], nn.Module]] = {
+    "none": nn.Identity,
+    "batch": partial(nn.BatchNorm2d, momentum=0.9),
+    "instance": partial(nn.InstanceNorm2d, affine=True),
+    "layer": partial(nn.GroupNorm, 1),
+}
+"""By name: of so many channels, as JEM's published code has them."""
 
 
 class ResidualBlock(nn.Module):
@@ -47,9 +55,13 @@ class ResidualBlock(nn.Module):
         *,
         early_stride: bool,
         activation: Callable[[Tensor], Tensor],
+        norm: Callable[[int], nn.Module] = nn.Identity,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.activation = activation
+        self.norm1, self.norm2 = norm(in_channels), norm(out_channels)
+        self.dropout = nn.Dropout(dropout)
         first, second = (stride, 1) if early_stride else (1, stride)
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=first, padding=1)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, stride=second, padding=1)
@@ -59,8 +71,8 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, C', H / stride, W / stride), rounded up."""
-        hidden = self.conv1(self.activation(x))
-        out: Tensor = self.conv2(self.activation(hidden))
+        hidden = self.dropout(self.conv1(self.activation(self.norm1(x))))
+        out: Tensor = self.conv2(self.activation(self.norm2(hidden)))
         shortcut: Tensor = self.shortcut(x)
         return shortcut + out
 
@@ -79,13 +91,17 @@ class WideResNet(nn.Module):
         early_stride: halve the resolution in the first convolution of a block, not in the second:
             cheaper, and another function of the same parameters.
         activation: "leaky_relu" or "silu".
+        norm: "none", "batch", "instance" or "layer"; all but the second treat each image alone.
+        dropout: share of the entries after a block's first convolution that training sets to 0, by
+            PyTorch's global generator.
+        unconditional: f(x) is an output beside the logits, so that f(x, y) is not defined.
         autocast: bfloat16 for convolutions in that type (float32 parameters, inputs and
             gradients); pooling, head and logsumexp keep the type of the parameters. None computes
             everything in it.
 
     Raises:
-        ValueError: depth is not 6 n + 4, a size is not positive, or `activation` or `autocast` is
-            another.
+        ValueError: depth is not 6 n + 4, a size is not positive, or `activation`, `norm` or
+            `autocast` is another.
     """
 
     def __init__(
@@ -97,6 +113,9 @@ class WideResNet(nn.Module):
         width: int = 2,
         early_stride: bool = False,
         activation: str = "leaky_relu",
+        norm: str = "none",
+        dropout: float = 0.0,
+        unconditional: bool = False,
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -105,9 +124,12 @@ class WideResNet(nn.Module):
         for name, value in (("in_channels", in_channels), ("classes", classes), ("width", width)):
             if value < 1:
                 raise ValueError(f"{name} is {value}, expected at least 1")
-        if activation not in ACTIVATIONS:
-            names = " or ".join(ACTIVATIONS)
-            raise ValueError(f"activation is {activation!r}, expected {names}")
+        for name, kind, known in (
+            ("activation", activation, tuple(ACTIVATIONS)),
+            ("norm", norm, tuple(NORMS)),
+        ):
+            if kind not in known:
+                raise ValueError(f"{name} is {kind!r}, expected {' or '.join(known)}")
         if autocast not in (None, torch.bfloat16):
             # Gradients of the samples are small: float16 would need a gradient scaler for them.
             raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
@@ -128,23 +150,39 @@ class WideResNet(nn.Module):
                         stride,
                         early_stride=early_stride,
                         activation=self.activation,
+                        norm=NORMS[norm],
+                        dropout=dropout,
                     )
                 )
                 channels = stage_channels
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(channels, classes)
+        self.norm = NORMS[norm](channels)
+        self.classes, self.unconditional = classes, unconditional
+        self.head = nn.Linear(channels, classes + unconditional)
 
     def features(self, x: Tensor) -> Tensor:
         """What the head sees, averaged over the image: (B, C, H, W) -> (B, 64 * width)."""
         with casting(self.autocast, x.device):
             maps = self.blocks(self.stem(x))
-        pooled: Tensor = self.activation(maps.to(self.head.weight.dtype)).mean((2, 3))
+        pooled: Tensor = self.activation(self.norm(maps.to(self.head.weight.dtype))).mean((2, 3))
         return pooled
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The logits, and f(x) beside them where the network is unconditional: (B, outputs)."""
+        outputs: Tensor = self.head(self.features(x))
+        return outputs
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """The class logits among the outputs, (B, classes)."""
+        return outputs[:, : self.classes] if self.unconditional else outputs
+
+    def energies(self, outputs: Tensor) -> Tensor:
+        """f(x) of the outputs, (B,)."""
+        return outputs[:, -1] if self.unconditional else torch.logsumexp(outputs, dim=1)
 
     def classify(self, x: Tensor) -> Tensor:
         """Class logits: (B, C, H, W) -> (B, classes)."""
-        logits: Tensor = self.head(self.features(x))
-        return logits
+        return self.logits(self.outputs(x))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Negative energy of images, or of images of given classes.
@@ -157,17 +195,19 @@ class WideResNet(nn.Module):
             f(x), the logsumexp of the logits, or f(x, y), the logit of the class: (B,).
 
         Raises:
-            ValueError: there is not one class for each image.
+            ValueError: there is not one class for each image, or the network is unconditional.
         """
-        logits = self.classify(x)
+        outputs = self.outputs(x)
         if y is None:
-            return torch.logsumexp(logits, dim=1)
-        if y.shape != logits.shape[:1]:
+            return self.energies(outputs)
+        if self.unconditional:
+            raise ValueError("the network is unconditional: it has no f(x, y), leave y out")
+        if y.shape != outputs.shape[:1]:
             raise ValueError(
-                f"y has shape {tuple(y.shape)} for {logits.shape[0]} images, expected one class "
-                f"for each: {tuple(logits.shape[:1])}"
+                f"y has shape {tuple(y.shape)} for {outputs.shape[0]} images, expected one class "
+                f"for each: {tuple(outputs.shape[:1])}"
             )
-        return of_class(logits, y)
+        return of_class(outputs, y)
 
 
 def casting(dtype: torch.dtype | None, device: torch.device) -> AbstractContextManager[Any]:
@@ -197,8 +237,20 @@ def of_class(logits: Tensor, y: Tensor) -> Tensor:
 
 
 @contextmanager
+def evaluation_mode(network: nn.Module) -> Iterator[None]:
+    """`network` in evaluation mode; afterwards each of its modules is as it was."""
+    modes = [(module, module.training) for module in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def frozen(network: nn.Module) -> Iterator[Callable[..., Tensor]]:
-    """The network with constant parameters inside the block, for sampling.
+    """The network with constant parameters inside the block, in evaluation mode, for sampling.
 
     Samplers differentiate for the samples alone. Eager autograd then leaves the gradients of the
     parameters out; a compiled network computes in its backward pass those of everything that
@@ -219,7 +271,8 @@ def frozen(network: nn.Module) -> Iterator[Callable[..., Tensor]]:
         for parameter, _ in before:
             parameter.requires_grad_(False)
         weights = _cast_weights(network)
-        yield (lambda *x: functional_call(network, weights, x)) if weights else network
+        with evaluation_mode(network):
+            yield (lambda *x: functional_call(network, weights, x)) if weights else network
     finally:
         for parameter, required in before:
             parameter.requires_grad_(required)

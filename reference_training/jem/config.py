@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import not_positive, refuse
+from ..engine.run_config import below, not_positive, refuse
 from ..image_config import ImageConfig
 from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
@@ -18,6 +18,8 @@ if TYPE_CHECKING:  # the help needs no torch
     from ..data import ImageData
 
 ActivationName = Literal["leaky_relu", "silu"]
+NormName = Literal["none", "batch", "instance", "layer"]
+OptimizerName = Literal["adam", "sgd"]
 DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
 ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 VariantName = Literal["default", "no_pos", "batch", "true"]
@@ -60,6 +62,21 @@ class JemConfig(ImageConfig):
     """Largest norm of the gradient of all parameters; a longer one is shortened to it."""
     activation: ActivationName = "leaky_relu"
     """leaky_relu is JEM's, silu a smooth one."""
+    norm: NormName = "none"
+    """Normalisation before each activation. With batch, each batch of a step has statistics of its
+    own, and samples are drawn by the running ones."""
+    dropout: float = 0.0
+    """Share of the entries after a block's first convolution that a step sets to 0; none is while
+    samples are drawn."""
+    unconditional: bool = False
+    """Give f(x) an output beside the logits: classifier and EBM have common features alone."""
+    optimizer: OptimizerName = "adam"
+    """adam, or sgd with a momentum of 0.9."""
+    weight_decay: float = 0.0
+    """The optimizer's factor of an L2 penalty of the parameters; 0: none."""
+    labels_per_class: int | None = None
+    """Train the classifier with the labels of so many images of each class, p(x) with all images.
+    Needs a classifier's own batch, n_labelled."""
     class_conditional: bool = False
     """Draw the samples of p(x) from p(x|y) for random labels y."""
     depth: int | None = None
@@ -67,13 +84,14 @@ class JemConfig(ImageConfig):
     width: int | None = None
     """Its channel multiplier: stages of 16, 32 and 64 times the width."""
     lr: float | None = None
-    """Learning rate of Adam."""
+    """Learning rate."""
     warmup: int | None = None
     """Steps over which the learning rate rises linearly from 0."""
     n_pos: int | None = None
     """Images per step."""
     n_neg: int | None = None
-    """Samples per step."""
+    """Samples per step, of all GPUs together: 8 GPUs draw one each of scenario 3's 8. Losses and
+    weights are those of all of them."""
     n_labelled: int | None = None
     """Images of the classifier's own batch; with 0 it learns from the labels of the positives."""
     reinit_rate: float | None = None
@@ -164,45 +182,57 @@ class JemConfig(ImageConfig):
             variant=(self.variant, VariantName),
             action=(self.action, ActionName),
             activation=(self.activation, ActivationName),
+            norm=(self.norm, NormName),
+            optimizer=(self.optimizer, OptimizerName),
         )
-        weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2")
-        problems += not_positive(self, *weights, or_0=True)
-        if not (self.p_x_weight or self.p_y_x_weight or self.p_x_y_weight):
-            problems.append("all three weights are 0, expected at least one term to train")
-        if self.action != "warn" and not self.has_samples:
-            problems.append(
-                f"action is {self.action!r} without samples, of which alone alerts speak; expected "
-                "warn"
-            )
-        elif self.action == "rollback" and (self.p_x_y_weight or not self.p_x_weight):
-            problems.append(
-                "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot "
-                "go back together with that of p(x); expected warn or raise"
-            )
-        if self.energy_l2 and not self.has_samples:
-            problems.append(
-                "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"
-            )
-        problems += not_positive(self, "clip_norm")
-        if self.steer_beta and not self.beta_star > 0:
-            problems.append(
-                f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
-                "expected a positive number to start from"
-            )
-        if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
-            problems.append(
-                f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "
-                "within their class; expected default or no_pos"
-            )
-        if self.features == "own" and self.features_sha256:
-            problems.append('features_sha256 is given, but features is "own", which is no file')
-        if self.class_conditional and not self.p_x_weight:
-            problems.append("class_conditional needs the term of p(x), whose p_x_weight is 0")
+        weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2", "weight_decay")
+        problems += below(self, labels_per_class=1)
+        problems += not_positive(self, *weights, or_0=True) + not_positive(self, "clip_norm")
+        goes_back = self.action == "rollback" and self.has_samples
+        wrong = {
+            "all three weights are 0, expected at least one term to train": not (
+                self.has_samples or self.p_y_x_weight
+            ),
+            f"action is {self.action!r} without samples, of which alone alerts speak; expected "
+            "warn": self.action != "warn" and not self.has_samples,
+            "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot go "
+            "back together with that of p(x); expected warn or raise": goes_back
+            and (self.p_x_y_weight or not self.p_x_weight),
+            "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0": self.energy_l2
+            and not self.has_samples,
+            f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
+            "expected a positive number to start from": self.steer_beta and not self.beta_star > 0,
+            f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted within "
+            "their class; expected default or no_pos": self.p_x_y_weight
+            and self.variant not in ("default", "no_pos"),
+            'features_sha256 is given, but features is "own", which is no file': (
+                self.features == "own" and self.features_sha256
+            ),
+            "class_conditional needs the term of p(x), whose p_x_weight is 0": (
+                self.class_conditional and not self.p_x_weight
+            ),
+            f"dropout is {self.dropout}, expected a share from 0 to less than 1": (
+                not 0 <= self.dropout < 1
+            ),
+            "unconditional needs the term of p(x), and has no f(x, y): expected a positive "
+            "p_x_weight, p_x_y_weight 0 and class_conditional off": self.unconditional
+            and (not self.p_x_weight or self.p_x_y_weight or self.class_conditional),
+        }
+        problems += [words for words, is_wrong in wrong.items() if is_wrong]
         if self.scenario_name in SCENARIOS:
             problems += self.settings.problems()
         refuse(problems)
         settings = self.settings
         data = self.load_data()
+        if (labels := self.labels_per_class) is not None:
+            several = int(data.train_y.bincount().clamp(max=labels).sum())
+            if not 0 < settings.n_labelled <= several:
+                raise ConfigError(
+                    f"n_labelled is {settings.n_labelled} with labels_per_class {labels}: expected "
+                    f"a batch of 1 to {several:,} of the labelled images for the classifier"
+                )
+        if self.norm == "instance" and min(data.sample_shape[1:]) <= 4:
+            raise ConfigError("norm is 'instance', which needs images of 5x5 pixels or more")
         batch = max(settings.n_pos, settings.n_labelled)
         if batch > len(data.train_x):
             raise ConfigError(
@@ -231,13 +261,20 @@ class JemConfig(ImageConfig):
         problems = []
         smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
         if smallest < world:
-            problems.append(f"{smallest} images or samples a step, expected one for each process")
+            problems.append(
+                f"{smallest} images or samples a step, of all processes together: expected one for "
+                "each process; start fewer, or raise n_pos, n_neg and n_labelled"
+            )
         is_even = settings.n_pos % world == settings.n_neg % world == 0
         if self.p_x_weight and not self.beta_star and not is_even:
             # The loss of β* = 0 is the caller's own: means of each rank's part.
             problems.append(
                 f"n_pos is {settings.n_pos} and n_neg is {settings.n_neg} at beta_star 0, expected "
                 "equal parts"
+            )
+        if self.norm == "batch":
+            problems.append(
+                "norm is 'batch', whose statistics are of one process: expected another"
             )
         if self.p_x_y_weight:
             problems.append("p_x_y_weight weighs samples within their class: expected one process")

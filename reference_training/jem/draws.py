@@ -23,12 +23,21 @@ class Draws(Streams):
         settings: sizes of the batches, noise, epochs or draws with replacement.
         seed: of the run.
         ranks: who trains.
+        labels_per_class: the classifier's own batch is of the first so many images of each class;
+            None: of all.
 
     Attributes:
         generator: source of all that is random here, but for the order of epochs.
     """
 
-    def __init__(self, data: ImageData, settings: Scenario, seed: int, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        data: ImageData,
+        settings: Scenario,
+        seed: int,
+        ranks: Ranks,
+        labels_per_class: int | None = None,
+    ) -> None:
         device = data.train_x.device
         self._data = data
         self._settings = settings
@@ -36,9 +45,12 @@ class Draws(Streams):
         self.generator = torch.Generator(device).manual_seed(2 * seed)
         super().__init__({"generator": self.generator})  # epochs need no state
         sizes = [size for size in (settings.n_pos, settings.n_labelled) if size]
+        every = torch.arange(len(data.train_x), device=device)
+        classes = [(data.train_y == label).nonzero()[:, 0] for label in range(data.classes)]
+        self._images = (every, torch.cat([rows[:labels_per_class] for rows in classes]).sort()[0])
         self._orders = [
-            EpochOrder(len(data.train_x), size, 2 * seed + i, device)
-            for i, size in enumerate(sizes)
+            EpochOrder(len(images), size, 2 * seed + i, device)
+            for i, (images, size) in enumerate(zip(self._images, sizes, strict=False))
         ]
 
     def batch(self, step: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -56,10 +68,12 @@ class Draws(Streams):
         return images, labelled, labels
 
     def _rows(self, step: int, which: int, size: int) -> Tensor:
+        images, generator = self._images[which], self.generator
         if self._settings.epochs:
-            return self._orders[which].rows(step)
-        count, generator = len(self._data.train_x), self.generator
-        return torch.randint(count, (size,), generator=generator, device=generator.device)
+            return images[self._orders[which].rows(step)]
+        return images[
+            torch.randint(len(images), (size,), generator=generator, device=generator.device)
+        ]
 
     def _noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         data, generator = self._data, self.generator

@@ -18,7 +18,8 @@ __all__ = ["GROUPS", "from_words"]
 GROUPS = {
     "basics": """out resume seed data data_root download scenario iterations lr warmup n_pos n_neg
         n_labelled p_x_weight p_y_x_weight p_x_y_weight energy_l2 clip_norm class_conditional
-        activation depth width data_noise train_images valid_images test_images image_size
+        labels_per_class optimizer weight_decay activation norm dropout unconditional depth width
+        data_noise train_images valid_images test_images image_size
         checkpoint_every""",
     "sampler": "sgld_steps step_size noise_std buffer_size reinit_rate",
     "guard": "beta_star variant action steer_beta most_steps",
@@ -34,6 +35,7 @@ _NONE = {
     "data_root": "$EBMGUARD_DATA",
     "scenario": "digits, or 1 for other data",
     "clip_norm": "off",
+    "labels_per_class": "all",
     "image_size": "as they are",
     "features_sha256": "unchecked",
 }

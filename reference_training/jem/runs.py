@@ -2,89 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+import pandas as pd
 
 from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, course, last_course, read_json, read_rows
 from ..plots.numbers import word
+from .config import JemConfig
 from .course import SEEN, why_lost
 from .paper import TABLE_2
 from .scenarios import SCENARIOS
 
-EVALUATIONS_FILE = "evaluations.jsonl"
-SAMPLES = "samples"
+_LOOKS = """eval_every quality_samples alert_context alert_window stop_after features
+    features_sha256"""
+_PLACE = "out resume seed device checkpoint_every threads data_root download compile"
+FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision"}
+"""Settings that decide what is looked at and where, or that tables tell of in another way."""
 
 PUBLISHED_CONFIG: dict[str, Any] = {
-    "data": "cifar10",
-    "image_size": None,
-    "variant": "default",
-    "p_x_weight": 1.0,
-    "p_y_x_weight": 1.0,
-    "p_x_y_weight": 0.0,
-    "class_conditional": False,
-    "energy_l2": 0.0,
-    "clip_norm": None,
-    "activation": "leaky_relu",
-    "action": "warn",
-    "steer_beta": False,
-    "most_steps": 1,
-}
+    field.name: field.default
+    for field in dataclasses.fields(JemConfig)
+    if field.name not in FREE and not hasattr(SCENARIOS["1"], field.name)
+} | {"data": "cifar10"}
 """What the published runs have in common beside their scenario's settings."""
 
-ADDED = {
-    name: value
-    for name, value in PUBLISHED_CONFIG.items()
-    if name not in ("data", "variant", "class_conditional") and not name.endswith("_weight")
-}
-"""Settings that older folders do not name: what all runs had before there was a choice."""
-
-PUBLISHED_SCENARIOS = tuple(TABLE_2)
+RECORDED = ("data", "variant", "class_conditional", "p_x_weight", "p_y_x_weight", "p_x_y_weight")
+"""Of these, what every folder names; of the others older folders have what is published."""
 
 PUBLISHED_IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
 """All images of CIFAR-10 in the published split."""
 
-FREE = ("eval_every", "quality_samples", "alert_context", "alert_window", "stop_after")
-"""Settings that decide what is looked at, and not how the network is trained."""
-
-
-class Deviation(NamedTuple):
-    """A setting whose value in a run is not that of the published run of the same scenario."""
-
-    name: str
-    own: Any
-    published: Any
-
-    def __str__(self) -> str:
-        return f"{self.name.replace('_', ' ')} {word(self.own)}, not {word(self.published)}"
-
-
-class Evaluation(NamedTuple):
-    """One line of evaluations.jsonl, of :class:`..judge.evaluator.Evaluator`.
-
-    None is what was not due, or what there are no images for; Inception score and FID are of so
-    many samples of the replay buffer, by the features of a network.
-    """
-
-    step: int
-    epoch: float
-    valid_accuracy: float | None
-    test_accuracy: float | None
-    inception: float | None
-    fid: float | None
-    features: str | None
-    samples: int | None
-    features_comparable: bool = False
-    features_fixed: bool = False
-
-    @property
-    def published_measure(self) -> bool:
-        """Whether IS and FID are of what the paper's are of: Inception, all of the buffer."""
-        return self.features_comparable and self.samples == SCENARIOS["1"].buffer_size
+EVALUATED = {
+    "test_accuracy": "accuracy",
+    "buffer_is": "inception",
+    "buffer_fid": "fid",
+    "buffer_samples": "samples",
+}
 
 
 @dataclass(frozen=True)
@@ -95,7 +55,7 @@ class JemRun:
         path: the folder.
         config: config.json; "settings" are those of the scenario, resolved.
         results: results.json, or None while there is none: the run goes on, or was stopped.
-        evaluations: oldest first.
+        evaluations: as :func:`evaluated` has them.
         first_error: the guard's first alert of level ERROR as a record, or None.
         steps: updates done, as far as the files say.
         diverged_at: the step at which the run was lost, as far as the files say; None where it was
@@ -105,7 +65,7 @@ class JemRun:
     path: Path
     config: dict[str, Any]
     results: dict[str, Any] | None
-    evaluations: tuple[Evaluation, ...]
+    evaluations: pd.DataFrame
     first_error: dict[str, Any] | None
     steps: int
     diverged_at: int | None
@@ -159,9 +119,9 @@ class JemRun:
     @property
     def steps_per_epoch(self) -> int | None:
         """Updates of an epoch, from the evaluations or else the settings; None where unknown."""
-        for row in self.evaluations:
-            if row.epoch > 0:
-                return round(row.step / row.epoch)
+        later = self.evaluations[self.evaluations["epoch"] > 0]
+        if len(later):
+            return int((later["step"].iloc[0] / later["epoch"].iloc[0]).round())
         images = self.settings.get("train_images")
         if images is None and self.config["data"] == PUBLISHED_CONFIG["data"]:
             images = PUBLISHED_IMAGES["train_images"]
@@ -171,23 +131,25 @@ class JemRun:
         """A step in epochs; NaN where the length of an epoch is unknown."""
         return step / self.steps_per_epoch if self.steps_per_epoch else math.nan
 
-    def deviations(self) -> tuple[Deviation, ...]:
-        """How the run differs from the published one of its scenario.
+    def deviations(self) -> dict[str, str]:
+        """How the run differs from the published one of its scenario, in words, by setting.
 
         Empty for a run at the published size and settings. What is missing from config.json counts
         as different. How far the run got is not part of it: see :meth:`state`.
         """
-        if self.scenario not in PUBLISHED_SCENARIOS:
-            return (Deviation("scenario", self.scenario, "1 to 7"),)
-        published = {**PUBLISHED_CONFIG, **SCENARIOS[self.scenario].to_json()}
+        if self.scenario not in TABLE_2:
+            return {"scenario": f"scenario {self.scenario}, not 1 to 7"}
+        older = {k: x for k, x in PUBLISHED_CONFIG.items() if k not in RECORDED}
         # Of what a scenario sets, config.json has the overrides too, null for none.
-        config = ADDED | self.config
-        own = {k: v for k, v in config.items() if k in PUBLISHED_CONFIG} | {**self.settings}
-        return tuple(
-            Deviation(name, own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value))
-            for name, value in published.items()
-            if name not in FREE and not _as_published(name, own, value)
-        )
+        own = {k: x for k, x in (older | self.config).items() if k in PUBLISHED_CONFIG}
+        own |= self.settings
+        found = {}
+        for name, published in (PUBLISHED_CONFIG | SCENARIOS[self.scenario].to_json()).items():
+            here = own.get(name, "not recorded")
+            all_images = PUBLISHED_IMAGES.get(name, published)
+            if name not in FREE and here not in (published, all_images):
+                found[name] = f"{name.replace('_', ' ')} {word(here)}, not {word(all_images)}"
+        return found
 
     def state(self) -> str:
         """How far the run got, in a few words."""
@@ -204,8 +166,27 @@ class JemRun:
 
     def grids(self) -> dict[int, Path]:
         """The stored negatives, uint8 (64, C, H, W) each, by step, first step first."""
-        files = (self.path / SAMPLES).glob("*.npy")
+        files = (self.path / "samples").glob("*.npy")
         return {int(file.stem): file for file in sorted(files) if file.stem.isdigit()}
+
+
+def evaluated(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Lines of evaluations.jsonl, of :class:`..judge.evaluator.Evaluator`, NaN where not due.
+
+    Its columns are "step", "epoch", "valid_accuracy", "accuracy" of the test; of so many "samples"
+    of the replay buffer "inception" and "fid" by "features"; whether these are "fixed" while the
+    run goes on; and whether they are of what the paper's are of, Inception and the whole buffer:
+    "published".
+    """
+    looks = ("features", "features_comparable", "features_fixed")
+    numbers = ("step", "epoch", "valid_accuracy", *EVALUATED)
+    frame = pd.DataFrame(list(rows)).reindex(columns=[*numbers, *looks])
+    frame = frame.astype(dict.fromkeys(numbers[1:], float) | {"step": int})
+    whole = frame["buffer_samples"] == SCENARIOS["1"].buffer_size
+    return frame.rename(columns=EVALUATED).assign(
+        fixed=frame["features_fixed"].eq(True),
+        published=frame["features_comparable"].eq(True) & whole,
+    )
 
 
 def find_runs(paths: Iterable[Path]) -> list[JemRun]:
@@ -239,18 +220,10 @@ def load_run(path: Path) -> JemRun:
         # The results are those of a shorter run, which is being made longer.
         results = None
     errors = [alert for alert in read_rows(path, "alerts.jsonl") if alert["level"] == "ERROR"]
-    found = last_course(read_rows(path, EVALUATIONS_FILE))
-    evaluations = {row["step"]: _evaluation(row) for row in found}
+    error = min(errors, key=lambda alert: int(alert["step"]), default=None)
     steps, lost = so_far(path) if results is None else (results["steps"], results["diverged_at"])
-    return JemRun(
-        path=path,
-        config=config,
-        results=results,
-        evaluations=tuple(evaluations[step] for step in sorted(evaluations)),
-        first_error=min(errors, key=lambda alert: int(alert["step"]), default=None),
-        steps=steps,
-        diverged_at=lost,
-    )
+    found = evaluated(last_course(read_rows(path, "evaluations.jsonl")))
+    return JemRun(path, config, results, found, error, steps, lost)
 
 
 def _is_jem(config: Path) -> bool:
@@ -262,34 +235,8 @@ def _is_jem(config: Path) -> bool:
     return {"data", "beta_star", "scenario", "precision", "settings"} <= names
 
 
-def _evaluation(row: Mapping[str, Any]) -> Evaluation:
-    return Evaluation(
-        step=int(row["step"]),
-        epoch=float(row["epoch"]),
-        valid_accuracy=row.get("valid_accuracy"),
-        test_accuracy=row.get("test_accuracy"),
-        inception=row.get("buffer_is"),
-        fid=row.get("buffer_fid"),
-        features=row.get("features"),
-        samples=row.get("buffer_samples"),
-        features_comparable=row.get("features_comparable", False),
-        features_fixed=row.get("features_fixed", False),
-    )
-
-
 def so_far(path: Path) -> tuple[int, int | None]:
     """Updates done and the step that was lost, of a run without results."""
-    steps, lost = 0, None
-    for row in course(path, SEEN):
-        steps = row["step"] + 1
-        if lost is None and why_lost(row):
-            lost = row["step"]
-    return steps, lost
-
-
-def _as_published(name: str, own: Mapping[str, Any], published: Any) -> bool:
-    if name not in own:
-        return False
-    if name in PUBLISHED_IMAGES:
-        return own[name] in (None, PUBLISHED_IMAGES[name])
-    return bool(own[name] == published)
+    rows = course(path, SEEN)
+    lost = next((row["step"] for row in rows if why_lost(row)), None)
+    return (rows[-1]["step"] + 1 if rows else 0), lost

@@ -22,6 +22,8 @@ DECAY_EPOCHS = (160, 180)
 class Scenario:
     """One training setup, by the names of the options of :class:`.config.JemConfig`.
 
+    The defaults are the published trainer's own, with the warm-up of its documented command.
+
     Attributes:
         early_stride: a block halves the resolution in its first convolution.
         decay_at: updates from which on the learning rate is multiplied by ``decay_rate``, once for
@@ -32,33 +34,34 @@ class Scenario:
             it too.
     """
 
-    depth: int
-    width: int
-    early_stride: bool
-    iterations: int
-    lr: float
-    warmup: int
-    decay_at: tuple[int, ...]
-    decay_rate: float
-    n_pos: int
-    n_neg: int
-    n_labelled: int
-    epochs: bool
-    sgld_steps: int
-    step_size: float
-    noise_std: float
-    buffer_size: int
-    reinit_rate: float
-    data_noise: float
-    eval_noise: float
-    train_images: int | None
-    valid_images: int | None
-    test_images: int | None
-    eval_every: int
-    quality_samples: int
-    alert_context: int
-    alert_window: int
-    stop_after: int
+    depth: int = 28
+    width: int = 10
+    early_stride: bool = False
+    iterations: int = EPOCHS * ITERATIONS_PER_EPOCH
+    lr: float = 1e-4
+    warmup: int = 1000
+    decay_at: tuple[int, ...] = tuple(epoch * ITERATIONS_PER_EPOCH for epoch in DECAY_EPOCHS)
+    decay_rate: float = 0.3
+    n_pos: int = 64
+    n_neg: int = 64
+    n_labelled: int = 64
+    epochs: bool = True
+    sgld_steps: int = 20
+    step_size: float = 1.0
+    noise_std: float = 0.01
+    buffer_size: int = 10_000
+    reinit_rate: float = 0.05
+    data_noise: float = 0.03
+    eval_noise: float = 0.03
+    train_images: int | None = None
+    valid_images: int | None = None
+    test_images: int | None = None
+    eval_every: int = ITERATIONS_PER_EPOCH
+    quality_samples: int = 10_000
+    alert_context: int = 0
+    alert_window: int = 0
+    stop_after: int = 2 * ITERATIONS_PER_EPOCH
+    """Two epochs, as the paper went on for analysis."""
 
     @property
     def output_scale(self) -> float | None:
@@ -88,37 +91,7 @@ class Scenario:
         return {**asdict(self), "decay_at": list(self.decay_at)}
 
 
-DEFAULT = Scenario(
-    depth=28,
-    width=10,
-    early_stride=False,
-    iterations=EPOCHS * ITERATIONS_PER_EPOCH,
-    lr=1e-4,
-    warmup=1000,
-    decay_at=tuple(epoch * ITERATIONS_PER_EPOCH for epoch in DECAY_EPOCHS),
-    decay_rate=0.3,
-    n_pos=64,
-    n_neg=64,
-    n_labelled=64,
-    epochs=True,
-    sgld_steps=20,
-    step_size=1.0,
-    noise_std=0.01,
-    buffer_size=10_000,
-    reinit_rate=0.05,
-    data_noise=0.03,
-    eval_noise=0.03,
-    train_images=None,
-    valid_images=None,
-    test_images=None,
-    eval_every=ITERATIONS_PER_EPOCH,
-    quality_samples=10_000,
-    alert_context=0,
-    alert_window=0,
-    # Two epochs, as the paper went on for analysis.
-    stop_after=2 * ITERATIONS_PER_EPOCH,
-)
-"""The published trainer's own setting, with the warm-up of its documented command."""
+DEFAULT = Scenario()
 
 DIGITS = replace(
     DEFAULT,

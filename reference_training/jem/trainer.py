@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,17 @@ from ebmguard.steering import AdaptiveSteps, SteerBeta
 from ..compiling import compile_modules
 from ..data import ImageData
 from ..engine.ranks import ONE_RANK, Ranks
+from ..engine.streams import Streams
 from ..engine.task import Part
+from ..judge.stored import network_of
 from ..networks import WideResNet, of_class, seeded
-from ..precision import autocast_type
 from .config import JemConfig
 from .course import CROSS_ENTROPY, GAP_XY
 from .draws import Draws
 from .sampler import make_sampler
+
+MASKS = 10**9
+"""What tells the seed of the dropout from those of images and chains."""
 
 
 class Trainer:
@@ -44,7 +49,7 @@ class Trainer:
 
     Attributes:
         network: f(x), and the logits.
-        optimizer: Adam.
+        optimizer: Adam, or SGD.
         buffer: this rank's chains.
         guards: by the term that they guard, "p_x" and, where it is trained, "p_x_y".
     """
@@ -71,10 +76,22 @@ class Trainer:
         classifier = Classifier(network)
         compile_modules(config.compile, config.precision, device, network, classifier)
         self._classify = ranks.parallel(classifier)
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, fused=True)
-        self.draws = Draws(data, settings, config.seed, ranks)
+        how: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": True}
+        if config.optimizer == "sgd":
+            how["momentum"] = 0.9
+        make = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.Adam
+        self.optimizer = make(network.parameters(), lr=settings.lr, **how)
+        self.draws = Draws(data, settings, config.seed, ranks, config.labels_per_class)
         # A stream of random numbers of its own on each rank, apart from that of the images.
         self.rng = torch.Generator(device).manual_seed(ranks.own_seed(2 * config.seed + 1))
+        generators = [self.draws.generator, self.rng]
+        if config.dropout:
+            # It draws from PyTorch's own generator, as no other part of a run does.
+            masks = torch.default_generator
+            if device.type == "cuda":
+                masks = torch.cuda.default_generators[torch.cuda._utils._get_device_index(device)]
+            generators.append(masks.manual_seed(ranks.own_seed(MASKS + config.seed)))
+        self._masks = Streams(dict(zip(("masks",), generators[2:], strict=False)))
         has_classes = config.class_conditional or config.p_x_y_weight
         self.buffer = ReplayBuffer(
             ranks.share(settings.buffer_size),
@@ -118,7 +135,7 @@ class Trainer:
         self.loss_fn.guard.attach(
             model=network,
             optimizer=self.optimizer,
-            generators=(self.draws.generator, self.rng),
+            generators=generators,
         )
         self.guards: dict[str, Guard] = {"p_x": self.loss_fn.guard}
         if config.p_x_y_weight:
@@ -145,22 +162,22 @@ class Trainer:
             parts["lab"] = x_lab
         if config.p_x_y_weight:
             parts["neg_y"] = self.sample_xy(self.network, self.buffer, labels)
-        logits = self._logits(parts)
-        labelled = logits["pos" if x_lab is None else "lab"]
+        outputs = self._outputs(parts)
+        labelled = self.network.logits(outputs["pos" if x_lab is None else "lab"])
 
         count = settings.n_labelled or settings.n_pos
         cross_entropy = F.cross_entropy(labelled, labels) * ranks.weight(count)
         loss = config.p_y_x_weight * cross_entropy
         numbers = {CROSS_ENTROPY: cross_entropy}
         if config.p_x_y_weight:
-            f_pos, f_neg = (of_class(own, labels) for own in (labelled, logits["neg_y"]))
+            f_pos, f_neg = (of_class(own, labels) for own in (labelled, outputs["neg_y"]))
             numbers[GAP_XY] = f_pos.mean() - f_neg.mean()
             loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
             if config.energy_l2:
                 loss_xy = loss_xy + self._l2(f_pos, f_neg)
             loss = loss + config.p_x_y_weight * loss_xy
         if config.p_x_weight:
-            f_pos, f_neg = logits["pos"].logsumexp(dim=1), logits["neg"].logsumexp(dim=1)
+            f_pos, f_neg = (self.network.energies(outputs[name]) for name in ("pos", "neg"))
             # The second line of the guard; it was f_neg.mean() - f_pos.mean().
             l_p_x = self.loss_fn(f_pos, f_neg)
             if config.energy_l2:
@@ -187,10 +204,12 @@ class Trainer:
         size = (self.ranks.share(self.settings.n_neg),)
         return torch.randint(self.classes, size, generator=self.rng, device=self.rng.device)
 
-    def _logits(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        logits: Tensor = self._classify(torch.cat(list(parts.values())))
+    def _outputs(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self.config.norm == "batch":  # each batch by statistics of its own, as published
+            return {name: self._classify(x) for name, x in parts.items()}
+        outputs: Tensor = self._classify(torch.cat(list(parts.values())))
         sizes = [len(x) for x in parts.values()]
-        return dict(zip(parts, logits.split(sizes), strict=True))  # type: ignore[no-untyped-call]
+        return dict(zip(parts, outputs.split(sizes), strict=True))  # type: ignore[no-untyped-call]
 
     def chains(self, count: int) -> Tensor:
         """So many chains of the replay buffers of all ranks, (count, C, H, W); at most all."""
@@ -212,32 +231,23 @@ class Trainer:
             "optimizer": self.optimizer,
             "buffer": self.buffer,
             "draws": self.draws,
+            **({"masks": self._masks} if self.config.dropout else {}),
         }
 
 
 class Classifier(nn.Module):
-    """The logits of a network as a module of their own, to be compiled and spread over ranks."""
+    """The outputs of a network as a module of its own, to be compiled and spread over ranks."""
 
     def __init__(self, network: WideResNet) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> logits (B, classes)."""
-        return self.network.classify(x)
+        """(B, C, H, W) -> (B, outputs)."""
+        return self.network.outputs(x)
 
 
 def make_network(config: JemConfig, data: ImageData) -> WideResNet:
     """The run's network as its seed initialises it; PyTorch's global generators are left alone."""
-    settings = config.settings
-    make = partial(
-        WideResNet,
-        in_channels=data.sample_shape[0],
-        classes=data.classes,
-        depth=settings.depth,
-        width=settings.width,
-        early_stride=settings.early_stride,
-        activation=config.activation,
-        autocast=autocast_type(config.precision),
-    )
+    make = partial(network_of, config.to_json(), data.sample_shape[0], data.classes)
     return seeded(make, config.seed, data.train_x.device)

@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..data import ImageData
-from ..networks import WideResNet
+from ..networks import WideResNet, evaluation_mode
 
 BATCH = 250
 """Images per forward pass."""
 NOISE_SEED = 0
 """The same noise in every evaluation, so that two evaluations differ by their network alone."""
 ECE_BINS = 15
-
-
-@contextmanager
-def evaluation_mode(network: nn.Module) -> Iterator[None]:
-    """`network` in evaluation mode; afterwards each of its modules is as it was."""
-    modes = [(module, module.training) for module in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def as_seen(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,7 +14,15 @@ from ..engine.run_config import below, refuse
 CheckpointName = Literal["best", "last"]
 ChainName = Literal["buffer", "fresh"]
 OodName = Literal[
-    "uniform", "constant", "interpolated", "digits", "mnist", "cifar10", "cifar100", "svhn"
+    "uniform",
+    "constant",
+    "interpolated",
+    "digits",
+    "mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "celeba64",
 ]
 
 
@@ -98,9 +107,38 @@ class EvaluateJem(ImageEvaluateConfig):
     inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
     ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
     """What the test images are told from: noise, single colours, means of two test images, or
-    another data set with images of the same shape."""
+    another data set with images of the same shape; faces of celeba64 are averaged down to it."""
+    attacks: tuple[str, ...] = ()
+    """Attacks of the classifier by projected gradient descent, each as NORM:RADIUS with a radius in
+    255ths of a pixel's range, such as linf:8 or l2:128."""
+    attack_images: int = 300
+    """Test images that are attacked."""
+    refine_steps: int = 0
+    """Langevin steps on f(x) from an image before it is classified, attacked or not: JEM-0, JEM-1
+    and JEM-10 of the JEM paper."""
 
-    least: ClassVar[dict[str, int]] = {**EvaluateConfig.least, "samples": 1, "chain_steps": 0}
+    least: ClassVar[dict[str, int]] = {
+        **EvaluateConfig.least,
+        "samples": 1,
+        "chain_steps": 0,
+        "attack_images": 1,
+        "refine_steps": 0,
+    }
+
+    @property
+    def balls(self) -> list[tuple[str, float]]:
+        """The attacks as norms and radii."""
+        parts = (attack.partition(":") for attack in self.attacks)
+        return [(norm, float(radius)) for norm, _, radius in parts]
+
+    def problems(self) -> list[str]:
+        """Attacks that are none."""
+        form = re.compile(r"(linf|l2):\d+(\.\d+)?")
+        return [
+            f"attacks has {attack!r}, expected linf:RADIUS or l2:RADIUS, such as linf:8"
+            for attack in self.attacks
+            if not form.fullmatch(attack)
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ..data import ImageData
-from ..networks import WideResNet
-from .classification import accuracy, classification, classify, evaluation_mode
+from ..networks import WideResNet, evaluation_mode
+from .classification import accuracy, classification, classify
 from .quality import SampleQuality
 
 

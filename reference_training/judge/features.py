@@ -70,7 +70,7 @@ def classifier_features(network: WideResNet) -> FeatureModule:
 
     def module(x: Tensor) -> tuple[Tensor, Tensor]:
         features = network.features(x)
-        return features, network.head(features)
+        return features, network.logits(network.head(features))
 
     return module
 
@@ -141,19 +141,16 @@ def load_features(
 
 def _inception(file: Path, sha256: str | None, device: torch.device) -> Features:
     digest = _checked(file, INCEPTION_SHA256 if sha256 is None else sha256)
-    with torch.device("meta"):
-        module = Inception()
     try:
-        weights = torch.load(file, map_location="cpu", weights_only=True)
-        module.load_state_dict(weights, assign=True)
-    except (RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        module = Inception(torch.load(file, map_location=device, weights_only=True))
+    except (KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error
     published = digest == INCEPTION_SHA256
     name = "Inception 2015-12-05" if published else "other weights of the Inception network"
     label = f"{name} (sha256 {digest[:8]})"
-    return Features(_frozen(module, device), label, published, fixed=True)
+    return Features(module, label, published, fixed=True)
 
 
 def _torchscript(file: Path, device: torch.device) -> nn.Module:

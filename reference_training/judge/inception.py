@@ -3,54 +3,34 @@
 FID and IS are comparable between papers only where the features are those of one network: the
 classifier of TensorFlow's archive of 2015-12-05 (Szegedy et al. 2016, "Rethinking the Inception
 Architecture for Computer Vision"; Heusel et al. 2017 for the FID). Its weights are widely used in
-PyTorch as the file `pt_inception-2015-12-05-6726825d.pth`, with the names of parameters that are
-used here. It differs from torchvision's Inception in three ways: average pooling does not count
-the padding, the last block pools by the maximum, and there are 1,008 classes.
+PyTorch as the file `pt_inception-2015-12-05-6726825d.pth`, and say all of its layers but for what
+is here. It differs from torchvision's Inception in three ways: average pooling does not count the
+padding, the last block pools by the maximum, and there are 1,008 classes.
 
 The file is a dictionary of tensors, and is read as one: nothing in it is executed. The published
-readers of it either need torchvision, or come as TorchScript, whose loading PyTorch deprecates.
+readers of it, torchmetrics' among them, need torch-fidelity and torchvision, or come as
+TorchScript, whose loading PyTorch deprecates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 SIZE = 299
 """Height and width that every image is brought to."""
-CLASSES = 1008
 
-Convolution = tuple[int, int, int]
-"""Output channels, height and width of the kernel."""
-Step = Convolution | tuple[Convolution, Convolution]
-"""A convolution, or two on the same input whose outputs are joined."""
-
-
-class ConvNormRelu(nn.Module):
-    """Convolution without bias, batch normalisation, ReLU."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel: tuple[int, int],
-        *,
-        stride: int = 1,
-        padding: str = "valid",
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(
-            in_channels, out_channels, kernel, stride=stride, padding=padding, bias=False
-        )
-        self.bn = nn.BatchNorm2d(out_channels, eps=0.001)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, C', H', W')."""
-        return F.relu(self.bn(self.conv(x)))
+BLOCKS = {
+    "5": {"branch1x1": 1, "branch5x5": 2, "branch3x3dbl": 3, "branch_pool": 1},
+    "6a": {"branch3x3": 1, "branch3x3dbl": 3, "branch_pool": 0},
+    "6": {"branch1x1": 1, "branch7x7": 3, "branch7x7dbl": 5, "branch_pool": 1},
+    "7a": {"branch3x3": 2, "branch7x7x3": 4, "branch_pool": 0},
+    "7": {"branch1x1": 1, "branch3x3": 2, "branch3x3dbl": 3, "branch_pool": 1},
+}
+"""Of each kind of block its branches, in the order in which they are joined, and their steps."""
 
 
 def average(x: Tensor) -> Tensor:
@@ -68,134 +48,50 @@ def halve(x: Tensor) -> Tensor:
     return F.max_pool2d(x, 3, stride=2)
 
 
-class Mixed(nn.Module):
-    """Branches of convolutions on one input, joined by channel.
-
-    A branch's convolutions are named as in the published weights: by the branch alone where it has
-    one, else with their number, and with a and b where a step has two.
-
-    Args:
-        in_channels: channels of the input.
-        pool: what the branch `branch_pool` does before its convolutions. With :func:`halve` the
-            last convolution of every other branch has stride 2 and no padding.
-        branches: each branch's steps, in the order in which they are joined.
-    """
-
-    def __init__(
-        self, in_channels: int, pool: Callable[[Tensor], Tensor], **branches: Sequence[Step]
-    ) -> None:
-        super().__init__()
-        self.pool = pool
-        self.branches: list[tuple[str, list[list[str]]]] = []
-        self.out_channels = 0
-        for branch, steps in branches.items():
-            names: list[list[str]] = []
-            channels = in_channels
-            for number, step in enumerate(steps, start=1):
-                name = f"{branch}_{number}" if len(steps) > 1 else branch
-                if isinstance(step[0], tuple):
-                    convolutions = dict(zip((f"{name}a", f"{name}b"), step, strict=True))
-                else:
-                    convolutions = {name: step}
-                halves = pool is halve and number == len(steps)
-                how: Any = {"stride": 2} if halves else {"padding": "same"}
-                for own_name, (out, height, width) in convolutions.items():
-                    module = ConvNormRelu(channels, out, (height, width), **how)
-                    self.add_module(own_name, module)
-                names.append(list(convolutions))
-                channels = sum(out for out, _, _ in convolutions.values())
-            self.branches.append((branch, names))
-            self.out_channels += channels
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, out_channels, H', W')."""
-        outputs = []
-        for branch, names in self.branches:
-            hidden = self.pool(x) if branch == "branch_pool" else x
-            for step in names:
-                hidden = torch.cat([self.get_submodule(name)(hidden) for name in step], dim=1)
-            outputs.append(hidden)
-        return torch.cat(outputs, dim=1)
-
-
-def mixed_35(in_channels: int, pooled: int) -> Mixed:
-    """A block of the stage of 35x35."""
-    return Mixed(
-        in_channels,
-        average,
-        branch1x1=[(64, 1, 1)],
-        branch5x5=[(48, 1, 1), (64, 5, 5)],
-        branch3x3dbl=[(64, 1, 1), (96, 3, 3), (96, 3, 3)],
-        branch_pool=[(pooled, 1, 1)],
-    )
-
-
-def mixed_17(inner: int) -> Mixed:
-    """A block of the stage of 17x17."""
-    return Mixed(
-        768,
-        average,
-        branch1x1=[(192, 1, 1)],
-        branch7x7=[(inner, 1, 1), (inner, 1, 7), (192, 7, 1)],
-        branch7x7dbl=[(inner, 1, 1), (inner, 7, 1), (inner, 1, 7), (inner, 7, 1), (192, 1, 7)],
-        branch_pool=[(192, 1, 1)],
-    )
-
-
-def mixed_8(in_channels: int, pool: Callable[[Tensor], Tensor]) -> Mixed:
-    """A block of the stage of 8x8."""
-    split: Step = ((384, 1, 3), (384, 3, 1))
-    return Mixed(
-        in_channels,
-        pool,
-        branch1x1=[(320, 1, 1)],
-        branch3x3=[(384, 1, 1), split],
-        branch3x3dbl=[(448, 1, 1), (384, 3, 3), split],
-        branch_pool=[(192, 1, 1)],
-    )
-
-
-class Inception(nn.Module):
+class Inception:
     """Features and logits of the Inception network of 2015-12-05.
 
     Images of any size are quantised to 256 levels, as saved pictures are, and resized to 299x299
     by the bilinear rule of TensorFlow 1, which the published numbers were taken with: output row i
     reads input row i * height / 299, without the half-pixel shift of later libraries.
+
+    Args:
+        weights: by the names of the published file, on the device of the images.
+
+    Raises:
+        KeyError, RuntimeError: they are those of another network.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.Conv2d_1a_3x3 = ConvNormRelu(3, 32, (3, 3), stride=2)
-        self.Conv2d_2a_3x3 = ConvNormRelu(32, 32, (3, 3))
-        self.Conv2d_2b_3x3 = ConvNormRelu(32, 64, (3, 3), padding="same")
-        self.Conv2d_3b_1x1 = ConvNormRelu(64, 80, (1, 1))
-        self.Conv2d_4a_3x3 = ConvNormRelu(80, 192, (3, 3))
-        self.Mixed_5b = mixed_35(192, 32)
-        self.Mixed_5c = mixed_35(256, 64)
-        self.Mixed_5d = mixed_35(288, 64)
-        self.Mixed_6a = Mixed(
-            288,
-            halve,
-            branch3x3=[(384, 3, 3)],
-            branch3x3dbl=[(64, 1, 1), (96, 3, 3), (96, 3, 3)],
-            branch_pool=[],
-        )
-        self.Mixed_6b = mixed_17(128)
-        self.Mixed_6c = mixed_17(160)
-        self.Mixed_6d = mixed_17(160)
-        self.Mixed_6e = mixed_17(192)
-        self.Mixed_7a = Mixed(
-            768,
-            halve,
-            branch3x3=[(192, 1, 1), (320, 3, 3)],
-            branch7x7x3=[(192, 1, 1), (192, 1, 7), (192, 7, 1), (192, 3, 3)],
-            branch_pool=[],
-        )
-        self.Mixed_7b = mixed_8(1280, average)
-        self.Mixed_7c = mixed_8(2048, largest)
-        self.fc = nn.Linear(2048, CLASSES)
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self._weights = weights
+        self(torch.zeros(1, 3, 8, 8, device=weights["fc.weight"].device))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _convolve(self, x: Tensor, name: str, stride: int = 1, padding: str = "same") -> Tensor:
+        parts = ("conv.weight", "bn.running_mean", "bn.running_var", "bn.weight", "bn.bias")
+        kernel, mean, var, scale, shift = (self._weights[f"{name}.{part}"] for part in parts)
+        x = F.conv2d(x, kernel, stride=stride, padding=padding)
+        return F.relu(F.batch_norm(x, mean, var, scale, shift, eps=0.001))
+
+    def _mixed(self, x: Tensor, block: str, pool: Callable[[Tensor], Tensor]) -> Tensor:
+        """Branches of convolutions on one input, joined by channel.
+
+        A branch's convolutions are named by it alone where it has one, else with their number, and
+        with a and b where a step has two, whose outputs are joined. Where the block halves, the
+        last convolution of each branch has stride 2 and no padding.
+        """
+        outputs = []
+        for branch, steps in (BLOCKS.get(block) or BLOCKS[block[0]]).items():
+            hidden = pool(x) if branch == "branch_pool" else x
+            for step in range(1, steps + 1):
+                name = f"Mixed_{block}.{branch}" + (f"_{step}" if steps > 1 else "")
+                names = [name + end for end in "ab" if f"{name}{end}.conv.weight" in self._weights]
+                how = (2, "valid") if pool is halve and step == steps else (1, "same")
+                parts = [self._convolve(hidden, own, *how) for own in names or [name]]
+                hidden = torch.cat(parts, dim=1)
+            outputs.append(hidden)
+        return torch.cat(outputs, dim=1)
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [-1, 1] -> pooled features, and logits.
 
         Args:
@@ -208,14 +104,15 @@ class Inception(nn.Module):
         pixels = x.float().clamp(-1, 1).add(1).mul(127.5).round()
         if pixels.shape[1] == 1:
             pixels = pixels.expand(-1, 3, -1, -1)
-        x = (resize(pixels) - 128) / 128
-        x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))
-        x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(halve(x)))
-        x = self.Mixed_5d(self.Mixed_5c(self.Mixed_5b(halve(x))))
-        x = self.Mixed_6e(self.Mixed_6d(self.Mixed_6c(self.Mixed_6b(self.Mixed_6a(x)))))
-        x = self.Mixed_7c(self.Mixed_7b(self.Mixed_7a(x)))
+        x = self._convolve((resize(pixels) - 128) / 128, "Conv2d_1a_3x3", 2, "valid")
+        x = self._convolve(self._convolve(x, "Conv2d_2a_3x3", 1, "valid"), "Conv2d_2b_3x3")
+        x = self._convolve(self._convolve(halve(x), "Conv2d_3b_1x1"), "Conv2d_4a_3x3", 1, "valid")
+        x = halve(x)
+        for block in ("5b", "5c", "5d", "6a", "6b", "6c", "6d", "6e", "7a", "7b", "7c"):
+            pool = halve if block.endswith("a") else largest if block == "7c" else average
+            x = self._mixed(x, block, pool)
         features = x.mean(dim=(2, 3))
-        return features, features @ self.fc.weight.T
+        return features, features @ self._weights["fc.weight"].T
 
 
 def resize(x: Tensor) -> Tensor:

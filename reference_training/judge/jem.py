@@ -23,6 +23,7 @@ from .features import load_features
 from .likelihood import image_likelihood
 from .ood import detection, other_images
 from .quality import SampleQuality, judged_by, score_words
+from .robustness import robustness
 from .stored import BEST, load_network, read_config, read_last
 
 
@@ -36,6 +37,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     set_precision(stored["precision"])
     steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
     scale = _output_scale(settings) if config.likelihood else 0.0
+    sizes = {name: settings[name] for name in ("step_size", "noise_std")}
     root = config.data_root or stored["data_root"]
     data = kept_data(
         stored["data"],
@@ -55,7 +57,6 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
             at, chains = _buffer(config)
             samples["buffer"] = {"step": at, **quality.measure(chains)}
         if "fresh" in config.chains:
-            sizes = {name: settings[name] for name in ("step_size", "noise_std")}
             chains = fresh_chains(
                 lambda x0, k, rng: sgld(network, x0, steps=k, generator=rng, **sizes),
                 (config.samples, *data.sample_shape),
@@ -66,6 +67,10 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
         found = {**quality.described(), "samples": samples}
     noise_std: float = settings["eval_noise"]
     found["ood"] = detection(network, data, others, noise_std=noise_std)
+    if config.attacks or config.refine_steps:
+        effort = {"images": config.attack_images, "steps": config.refine_steps}
+        rows = robustness(network, data, config.balls, noise=noise_std, **effort, **sizes)
+        found |= {"refine_steps": config.refine_steps, "robustness": rows}
     if config.likelihood:
         found["likelihood"] = image_likelihood(network, scale, data, noise_std, **config.effort)
     return {
@@ -104,9 +109,17 @@ def table(results: Mapping[str, Any]) -> str:
             lines.append(f"{what:34} {row['samples']:8,} {score:>15} {fid:>9}")
         lines += judged_by(results)
     if results["ood"]:
-        lines += ["", f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"]
+        head = f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"
+        lines += ["", f"{head} {'max p(y|x)':>11}"]
         for name, row in results["ood"].items():
-            lines.append(f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}")
+            own = f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}"
+            lines.append(f"{own} {row['confidence']:11.4f}")
+    if "robustness" in results:
+        what = f"classifier after {results['refine_steps']} Langevin steps"
+        lines += ["", f"{what:34} {'images':>8} {'accuracy':>9}"]
+        for row in results["robustness"]:
+            name = f"{row['norm']}, radius {row['radius']:g}/255" if row["radius"] else "no attack"
+            lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%}")
     return "\n".join(lines)
 
 

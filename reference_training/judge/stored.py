@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
     return step, parts[0]["network"], torch.cat([part["buffer"]["samples"] for part in parts])
 
 
+def network_of(config: Mapping[str, Any], in_channels: int, classes: int) -> WideResNet:
+    """The network that a run's settings name, as PyTorch initialises it; older ones name less."""
+    choices = ("activation", "norm", "dropout", "unconditional")
+    return WideResNet(
+        in_channels=in_channels,
+        classes=classes,
+        autocast=autocast_type(config["precision"]),
+        **{name: config["settings"][name] for name in ("depth", "width", "early_stride")},
+        **{name: config[name] for name in choices if name in config},
+    )
+
+
 def load_network(
     run: Path, checkpoint: CheckpointName, device: torch.device
 ) -> tuple[WideResNet, int]:
@@ -53,7 +66,6 @@ def load_network(
         the network, and the steps that it was trained for.
     """
     config = read_config(run)
-    settings = config["settings"]
     if checkpoint == "last":
         step, parameters, _ = read_last(run)
     else:
@@ -66,15 +78,8 @@ def load_network(
             )
         state = load_durably(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]
-    network = WideResNet(
-        in_channels=parameters["stem.weight"].shape[1],
-        classes=parameters["head.weight"].shape[0],
-        depth=settings["depth"],
-        width=settings["width"],
-        early_stride=settings["early_stride"],
-        activation=config.get("activation", "leaky_relu"),  # once there was no choice
-        autocast=autocast_type(config["precision"]),
-    )
+    channels, outputs = parameters["stem.weight"].shape[1], parameters["head.weight"].shape[0]
+    network = network_of(config, channels, outputs - config.get("unconditional", False))
     network.load_state_dict(parameters)
     network.requires_grad_(False)
     # As in training: the faster memory layout for these convolutions.

@@ -34,22 +34,7 @@ FIGURES = {
 
 def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
     """Samples at some steps of a run of scenario 1: the first that has them, published first."""
-    name, (beta_star, _) = config.name, FIGURES[config.name]
-    fitting = [run for run in runs if (run.scenario, run.beta_star) == ("1", beta_star)]
-    fitting.sort(key=lambda run: (bool(run.deviations()), run.seed))
-    chosen = ((run, found) for run in fitting if (found := chosen_steps(name, run)) is not None)
-    run, (steps, note) = next(chosen, (None, ((), "")))
-    if run is None:
-        paths = ", ".join(str(run.path) for run in fitting)
-        lack = f"none of the given runs is one of scenario 1 with β* = {beta_star:g}"
-        if fitting:
-            what = "samples around a divergence" if name == "17" else "samples yet"
-            lack = f"{paths} stored no {what}"
-        raise ConfigError(
-            f"Figure {name} cannot be drawn: {lack}. A run that has them is made by `ebmguard "
-            f"train jem --out DIR --data cifar10 --scenario 1 --beta-star {beta_star:g}`"
-            + (", if it diverges." if name == "17" else ".")
-        )
+    run, steps, note = _chosen(runs, config.name)
     known, values = series(run.path, ["energy_gap"])
     gaps = dict(zip(known.tolist(), values["energy_gap"].tolist(), strict=True))
     files, rows = run.grids(), []
@@ -58,13 +43,12 @@ def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
         pixels = images.double()
         row = {"samples": when(run, step), "step": step, "gap": gaps.get(step)}
         row |= {"pixel mean": pixels.mean().item(), "pixel std": pixels.std(correction=0).item()}
-        so_far = sorted((r for r in run.evaluations if r.step <= step), key=lambda r: -r.step)
-        tested = next((r.test_accuracy for r in so_far if r.test_accuracy is not None), None)
-        judged = next((r for r in so_far if r.features is not None), None)
-        row |= {"ACC (%)": None if tested is None else number("accuracy", tested)}
-        for metric in ("inception", "fid"):
-            value = getattr(judged, metric, None)
-            row[METRICS[metric]] = None if value is None else number(metric, value)
+        seen = run.evaluations[run.evaluations["step"] <= step]
+        tested, judged = seen["accuracy"].dropna(), seen[seen["features"].notna()]
+        for metric in METRICS:
+            found = tested if metric == "accuracy" else judged[metric]
+            is_known = len(found) and not math.isnan(found.iloc[-1])
+            row[METRICS[metric]] = number(metric, found.iloc[-1]) if is_known else None
         rows.append({**row, "shown": images})
     frame = frame_of(rows)
     words = [f"{run.network}, {run.config['data']}, seed {run.seed}"]
@@ -74,20 +58,37 @@ def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
     return frame
 
 
+def _chosen(runs: Sequence[JemRun], name: str) -> tuple[JemRun, tuple[int, ...], str]:
+    beta_star, _ = FIGURES[name]
+    fitting = [run for run in runs if (run.scenario, run.beta_star) == ("1", beta_star)]
+    for run in sorted(fitting, key=lambda run: (bool(run.deviations()), run.seed)):
+        if (found := chosen_steps(name, run)) is not None:
+            return run, *found
+    lack = f"none of the given runs is one of scenario 1 with β* = {beta_star:g}"
+    if fitting:
+        what = "samples around a divergence" if name == "17" else "samples yet"
+        lack = f"{', '.join(str(run.path) for run in fitting)} stored no {what}"
+    raise ConfigError(
+        f"Figure {name} cannot be drawn: {lack}. A run that has them is made by `ebmguard "
+        f"train jem --out DIR --data cifar10 --scenario 1 --beta-star {beta_star:g}`"
+        + (", if it diverges." if name == "17" else ".")
+    )
+
+
 def chosen_steps(name: str, run: JemRun) -> tuple[tuple[int, ...], str] | None:
     """Whose negatives a figure shows, and what is not as in the paper; None where it has none."""
     stored = list(run.grids())
     # The chains start as noise, which shows nothing of the training.
     trained = [step for step in stored if step > 0]
     if name == "17":
-        lost = run.diverged_at
-        before = max((step for step in stored if lost is not None and step < lost), default=None)
-        later = [step for step in stored if before is not None and step > before]
-        if before is None or not later:
+        lost = -1 if run.diverged_at is None else run.diverged_at
+        before = max((step for step in stored if step < lost), default=math.inf)
+        later = [step for step in stored if step > before]
+        if not later:
             return None
         after = min(later, key=lambda step: abs(step - before - APART))
         far = f"{after - before:,} iterations apart, not {APART}"
-        return (before, after), "" if after - before == APART else far
+        return (int(before), after), "" if after - before == APART else far
     if not trained:
         return None
     if name == "4":
@@ -103,18 +104,14 @@ def when(run: JemRun, step: int) -> str:
     """A step as the paper names it: epoch and iteration, each counted from 0."""
     if run.steps_per_epoch is None:
         return f"iteration {step:,}"
-    epoch, iteration = divmod(step, run.steps_per_epoch)
-    return f"epoch {epoch}, iteration {iteration}"
+    return "epoch {}, iteration {}".format(*divmod(step, run.steps_per_epoch))
 
 
 def draw_negatives(frame: pd.DataFrame, title: str) -> Figure:
     """The samples, one panel for each step."""
-    size, sides = (3.4, 3.4), (0.15, 0.15, 0.15)
-    words, count = frame.attrs["words"], len(frame)
-    canvas, panels = grid(
-        title, words, count, 3, size, sides=sides, top=1.01, below=0.36, foot=-0.21, least=6.5
-    )
-    for axes, (name, images) in zip(panels, frame[["samples", "shown"]].to_numpy(), strict=True):
+    room = {"sides": (0.15, 0.15, 0.15), "top": 1.01, "below": 0.36, "foot": -0.21, "least": 6.5}
+    canvas, panels = grid(title, frame.attrs["words"], len(frame), 3, (3.4, 3.4), **room)  # type: ignore[arg-type]
+    for axes, name, images in zip(panels, frame["samples"], frame["shown"], strict=True):
         axes.set_title(name, fontsize=10)
         show_on(axes, images, 8)
     return canvas.figure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,14 +20,12 @@ from ebmguard.errors import ConfigError
 from ..engine.run_folder import series
 from ..engine.task import DIVERGED_GAP
 from ..jem.paper import DIVERGED, METRICS, PROGRESS_FIGURES, TABLE_2
-from ..jem.runs import Evaluation, JemRun, find_runs
+from ..jem.runs import JemRun, find_runs
 from ..plots.canvas import CONTRASTS, DARK, unframed
 from ..plots.page import grid
 from .config import JemFigure
 from .jem_tables import describe, scores, setups
 from .study import Study, frame_of
-
-Floats = NDArray[np.float64]
 
 VALUES, LEAST_POINTS = 200, 40
 """Values that become one point in the paper, of a run of 140,600; fewer of a short run, so that it
@@ -39,16 +37,11 @@ NARROWEST, HIGHEST = 0.02, 10_000
 """The least that an axis of an evaluation spans, as a share of its largest value; and above what it
 is logarithmic: so is the FID of a lost run by its own classifier, beside which the others would be
 one line."""
-LEGEND_COLUMNS = 4
-PANELS: dict[str, Callable[[Evaluation], float | None]] = {
-    "test accuracy (%)": lambda row: None if row.test_accuracy is None else 100 * row.test_accuracy,
-    "IS": lambda row: row.inception,
-    "FID": lambda row: row.fid,
-}
+PANELS = {"test accuracy (%)": "accuracy", "IS": "inception", "FID": "fid"}
 """The panels beside the gap's."""
 
 
-def bundle(steps: NDArray[np.int64], values: Floats, size: int) -> pd.DataFrame:
+def bundle(steps: NDArray[np.int64], values: NDArray[np.float64], size: int) -> pd.DataFrame:
     """Every `size` consecutive values as one point; the last one may have fewer.
 
     Args:
@@ -85,41 +78,38 @@ def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
     scenario = PROGRESS_FIGURES.get(config.name, "1")
     own = [run for run in runs if run.scenario == scenario]
     _check_runs(own, len(runs), config.name, scenario)
-    gaps = {}
-    for run in own:
-        steps, values = series(run.path, ["energy_gap"])
-        gaps[run.path] = steps, values["energy_gap"]
-    longest = max(len(steps) for steps, _ in gaps.values())
-    if not longest:
-        raise ConfigError(
-            "no energy gap is recorded in metrics.jsonl yet. Go on with a run by "
-            f"`ebmguard train jem --out {own[0].path} --resume`."
-        )
-    size = bundle_size(longest)
+    recorded = [series(run.path, ["energy_gap"]) for run in own]
+    size = bundle_size(max(len(steps) for steps, _ in recorded))
+    by_epoch = all(run.steps_per_epoch for run in own)
     rows = []
-    for run in own:
-        lost, bundles = run.diverged_at, bundle(*gaps[run.path], size)
-        known = bundles["centre"].dropna().tolist()
+    for run, (steps, values) in zip(own, recorded, strict=True):
+        gaps, lost = values["energy_gap"], run.diverged_at
+        bundles, scale = bundle(steps, gaps, size), float(run.steps_per_epoch or 1)
+        ends = bundles["centre"].dropna().tolist() or [None]
         row = {"run": run.path.name, "beta_star": run.beta_star, "seed": run.seed}
         row |= {"steps": run.steps, "iterations": run.iterations, "lost at": lost}
-        row |= {"epoch": None if lost is None or math.isnan(run.epoch(lost)) else run.epoch(lost)}
-        row |= {
-            f"gap, {end}": known[i] if len(known) else None
-            for end, i in (("first", 0), ("last", -1))
-        }
-        row |= {"not finite": int((~np.isfinite(gaps[run.path][1])).sum())}
-        row |= {
-            METRICS[name]: score if score.values else None for name, score in scores(run).items()
-        }
-        rows.append({**row, "of": {"run": run, "gaps": bundles, "size": size}})
+        row |= {"epoch": lost / scale if lost is not None and run.steps_per_epoch else None}
+        row |= {"gap, first": ends[0], "gap, last": ends[-1]}
+        row |= {"not finite": int((~np.isfinite(gaps)).sum())}
+        found = scores(run).items()
+        row |= {METRICS[name]: score if score.values else None for name, score in found}
+        if by_epoch:
+            bundles["steps"] /= scale
+        evaluations = run.evaluations.assign(accuracy=100 * run.evaluations["accuracy"])
+        evaluations["step"] /= scale if by_epoch else 1.0
+        place = None if lost is None else lost / (scale if by_epoch else 1.0)
+        drawn = {"gaps": bundles, "evaluations": evaluations, "lost": place, "over": run.complete}
+        rows.append({**row, "of": drawn})
     frame = frame_of(rows)
     run = own[0]
     words = f"{run.network}, {run.config['data']}, {run.iterations:,} iterations"
-    changed = "; ".join(map(str, run.deviations()))
-    frame.attrs["words"] = words + (f". NOT the published setup: {changed}" if changed else "")
+    changed = "; ".join(run.deviations().values())
+    words += f". NOT the published setup: {changed}" if changed else ""
     said = DIVERGED.get(scenario, "no word on when runs diverged")
-    setup = TABLE_2[scenario].setup
-    frame.attrs |= {"note": f"Paper, scenario {scenario} ({setup}): {said}.", "name": config.name}
+    note = f"Paper, scenario {scenario} ({TABLE_2[scenario].setup}): {said}."
+    frame.attrs |= {"words": words, "note": note, "size": size}
+    frame.attrs |= {"panels": ["IS"] if config.name == "3" else list(PANELS)}
+    frame.attrs |= {"axis": "epoch" if by_epoch else "iteration"}
     return frame
 
 
@@ -143,16 +133,19 @@ def _check_runs(own: Sequence[JemRun], given: int, name: str, scenario: str) -> 
             f"a figure has room for {len(CONTRASTS)} β*; the runs have {len(strengths)}: "
             f"{', '.join(f'{value:g}' for value in strengths)}. Give fewer of them."
         )
+    if not any(run.steps for run in own):
+        raise ConfigError(
+            "no energy gap is recorded in metrics.jsonl yet. Go on with a run by "
+            f"`ebmguard train jem --out {own[0].path} --resume`."
+        )
 
 
 def draw_progress(frame: pd.DataFrame, title: str) -> Figure:
     """The gap, and panels of the evaluations; of Figure 3 the Inception score alone."""
-    names = ["IS"] if frame.attrs["name"] == "3" else list(PANELS)
+    names, said = frame.attrs["panels"], textwrap.wrap(frame.attrs["words"], 130)
     colours = dict(zip(sorted(set(frame["beta_star"])), CONTRASTS, strict=False))
-    rows = frame.to_dict("records")
-    by_epoch = all(row["of"]["run"].steps_per_epoch for row in rows)
-    curves = [(row["of"]["run"], row["of"]["gaps"], colours[row["beta_star"]]) for row in rows]
-    said, handles = textwrap.wrap(frame.attrs["words"], 130), _legend(frame, colours)
+    curves = [(of, colours[beta_star]) for of, beta_star in frame[["of", "beta_star"]].to_numpy()]
+    handles, columns = _legend(frame, colours), 4
     canvas, panels = grid(
         title,
         "",
@@ -162,56 +155,48 @@ def draw_progress(frame: pd.DataFrame, title: str) -> Figure:
         sides=(0.95, 0.85, 0.25),
         top=1.1 + 0.17 * len(said),
         below=0.95,
-        foot=0.24 * math.ceil(len(handles) / LEGEND_COLUMNS),
+        foot=0.24 * math.ceil(len(handles) / columns),
     )
     for i, line in enumerate(said):
         canvas.write(canvas.width / 2, 0.5 + 0.17 * i, line, fontsize=9, color=DARK)
-
-    def places(run: JemRun, steps: Any) -> Floats:
-        scale = float(run.steps_per_epoch or 1) if by_epoch else 1.0
-        return np.asarray(steps, dtype=np.float64) / scale
-
-    _draw_gap(panels[0], curves, places, rows[0]["of"]["size"])
+    _draw_gap(panels[0], curves, frame.attrs["size"])
     for axes, name in zip(panels[1:], names, strict=True):
-        _draw_panel(axes, name, curves, places)
+        _draw_panel(axes, name, curves)
     right = max(axes.get_xlim()[1] for axes in panels)
     for axes in panels:
-        for run, _, colour in curves:
-            if run.diverged_at is not None:
-                place = places(run, run.diverged_at)
-                axes.axvline(place, color=colour, lw=0.9, ls="--", alpha=0.8)  # type: ignore[arg-type]
+        for of, colour in curves:
+            if of["lost"] is not None:
+                axes.axvline(of["lost"], color=colour, lw=0.9, ls="--", alpha=0.8)
         axes.set_xlim(0, right)
-        axes.set_xlabel("epoch" if by_epoch else "iteration")
+        axes.set_xlabel(frame.attrs["axis"])
         axes.tick_params(labelsize=9)
         unframed(axes)
-    style: dict[str, Any] = {"ncols": LEGEND_COLUMNS, "frameon": False, "fontsize": 10}
+    style: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 10}
     canvas.figure.legend(handles=handles, loc="lower center", **style)
     return canvas.figure
 
 
-Curves = list[tuple[JemRun, pd.DataFrame, str]]
+Curves = list[tuple[dict[str, Any], str]]
 
 
-def _draw_gap(axes: Axes, curves: Curves, places: Callable[..., Floats], size: int) -> None:
-    for run, gaps, colour in curves:
-        x = places(run, gaps["steps"])
-        axes.fill_between(x, gaps["low"], gaps["high"], color=colour, alpha=0.2, lw=0)
-        few = np.isfinite(gaps["centre"]).sum() < 8
-        axes.plot(x, gaps["centre"], color=colour, lw=1.2, marker="o" if few else "", ms=3)
+def _draw_gap(axes: Axes, curves: Curves, size: int) -> None:
+    # On the upper edge: a gap that is not finite has no place on the axis.
+    edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    for of, colour in curves:
+        gaps = of["gaps"]
+        axes.fill_between(gaps["steps"], gaps["low"], gaps["high"], color=colour, alpha=0.2, lw=0)
+        few = gaps["centre"].count() < 8
+        axes.plot("steps", "centre", "o-" if few else "-", data=gaps, color=colour, lw=1.2, ms=3)
+        x = gaps["steps"][gaps["lost"] > 0]
+        axes.plot(x, np.ones(len(x)), "x", color=colour, ms=4, mew=0.9, **edge)
+        if of["lost"] is not None:
+            axes.plot(of["lost"], 1.0, "X", color=colour, mec="black", ms=9, zorder=5, **edge)
     axes.set_yscale("symlog", linthresh=LINTHRESH)
     bottom, top = axes.get_ylim()
     bottom = max(min(bottom, -LINTHRESH), -DIVERGED_GAP)
     top = min(max(top, LINTHRESH), DIVERGED_GAP)
     axes.set_ylim(bottom, top)
     axes.axhline(0, color="black", lw=0.6)
-    # On the upper edge: a gap that is not finite has no place on the axis.
-    edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-    for run, gaps, colour in curves:
-        x = places(run, gaps["steps"][gaps["lost"] > 0])
-        axes.plot(x, np.ones(len(x)), "x", color=colour, ms=4, mew=0.9, **edge)
-        if run.diverged_at is not None:
-            place = places(run, [run.diverged_at])
-            axes.plot(place, [1.0], "X", color=colour, mec="black", ms=9, zorder=5, **edge)
     axes.set_ylabel(f"mean f(x⁺) − mean f(x⁻)\nsymlog, linear up to ±{LINTHRESH:g}")
     words = f"each point {size} values: minimum, maximum, centre of gravity"
     words = words if size > 1 else "every value"
@@ -220,13 +205,12 @@ def _draw_gap(axes: Axes, curves: Curves, places: Callable[..., Floats], size: i
     axes.set_title(words, fontsize=9, color=DARK, pad=10)
 
 
-def _draw_panel(axes: Axes, name: str, curves: Curves, places: Callable[..., Floats]) -> None:
-    value = PANELS[name]
-    rows_of = [[row for row in run.evaluations if value(row) is not None] for run, *_ in curves]
+def _draw_panel(axes: Axes, name: str, curves: Curves) -> None:
+    rows_of = [of["evaluations"].dropna(subset=PANELS[name]) for of, _ in curves]
     marker = "o" if max(map(len, rows_of)) < 60 else ""
-    for (run, _, colour), rows in zip(curves, rows_of, strict=True):
-        x, y = places(run, [row.step for row in rows]), [value(row) for row in rows]
-        axes.plot(x, np.array(y, dtype=float), color=colour, lw=1.2, marker=marker, ms=2.5)
+    for (_, colour), rows in zip(curves, rows_of, strict=True):
+        style: dict[str, Any] = {"color": colour, "lw": 1.2, "marker": marker, "ms": 2.5}
+        axes.plot(rows["step"], rows[PANELS[name]], **style)
     bottom, top = axes.get_ylim()
     if top > HIGHEST:
         axes.set_yscale("log")
@@ -234,13 +218,14 @@ def _draw_panel(axes: Axes, name: str, curves: Curves, places: Callable[..., Flo
         # Values that are all but equal are drawn so: ticks a millionth apart show noise alone.
         short = max(0.0, NARROWEST * max(abs(bottom), abs(top)) - (top - bottom)) / 2
         axes.set_ylim(bottom - short, top + short)
-    shown = [row for rows in rows_of for row in rows]
     axes.set_ylabel(name)
-    if not shown:
+    shown = pd.concat(rows_of)
+    if shown.empty:
         axes.text(0.5, 0.5, f"no run has it: {name}", transform=axes.transAxes, ha="center")
     elif name in ("IS", "FID"):
-        labels = sorted({f"{row.features}, {row.samples or 0:,} samples" for row in shown})
-        other = "" if all(row.published_measure for row in shown) else " (≠ the paper’s)"
+        pairs = shown[["features", "samples"]].drop_duplicates().to_numpy()
+        labels = sorted(f"{features}, {int(samples):,} samples" for features, samples in pairs)
+        other = "" if shown["published"].all() else " (≠ the paper’s)"
         words = f"features{other}: {'; '.join(labels)}"
         lines = textwrap.wrap(words, 66, max_lines=3, placeholder=" …")
         axes.set_title("\n".join(lines), fontsize=9, color=DARK)
@@ -248,14 +233,13 @@ def _draw_panel(axes: Axes, name: str, curves: Curves, places: Callable[..., Flo
 
 def _legend(frame: pd.DataFrame, colours: dict[float, str]) -> list[Any]:
     handles = []
-    for beta_star, colour in colours.items():
-        own = frame[frame["beta_star"] == beta_star]
+    for beta_star, own in frame.groupby("beta_star"):
         words = [f"{len(own)} seeds"] if len(own) > 1 else []
         lost = int(own["lost at"].notna().sum())
         words += [f"{lost} lost" if len(own) > 1 else "lost"] if lost else []
-        words += [] if all(of["run"].complete for of in own["of"]) else ["not over"]
+        words += [] if all(of["over"] for of in own["of"]) else ["not over"]
         label = f"β* = {beta_star:g}" + (f" ({', '.join(words)})" if words else "")
-        handles.append(Line2D([], [], color=colour, lw=2, label=label))
+        handles.append(Line2D([], [], color=colours[beta_star], lw=2, label=label))
     if frame["lost at"].notna().any():
         style: dict[str, Any] = {"color": "white", "mec": "black", "ls": ""}
         handles.append(Line2D([], [], marker="X", ms=8, label="lost", **style))

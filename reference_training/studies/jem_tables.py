@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby, product
+from string import ascii_uppercase
 from typing import NamedTuple
+
+import numpy as np
 
 from ebmguard.errors import ConfigError
 
@@ -27,6 +31,8 @@ MARKS = {
     FINAL: "no validation images: the last test accuracy",
 }
 """The marks behind numbers."""
+
+NOT_RUN = "not run"
 
 
 class Score(NamedTuple):
@@ -58,33 +64,22 @@ def scores(run: JemRun) -> dict[Metric, Score]:
     or the last ones where the features changed from one to the next.
     """
     rows = run.evaluations
-    validated = [row for row in rows if _known([row.valid_accuracy])]
-    tested = [row for row in rows if row.test_accuracy is not None]
-    last = tested[-1:]
-    if validated:
-        last = [max(validated, key=lambda row: (row.valid_accuracy, -row.step))]
+    validated = rows[np.isfinite(rows["valid_accuracy"])]
+    accuracy = rows["accuracy"].dropna()[-1:]
     own = UNFINISHED * (not run.complete) + LOST * (run.diverged_at is not None)
-    measured = [row for row in rows if row.features is not None]
-    judged = own + MEASURE * (not all(row.published_measure for row in measured))
-    if not all(row.features_fixed for row in measured):
+    marks = own + FINAL * bool(len(accuracy) and validated.empty)
+    if len(validated):
+        accuracy = validated["accuracy"].loc[[validated["valid_accuracy"].idxmax()]].dropna()
+    measured = rows[rows["features"].notna()]
+    judged = own + MEASURE * (not measured["published"].all())
+    if not measured["fixed"].all():
         measured = measured[-1:]
-    accuracy = tuple(row.test_accuracy for row in last if row.test_accuracy is not None)
-    inception, fid = (_known(getattr(r, n) for r in measured) for n in ("inception", "fid"))
-    marks = own + FINAL * bool(tested and not validated)
+    inception, fid = (measured[name][np.isfinite(measured[name])] for name in ("inception", "fid"))
     return {
-        "accuracy": Score("accuracy", accuracy, marks),
-        "inception": Score("inception", tuple(sorted(inception)[-1:]), judged),
-        "fid": Score("fid", tuple(sorted(fid)[:1]), judged),
+        "accuracy": Score("accuracy", tuple(accuracy), marks),
+        "inception": Score("inception", tuple(inception.nlargest(1)), judged),
+        "fid": Score("fid", tuple(fid.nsmallest(1)), judged),
     }
-
-
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [value for value in values if value is not None and math.isfinite(value)]
-
-
-def shown(score: Score) -> str:
-    """A score of one run as tables have it."""
-    return str(score) if score.values else NONE
 
 
 def over_seeds(metric: Metric, runs: Sequence[JemRun]) -> Score:
@@ -117,31 +112,27 @@ def as_published(metric: Metric, value: float) -> str:
 
 
 def setups(runs: Iterable[JemRun]) -> dict[str, list[JemRun]]:
-    """Runs that differ from the published ones in the same way, in one arithmetic, by a letter.
+    """Runs that differ from the published ones in the same settings, by a letter.
 
-    The published setup is first; the others have the mark of one that is not published.
+    Runs of one setup have one arithmetic, and the same values of these settings. The published
+    setup is first; the others have the mark of one that is not published.
     """
     found: dict[tuple[str, ...], list[JemRun]] = {}
     for run in runs:
-        own = (f"{item.name} {item.own!r}" for item in run.deviations())
+        own = (words.rpartition(", not ")[0] for words in run.deviations().values())
         found.setdefault((run.precision, *own), []).append(run)
     ordered = sorted(found.values(), key=lambda group: bool(group[0].deviations()))
+    letters = ["".join(pair) for pair in product(("", *ascii_uppercase), ascii_uppercase)]
     return {
-        _letters(i) + f" {OTHER}" * bool(group[0].deviations()): group
-        for i, group in enumerate(ordered)
+        letter + f" {OTHER}" * bool(group[0].deviations()): group
+        for letter, group in zip(letters, ordered, strict=False)
     }
-
-
-def _letters(index: int) -> str:
-    """A to Z, then AA, AB and so on."""
-    first, last = divmod(index, 26)
-    return (_letters(first - 1) if first else "") + chr(ord("A") + last)
 
 
 def describe(setup: Sequence[JemRun]) -> str:
     """How the runs of a setup differ from the published ones, in words."""
     # What is published may differ between scenarios, such as the learning rate.
-    found = dict.fromkeys(str(item) for run in setup for item in run.deviations())
+    found = dict.fromkeys(words for run in setup for words in run.deviations().values())
     words = "; ".join(found) or "size and settings as published"
     precision = setup[0].precision
     return words if precision == "float32" else f"{words}; in {precision}"
@@ -149,19 +140,12 @@ def describe(setup: Sequence[JemRun]) -> str:
 
 def by_beta_star(setup: Iterable[JemRun], scenario: str) -> dict[float, list[JemRun]]:
     """The runs of a scenario by β*, ascending."""
-    found: dict[float, list[JemRun]] = {}
-    for run in setup:
-        if run.scenario == scenario:
-            found.setdefault(run.beta_star, []).append(run)
-    return dict(sorted(found.items()))
+    own = sorted((r for r in setup if r.scenario == scenario), key=lambda run: run.beta_star)
+    return {beta_star: list(runs) for beta_star, runs in groupby(own, lambda run: run.beta_star)}
 
 
 def run(config: TableConfig) -> int:
-    """`ebmguard table jem`.
-
-    Returns:
-        Exit status 0.
-    """
+    """`ebmguard table jem`; its exit status is 0."""
     if not config.runs:
         raise ConfigError("name run folders of `ebmguard train jem`, or a folder that holds some")
     text = page(find_runs(config.runs))
@@ -188,10 +172,6 @@ def page(runs: Sequence[JemRun]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _each(value: Callable[[Metric], str]) -> list[str]:
-    return [value(metric) for metric in METRICS]
-
-
 def table_1(setup: Sequence[JemRun], is_other: bool) -> str:
     """Scenario 1 of a setup by β*, beside the paper's Table 1."""
     runs = by_beta_star(setup, "1")
@@ -202,11 +182,10 @@ def table_1(setup: Sequence[JemRun], is_other: bool) -> str:
     for beta_star in sorted(runs | TABLE_1):
         own, published = runs.get(beta_star, []), TABLE_1.get(beta_star)
         settings = own[0].settings if own else SCENARIOS["1"].to_json()
-        noise = float(settings["noise_std"])
-        scale = 2 * float(settings["step_size"]) / noise**2 if noise else math.inf
-        row = [f"{beta_star:g}", f"{beta_star / scale:g}", str(len(own))]
+        beta = beta_star * settings["noise_std"] ** 2 / (2 * settings["step_size"])
+        row = [f"{beta_star:g}", f"{beta:g}", str(len(own))]
         for metric in METRICS:
-            row.append(str(over_seeds(metric, own)) if own else "not run")
+            row.append(_cell(metric, own))
             row.append(as_published(metric, getattr(published, metric)) if published else NONE)
         rows.append(row)
     return markdown_table(head, rows)
@@ -218,29 +197,26 @@ def table_2(setup: Sequence[JemRun], is_other: bool) -> str:
     head += [f"best {name} (β*)" for name in METRICS.values()]
     rows = []
     for scenario, paper in TABLE_2.items():
-        row = [scenario, paper.setup, "paper", ""]
-        row += _each(lambda m, p=paper: as_published(m, getattr(p.at_zero, m)))  # type: ignore[misc]
+        row, ours = [scenario, paper.setup, "paper", ""], ["", "", "ours" + f" {OTHER}" * is_other]
+        runs = by_beta_star(setup, scenario)
+        counts = sorted({len(own) for own in runs.values()})
+        ours.append("–".join(dict.fromkeys(map(str, (*counts[:1], *counts[-1:])))))
+        others = [run for beta_star, own in runs.items() if beta_star for run in own]
+        for metric in METRICS:
+            row.append(as_published(metric, getattr(paper.at_zero, metric)))
+            ours.append(_cell(metric, runs.get(0.0, [])))
         for metric in METRICS:
             value = as_published(metric, getattr(paper.best, metric))
             row.append(f"{value} ({getattr(paper.best_beta_star, metric):g})")
-        rows += [row, _ours(by_beta_star(setup, scenario), "ours" + f" {OTHER}" * is_other)]
+            best = best_beta_star(metric, runs)
+            cell = _cell(metric, others if best is None else runs[best])
+            ours.append(cell if best is None else f"{cell} ({best:g})")
+        rows += [row, ours]
     return markdown_table(head, rows, words=3)
 
 
-def _ours(runs: Mapping[float, list[JemRun]], name: str) -> list[str]:
-    if not runs:
-        return ["", "", name, "", *["not run"] * (2 * len(METRICS))]
-    zero, others = runs.get(0.0, []), [run for b, own in runs.items() if b for run in own]
-    counts = sorted({len(own) for own in runs.values()})
-    row = ["", "", name, "–".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))]
-    row += _each(lambda metric: str(over_seeds(metric, zero)) if zero else "not run")
-    for metric in METRICS:
-        best = best_beta_star(metric, runs)
-        if best is None:
-            row.append(str(over_seeds(metric, others)) if others else "not run")
-        else:
-            row.append(f"{over_seeds(metric, runs[best])} ({best:g})")
-    return row
+def _cell(metric: Metric, runs: Sequence[JemRun]) -> str:
+    return str(over_seeds(metric, runs)) if runs else NOT_RUN
 
 
 def run_table(groups: Mapping[str, Sequence[JemRun]]) -> str:
@@ -248,30 +224,28 @@ def run_table(groups: Mapping[str, Sequence[JemRun]]) -> str:
     head = ["run", "setup", "network", "data", "scenario", "β*", "seed", "iterations"]
     head += ["diverged at", "first ERROR", *METRICS.values(), "wall time"]
     rows = []
-    for name, runs in groups.items():
-        for run in runs:
-            row = [f"`{run.path.name}`", name, run.network, str(run.config["data"]), run.scenario]
-            done = f"{run.steps:,} of {run.iterations:,}" + UNFINISHED * (not run.complete)
-            row += [f"{run.beta_star:g}", str(run.seed), done, _lost(run)]
-            error, results = run.first_error, run.results or {}
-            row.append("none" if error is None else f"{int(error['step']):,}: {error['rule']}")
-            row += map(shown, scores(run).values())
-            seconds = results.get("wall_seconds")
-            rows.append([*row, NONE if seconds is None else duration(float(seconds))])
+    for name, run in ((name, run) for name, runs in groups.items() for run in runs):
+        row = [f"`{run.path.name}`", name, run.network, str(run.config["data"]), run.scenario]
+        done = f"{run.steps:,} of {run.iterations:,}" + UNFINISHED * (not run.complete)
+        error, seconds = run.first_error, (run.results or {}).get("wall_seconds")
+        lost = "no" if run.complete else NONE
+        if run.diverged_at is not None:
+            epoch = run.epoch(run.diverged_at)
+            lost = f"{run.diverged_at:,}" + f" (epoch {epoch:.3g})" * (not math.isnan(epoch))
+        row += [f"{run.beta_star:g}", str(run.seed), done, lost]
+        row.append("none" if error is None else f"{int(error['step']):,}: {error['rule']}")
+        row += [str(score) if score.values else NONE for score in scores(run).values()]
+        rows.append([*row, NONE if seconds is None else duration(float(seconds))])
     return markdown_table(head, rows, words=4)
-
-
-def _lost(run: JemRun) -> str:
-    if run.diverged_at is None:
-        return "no" if run.complete else NONE
-    epoch = run.epoch(run.diverged_at)
-    return f"{run.diverged_at:,}" + ("" if math.isnan(epoch) else f" (epoch {epoch:.3g})")
 
 
 def legend(runs: Sequence[JemRun]) -> str:
     """What the marks and the numbers mean, and what the paper says of divergence."""
-    rows = [row for run in runs for row in run.evaluations if row.features is not None]
-    labels = {f"{row.features} ({row.samples:,} samples)" for row in rows}
+    labels = {
+        f"{features} ({int(samples):,} samples)"
+        for run in runs
+        for features, samples in run.evaluations[["features", "samples"]].dropna().to_numpy()
+    }
     lines = [f"{mark} {meaning}" for mark, meaning in MARKS.items()]
     lines += [
         "Several seeds: median [smallest, largest]. ACC is the test accuracy at the best "
@@ -279,9 +253,6 @@ def legend(runs: Sequence[JemRun]) -> str:
         "Features of IS and FID: " + ("; ".join(sorted(labels)) or "no run has any yet"),
         "The paper's β* is β · o, o being the output scale.",
     ]
-    lines += [
-        f"Paper, scenario {scenario}: {said}."
-        for scenario, said in DIVERGED.items()
-        if any(run.scenario == scenario for run in runs)
-    ]
+    there = {run.scenario for run in runs}
+    lines += [f"Paper, scenario {at}: {said}." for at, said in DIVERGED.items() if at in there]
     return "\n".join(f"- {line}" for line in lines)

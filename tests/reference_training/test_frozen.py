@@ -101,7 +101,7 @@ def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, a
     assert len(masks.backwards) == 2
 
 
-@pytest.mark.parametrize("part", ["module", "classify"])
+@pytest.mark.parametrize("part", ["module", "outputs"])
 @pytest.mark.parametrize("labels", [(), (torch.tensor([7, 2]),)], ids=["f(x)", "f(x, y)"])
 def test_compiled_networks_are_tempered(masks, part, labels):
     torch.manual_seed(0)
@@ -110,8 +110,8 @@ def test_compiled_networks_are_tempered(masks, part, labels):
     if part == "module":
         net.compile(backend=masks.backend)
     else:
-        compiled = torch.compile(net.classify, backend=masks.backend)
-        net.classify = compiled
+        compiled = torch.compile(net.outputs, backend=masks.backend)
+        net.outputs = compiled
     inputs = (*start(dtype=torch.float64), *labels)
     found, norms = [], []
     for each in (net, twin):
@@ -172,7 +172,7 @@ class Normalised(nn.Module):
 )
 def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, masks):
     torch.manual_seed(0)
-    net, (x, noise) = make(), start()
+    net, (x, noise) = make().eval(), start()
     twin = deepcopy(net)
     if compiled:
         net.compile(backend=masks.backend)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.networks import WideResNet, evaluation_mode
 
 aten = torch.ops.aten
 
@@ -50,18 +50,31 @@ def test_is_the_wide_residual_network_of_that_depth_and_width(depth, width):
 # -- the function ------------------------------------------------------------------------------
 
 
-def leaky_relu(x):
-    return torch.where(x > 0, x, 0.2 * x)
+ACTIVATIONS = {
+    "leaky_relu": lambda x: torch.where(x > 0, x, 0.2 * x),
+    "silu": lambda x: x / (1 + (-x).exp()),
+}
+AXES = {"batch": (0, 2, 3), "instance": (2, 3), "layer": (1, 2, 3)}
+"""Of one mean and variance."""
 
 
-def published(state, x, *, early, relu=leaky_relu):
-    """Pooled features and logits of JEM's network, by the tensors of a WRN-16 with width > 1.
+def published(state, x, *, early=False, activation="leaky_relu", norm="none", dropout=0.0):
+    """Pooled features and logits of JEM's network in training, by the tensors of a WRN-16.
 
-    Pre-activation blocks, LeakyReLU 0.2 and no normalisation; the first block of a stage changes
-    the channels, in the second and third stage also the resolution: in the second convolution, and
-    in a 1x1 convolution of the block's own input beside them.
+    Pre-activation blocks; the first block of a stage changes the channels, in the second and third
+    stage also the resolution: in the second convolution, and in a 1x1 convolution of the block's
+    own input beside them.
     """
     at = state.__getitem__
+
+    def relu(x, name):
+        if norm != "none":
+            weight, bias = (at(f"{name}.{kind}")[:, None, None] for kind in ("weight", "bias"))
+            axes = AXES[norm]
+            centred = x - x.mean(axes, keepdim=True)
+            x = centred / (centred.square().mean(axes, keepdim=True) + 1e-5).sqrt() * weight + bias
+        return ACTIVATIONS[activation](x)
+
     x = F.conv2d(x, at("stem.weight"), at("stem.bias"), padding=1)
     for block in range(6):
         w1, b1, w2, b2 = (
@@ -69,39 +82,57 @@ def published(state, x, *, early, relu=leaky_relu):
         )
         stride = 2 if block in (2, 4) else 1
         first, second = (stride, 1) if early else (1, stride)
-        inner = F.conv2d(relu(x), w1, b1, stride=first, padding=1)
-        inner = F.conv2d(relu(inner), w2, b2, stride=second, padding=1)
+        inner = F.conv2d(relu(x, f"blocks.{block}.norm1"), w1, b1, stride=first, padding=1)
+        if dropout:
+            inner = inner * torch.empty_like(inner).bernoulli_(1 - dropout) / (1 - dropout)
+        inner = F.conv2d(relu(inner, f"blocks.{block}.norm2"), w2, b2, stride=second, padding=1)
         if block % 2 == 0:
             w, b = at(f"blocks.{block}.shortcut.weight"), at(f"blocks.{block}.shortcut.bias")
             x = F.conv2d(x, w, b, stride=stride)
         x = x + inner
-    pooled = relu(x).flatten(2).sum(2) / (x.shape[2] * x.shape[3])
+    pooled = relu(x, "norm").flatten(2).sum(2) / (x.shape[2] * x.shape[3])
     return pooled, pooled @ at("head.weight").T + at("head.bias")
 
 
-@pytest.mark.parametrize("early", [False, True])
-@pytest.mark.parametrize("size", [(32, 32), (28, 28), (27, 9), (1, 5)])
-def test_is_the_published_function(early, size):
+@pytest.mark.parametrize("size", [(32, 32), (27, 9)])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"activation": "silu"}, *({"norm": name} for name in AXES), {"dropout": 0.4}],
+    ids=str,
+)
+def test_is_the_published_function(settings, size):
     torch.manual_seed(0)
-    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, early_stride=early).double()
+    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, **settings).double()
+    for parameter in net.parameters():  # norms begin as 1 and 0
+        parameter.data += 0.01 * torch.randn_like(parameter)
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    features, logits = published(net.state_dict(), x, early=early)
-    torch.testing.assert_close(net.features(x), features, rtol=0, atol=1e-12)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    rng = torch.get_rng_state()
+    features = net.features(x)
+    torch.set_rng_state(rng)
+    expected, logits = published(before, x, **settings)
+    torch.testing.assert_close(features, expected, rtol=0, atol=1e-12)
+    torch.set_rng_state(rng)
     torch.testing.assert_close(net.classify(x), logits, rtol=0, atol=1e-12)
-    other, _ = published(net.state_dict(), x, early=not early)
-    assert (other - features).abs().max() > 1e-4
+    if settings:
+        assert (published(before, x)[0] - features).abs().max() > 1e-4
+    if settings == {"norm": "batch"}:  # the second call has seen the statistics of the first
+        stem = F.conv2d(x, before["stem.weight"], before["stem.bias"], padding=1).mean((0, 2, 3))
+        torch.testing.assert_close(net.blocks[0].norm1.running_mean, 0.9 * stem + 0.09 * stem)
+    with evaluation_mode(net):
+        alone = torch.cat([net.features(each[None]) for each in x])
+        torch.testing.assert_close(net.features(x), alone, rtol=0, atol=1e-12)
+    assert net.training
 
 
-def test_silu_takes_the_place_of_leaky_relu():
+@pytest.mark.parametrize("size", [(28, 28), (1, 5)])
+def test_a_block_may_halve_the_resolution_at_its_start(size):
     torch.manual_seed(0)
-    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, activation="silu").double()
-    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    swish = lambda x: x / (1 + (-x).exp())  # noqa: E731
-    features, logits = published(net.state_dict(), x, early=False, relu=swish)
-    torch.testing.assert_close(net.features(x), features, rtol=0, atol=1e-12)
+    net = WideResNet(in_channels=3, classes=7, depth=16, width=2, early_stride=True).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    features, logits = published(net.state_dict(), x, early=True)
     torch.testing.assert_close(net.classify(x), logits, rtol=0, atol=1e-12)
-    with pytest.raises(ValueError, match="activation is 'relu', expected leaky_relu or silu"):
-        WideResNet(activation="relu")
+    assert (published(net.state_dict(), x)[0] - features).abs().max() > 1e-4
 
 
 def test_the_place_of_the_stride_leaves_initialisation_and_names():
@@ -148,31 +179,29 @@ def test_cost_of_jems_network():
 # -- energies ----------------------------------------------------------------------------------
 
 
-def test_energy_is_the_logsumexp_of_the_logits():
+def test_energies_are_those_of_the_logits():
     torch.manual_seed(0)
     net = WideResNet(width=1).double()
-    x = torch.randn(5, 1, 8, 8, dtype=torch.float64)
+    x, y = torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.tensor([3, 9, 0, 3])
     logits = net.classify(x)
-    assert logits.shape == (5, 10)
+    assert logits.shape == (4, 10)
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
-
-
-def test_energy_of_a_class_is_its_logit():
-    torch.manual_seed(0)
-    net = WideResNet(width=1)
-    x, y = torch.randn(4, 1, 8, 8), torch.tensor([3, 9, 0, 3])
-    logits = net.classify(x).tolist()
-    assert net(x, y).tolist() == [logits[i][c] for i, c in enumerate(y.tolist())]
+    assert net(x, y).tolist() == [logits[i, c].item() for i, c in enumerate(y.tolist())]
+    torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
     for wrong in (y[:3], y[:, None]):
         with pytest.raises(ValueError, match=r"one class for each: \(4,\)"):
             net(x, wrong)
 
 
-def test_samples_do_not_see_each_other():
+def test_an_unconditional_energy_is_an_output_beside_the_logits():
     torch.manual_seed(0)
-    net = WideResNet(width=1).double()
-    x = torch.randn(6, 1, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
+    net = WideResNet(width=1, classes=3, unconditional=True)
+    x = torch.randn(4, 1, 8, 8)
+    outputs = net.features(x) @ net.head.weight.T + net.head.bias
+    torch.testing.assert_close(net.classify(x), outputs[:, :3])
+    torch.testing.assert_close(net(x), outputs[:, 3])
+    with pytest.raises(ValueError, match="unconditional: it has no f"):
+        net(x, torch.tensor([0, 1, 2, 0]))
 
 
 @pytest.mark.parametrize(
@@ -181,6 +210,8 @@ def test_samples_do_not_see_each_other():
         ({"depth": 12}, "depth is 12"),
         ({"depth": 4}, "depth is 4"),
         ({"width": 0}, "width is 0"),
+        ({"activation": "relu"}, "activation is 'relu', expected leaky_relu or silu"),
+        ({"norm": "act"}, "norm is 'act', expected none or batch or instance or layer"),
         ({"autocast": torch.float16}, "autocast is torch.float16"),
     ],
 )
@@ -253,13 +284,18 @@ def test_energies_in_bfloat16_are_close_and_in_order(depth):
     assert spearmanr(f, g).statistic > 0.99
 
 
-def test_without_autocast_the_bits_are_those_of_float32():
-    torch.manual_seed(0)
-    net = WideResNet(depth=16, width=2, in_channels=3)
-    x = torch.randn(2, 3, 8, 8)
-    with Types() as types:
-        net(x)
-    assert set().union(*types.seen.values()) == {torch.float32}
+@pytest.mark.parametrize("settings", [{"norm": name} for name in AXES], ids=str)
+def test_norms_go_with_bfloat16(settings):
+    exact, rounded = with_bfloat16(depth=16, width=1, **settings)
+    x = torch.randn(4, 1, 8, 8)
+    (f, g), low = (exact(x), rounded(x)), Types()
+    assert f.dtype == g.dtype == torch.float32
+    torch.testing.assert_close(f, g, rtol=0.05, atol=0.05)
+    g.sum().backward()
+    assert all(p.grad.isfinite().all() for p in rounded.parameters())
+    with low:
+        WideResNet()(torch.randn(2, 1, 8, 8))
+    assert set().union(*low.seen.values()) == {torch.float32}  # without autocast
 
 
 def test_follows_its_parameters_inside_the_autocast_of_a_caller():

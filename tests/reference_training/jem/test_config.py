@@ -47,6 +47,23 @@ def at(out="x", **settings):
             "action is 'rollback' with p_x_y_weight, who",
         ),
         ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, silu"),
+        ({"norm": "act"}, "norm is 'act', expected one of none, batch, instance, layer"),
+        ({"norm": "instance", "image_size": 4}, "norm is 'instance', which needs images of 5x5"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', expected one of adam, sgd"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected a share from 0 to less than 1"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0, expected a finite number, 0 or more"),
+        ({"labels_per_class": 0}, "labels_per_class is 0, expected 1 or more"),
+        ({"labels_per_class": 4}, "n_labelled is 0 with labels_per_class 4: expected a batch of 1"),
+        ({"labels_per_class": 4, "n_labelled": 41}, "n_labelled is 41 .* 1 to 40 of the labelled"),
+        ({"unconditional": True, "p_x_y_weight": 1.0}, "unconditional .* has no f"),
+        ({"unconditional": True, "class_conditional": True}, "unconditional .* has no f"),
+        ({"unconditional": True, "p_x_weight": 0.0}, "unconditional needs the term of p"),
+        ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
+        ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
+        ({"steer_beta": True, "beta_star": 0.0}, "beta_star is 0 with steer_beta"),
+        ({"features": "no such thing", "quality_samples": 9}, "features is 'no such thing'"),
+        ({"device": "quantum"}, "device is 'quantum'"),
+        ({"lr": -1.0}, "lr is -1"),
         ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),
         ({"n_pos": 64, "train_images": 63}, "a batch of 64 images was asked for, digits has 63"),
         ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
@@ -56,7 +73,7 @@ def at(out="x", **settings):
 )
 def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
-        at(tmp_path / "run", device="cpu", **settings).open()
+        at(tmp_path / "run", **{"device": "cpu", **settings}).open()
     assert not (tmp_path / "run").exists()
 
 
@@ -95,7 +112,9 @@ def test_output_scale_is_that_of_jem():
         {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
         {"data": "mnist", "image_size": 14},
         {"action": "rollback"},
-        {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu"},
+        {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu", "norm": "layer"},
+        {"optimizer": "sgd", "weight_decay": 5e-4, "dropout": 0.3, "unconditional": True},
+        {"labels_per_class": 4, "n_labelled": 64},
         {"features": "runs/other", "features_sha256": "ab" * 32, "seed": 3},
     ],
 )
@@ -165,7 +184,8 @@ def test_features_that_run_no_code_come_with_the_folder(tmp_path):
     [
         ({"p_x_y_weight": 1.0, "buffer_size": 30}, "p_x_y_weight weighs samples within their cl"),
         ({"beta_star": 0.0}, "n_pos is 7 and n_neg is 5 at beta_star 0, expected equal parts"),
-        ({"n_neg": 1}, "1 images or samples a step, expected one for each process"),
+        ({"n_neg": 1}, "1 images or samples a step, of all processes together: expected one for e"),
+        ({"norm": "batch"}, "norm is 'batch', whose statistics are of one process"),
         ({"class_conditional": True, "buffer_size": 30}, "expected parts that the classes can sha"),
     ],
 )

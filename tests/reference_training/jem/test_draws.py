@@ -73,26 +73,18 @@ def test_labelled_images_have_epochs_of_their_own():
 
 
 @pytest.mark.parametrize("epochs", [True, False])
-def test_without_a_batch_of_its_own_the_classifier_gets_the_labels_of_the_positives(epochs):
-    found = draws(replace(SMALL, n_labelled=0, epochs=epochs))
-    for step in range(3):
+def test_of_each_class_the_first_images_are_labelled(epochs):
+    data = replace(images(), train_y=torch.arange(COUNT) % 5, classes=5)
+    found = Draws(data, replace(SMALL, epochs=epochs), 3, ONE_RANK, labels_per_class=2)
+    seen = Counter[int]()
+    for step in range(20):
         x_pos, x_lab, labels = found.batch(step)
-        assert x_lab is None
-        assert recognised(x_pos) == labels.tolist()
-
-
-def test_draws_with_replacement_are_the_generators():
-    settings = replace(SMALL, epochs=False, n_labelled=0)
-    found = draws(settings, seed=5)
-    rng = torch.Generator().manual_seed(10)
-    counts = Counter[int]()
-    for step in range(200):
-        expected = torch.randint(COUNT, (8,), generator=rng)
-        torch.randn(8, 3, 6, 6, generator=rng)  # the noise comes after the rows
-        _, _, labels = found.batch(step)
-        assert torch.equal(labels, expected)
-        counts.update(labels.tolist())
-    assert len(counts) == COUNT
+        rows = recognised(x_lab)
+        assert labels.tolist() == [row % 5 for row in rows]
+        seen.update(rows)
+        assert max(recognised(x_pos)) > 9
+    assert sorted(seen) == list(range(10))  # 0 to 4 are the first of each, 5 to 9 the second
+    assert epochs or max(seen.values()) > min(seen.values())
 
 
 @pytest.mark.parametrize("epochs", [True, False])

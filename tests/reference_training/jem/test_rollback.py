@@ -28,7 +28,7 @@ from tests.reference_training.jem.parts import (
     steps_of,
 )
 
-STEPS, AT = 24, 10
+STEPS, AT = 15, 10
 
 
 def rollback_config(out: Path, **settings: Any) -> JemConfig:
@@ -101,7 +101,7 @@ def test_tensorboard_shows_the_course_that_counts(rolled_back):
     assert shown == sorted(set(shown))
 
 
-@pytest.mark.parametrize("stopped", [AT + 5, 4])
+@pytest.mark.parametrize("stopped", [AT + 2, 4])
 def test_a_run_stopped_after_its_rollback_resumes_to_the_same_bits(tmp_path, rolled_back, stopped):
     class After(Silent):
         """Presses Ctrl-C at a step of the second course."""
@@ -175,21 +175,3 @@ def test_raise_ends_a_run_at_its_first_error(tmp_path):
     assert warned is not None
     assert warned["first_error"]["step"] == AT
     assert warned["ended"] is None
-
-
-def test_without_an_error_the_action_changes_nothing(tmp_path):
-    for action in ("warn", "raise", "rollback"):
-        go(rollback_config(tmp_path / action, action=action, seed=2))
-    one = saved(tmp_path / "warn")
-    for action in ("raise", "rollback"):
-        other = saved(tmp_path / action)
-        for part in ("network", "optimizer", "buffer"):
-            pairs = zip(_tensors(one[part]), _tensors(other[part]), strict=True)
-            assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    values = tree.values() if isinstance(tree, dict) else tree
-    return [x for v in values if isinstance(v, dict | list | torch.Tensor) for x in _tensors(v)]

@@ -1,3 +1,5 @@
+"""What is read from the folders of JEM runs."""
+
 from __future__ import annotations
 
 import json
@@ -9,7 +11,13 @@ import pytest
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.run_folder import series
-from ebmguard.reference_training.jem.runs import ADDED, find_runs, load_run
+from ebmguard.reference_training.jem.runs import (
+    PUBLISHED_CONFIG,
+    RECORDED,
+    evaluated,
+    find_runs,
+    load_run,
+)
 from tests.reference_training.jem.fabricate import INCEPTION, OWN, write_lines, write_run
 
 SMALL: dict[str, Any] = {
@@ -26,8 +34,12 @@ def append(file, text):
         lines.write(text)
 
 
-def change(file, **values):
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+def changed(path, change):
+    """The run with another config.json."""
+    config = json.loads((path / "config.json").read_text())
+    change(config)
+    (path / "config.json").write_text(json.dumps(config))
+    return load_run(path)
 
 
 def test_a_finished_run(tmp_path):
@@ -36,17 +48,26 @@ def test_a_finished_run(tmp_path):
         {"level": "ERROR", "step": 9, "rule": "nonfinite"},
         {"level": "ERROR", "step": 7, "rule": "energy_blowup"},
     ]
-    run = load_run(write_run(tmp_path / "x", beta_star=2, seed=3, alerts=alerts, **SMALL))
+    path = write_run(
+        tmp_path / "x", beta_star=2, seed=3, alerts=alerts, samples=(20, 0, 10), **SMALL
+    )
+    (path / "samples" / "notes.npy").write_text("")
+    run = load_run(path)
     assert (run.scenario, run.beta_star, run.seed) == ("1", 2.0, 3)
     assert (run.steps, run.iterations, run.complete, run.diverged_at) == (30, 30, True, None)
     assert run.network == "WRN-10-1"
     assert run.state() == "finished 30 of 30 iterations"
-    assert [row.step for row in run.evaluations] == [0, 10, 20, 30]
-    assert run.evaluations[1].epoch == 1
-    assert run.evaluations[1].features == INCEPTION["features"]
+    assert run.evaluations["step"].tolist() == [0, 10, 20, 30]
+    assert run.evaluations["epoch"].tolist() == [0, 1, 2, 3]
+    assert set(run.evaluations["features"]) == {INCEPTION["features"]}
     assert run.first_error == alerts[2]
     assert run.steps_per_epoch == 10
     assert run.epoch(25) == 2.5
+    assert list(run.grids()) == [0, 10, 20]
+    assert changed(path, lambda c: c.update(precision="bfloat16")).network == "WRN-10-1, bfloat16"
+    # Results of a shorter run are not those of the longer one.
+    longer = changed(path, lambda config: config["settings"].update(iterations=60))
+    assert (longer.results, longer.steps, longer.complete) == (None, 30, False)
 
 
 def test_a_diverged_run_is_over_before_its_last_iteration(tmp_path):
@@ -64,10 +85,13 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
     assert run.results is None
     assert (run.steps, run.complete, run.diverged_at) == (17, False, None)
     assert run.state() == "stopped or still running, 17 of 30 iterations"
-    assert [row.step for row in run.evaluations] == [0, 10]
+    assert run.evaluations["step"].tolist() == [0, 10]
     steps, values = series(run.path, ["energy_gap"])
     assert steps.tolist() == list(range(17))
     assert np.isfinite(values["energy_gap"]).all()
+    (path / "evaluations.jsonl").unlink()
+    # 640 images in batches of 64; the evaluations do not say yet.
+    assert load_run(path).steps_per_epoch == 10
 
 
 @pytest.mark.parametrize(
@@ -97,93 +121,71 @@ def test_a_run_that_has_only_begun(tmp_path):
     for name in ("metrics.jsonl", "evaluations.jsonl", "alerts.jsonl"):
         (path / name).unlink()
     run = load_run(path)
-    assert (run.steps, run.evaluations, run.first_error, run.grids()) == (0, (), None, {})
+    assert (run.steps, len(run.evaluations), run.first_error, run.grids()) == (0, 0, None, {})
     steps, values = series(run.path, ["energy_gap", "ess"])
     assert steps.shape == values["energy_gap"].shape == values["ess"].shape == (0,)
-    # 640 images in batches of 64; the evaluations do not say yet.
-    assert run.steps_per_epoch == 10
     append(path / "metrics.jsonl", '{"step": 0, "ener')
     assert load_run(path).steps == 0
 
 
-def test_results_of_a_shorter_run_are_not_those_of_the_longer_one(tmp_path):
-    path = write_run(tmp_path / "x", **SMALL)
-    config = json.loads((path / "config.json").read_text())
-    config["settings"]["iterations"] = 60
-    (path / "config.json").write_text(json.dumps(config))
-    run = load_run(path)
-    assert (run.results, run.steps, run.iterations, run.complete) == (None, 30, 60, False)
-
-
-def test_a_published_run_deviates_in_nothing(tmp_path):
-    for scenario in "1234567":
-        path = write_run(tmp_path / scenario, scenario=scenario, finished=False, steps=0)
-        assert load_run(path).deviations() == ()
-    whole: dict[str, Any] = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
-    looks: dict[str, Any] = {"eval_every": 100, "quality_samples": 500, "stop_after": 3}
-    path = write_run(tmp_path / "whole", finished=False, steps=0, **whole, **looks)
-    assert load_run(path).deviations() == ()
+IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
+LOOKS = {"eval_every": 100, "quality_samples": 500, "stop_after": 3}
 
 
 @pytest.mark.parametrize(
-    ("settings", "word"),
+    ("settings", "words"),
     [
-        ({"data": "cifar100"}, "data cifar100, not cifar10"),
-        ({"depth": 10}, "depth 10, not 28"),
-        ({"width": 2}, "width 2, not 10"),
-        ({"iterations": 300}, "iterations 300, not 140,600"),
-        ({"train_images": 1000}, "train images 1,000, not 45,000"),
-        ({"test_images": 500}, "test images 500, not 10,000"),
-        ({"lr": 0.001}, "lr 0.001, not 0.0001"),
-        ({"n_neg": 32}, "n neg 32, not 64"),
-        ({"noise_std": 0.0}, "noise std 0.0, not 0.01"),
-        ({"energy_l2": 0.1}, "energy l2 0.1, not 0.0"),
-        ({"clip_norm": 1.0}, "clip norm 1.0, not None"),
-        ({"action": "rollback"}, "action rollback, not warn"),
-        ({"steer_beta": True}, "steer beta True, not False"),
-        ({"most_steps": 4}, "most steps 4, not 1"),
-        ({"activation": "silu"}, "activation silu, not leaky_relu"),
-        ({"image_size": 16}, "image size 16, not None"),
+        *(({"scenario": name}, []) for name in "1234567"),
+        ({**IMAGES, **LOOKS, "seed": 4}, []),
+        ({"data": "cifar100"}, ["data cifar100, not cifar10"]),
+        ({"depth": 10, "width": 2}, ["depth 10, not 28", "width 2, not 10"]),
+        ({"iterations": 300}, ["iterations 300, not 140,600"]),
+        ({"train_images": 1000}, ["train images 1,000, not 45,000"]),
+        ({"lr": 0.001}, ["lr 0.001, not 0.0001"]),
+        ({"n_neg": 32}, ["n neg 32, not 64"]),
+        ({"noise_std": 0.0}, ["noise std 0.0, not 0.01"]),
+        ({"energy_l2": 0.1}, ["energy l2 0.1, not 0.0"]),
+        ({"clip_norm": 1.0}, ["clip norm 1.0, not None"]),
+        ({"action": "rollback"}, ["action rollback, not warn"]),
+        ({"steer_beta": True}, ["steer beta True, not False"]),
+        ({"most_steps": 4}, ["most steps 4, not 1"]),
+        ({"activation": "silu", "norm": "batch"}, ["silu, not leaky_relu", "batch, not none"]),
+        ({"optimizer": "sgd"}, ["optimizer sgd, not adam"]),
+        ({"labels_per_class": 400}, ["labels per class 400, not None"]),
+        ({"image_size": 16}, ["image size 16, not None"]),
+        ({"data": "digits", "scenario": "digits", "depth": 16}, ["scenario digits, not 1 to 7"]),
     ],
 )
-def test_deviations_are_named(tmp_path, settings, word):
+def test_deviations_from_the_published_runs_are_named(tmp_path, settings, words):
     run = load_run(write_run(tmp_path / "x", finished=False, steps=0, **settings))
-    assert [str(item) for item in run.deviations()] == [word]
+    found = run.deviations().values()
+    for own, expected in zip(found, words, strict=True):
+        assert own.endswith(expected)
 
 
-def test_what_is_not_recorded_counts_as_a_deviation(tmp_path):
+def test_what_is_not_recorded(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=0)
-    config = json.loads((path / "config.json").read_text())
-    del config["settings"]["width"], config["variant"]
-    (path / "config.json").write_text(json.dumps(config))
-    words = [str(item) for item in load_run(path).deviations()]
-    assert words == ["variant not recorded, not default", "width not recorded, not 10"]
+    # What runs had before it was a setting is no deviation.
+    older = changed(path, lambda c: [c.pop(n) for n in PUBLISHED_CONFIG if n not in RECORDED])
+    assert older.deviations() == {}
+    lacks = changed(path, lambda config: (config.pop("variant"), config["settings"].pop("width")))
+    words = ["variant not recorded, not default", "width not recorded, not 10"]
+    assert list(lacks.deviations().values()) == words
 
 
-def test_what_runs_had_before_it_was_a_setting_is_no_deviation(tmp_path):
-    path = write_run(tmp_path / "x", finished=False, steps=0)
-    config = json.loads((path / "config.json").read_text())
-    for name in ADDED:
-        del config[name]
-    (path / "config.json").write_text(json.dumps(config))
-    assert load_run(path).deviations() == ()
-
-
-def test_the_digits_are_not_in_the_paper(tmp_path):
-    run = load_run(write_run(tmp_path / "x", data="digits", scenario="digits", iterations=10))
-    assert [item.name for item in run.deviations()] == ["scenario"]
-
-
-def test_the_measure_is_published_with_inception_and_the_whole_buffer(tmp_path):
+def test_the_measure_is_published_with_inception_and_the_whole_buffer():
     rows = [
-        {"step": 0, "epoch": 0.0, **features, "buffer_samples": samples}
-        for features, samples in ((INCEPTION, 10_000), (INCEPTION, 1_000), (OWN, 10_000))
+        {"step": step, "epoch": 0.0, **features, "buffer_samples": samples}
+        for step, (features, samples) in enumerate(
+            # Rows of older versions do not say whether they are comparable.
+            [(INCEPTION, 10_000), (INCEPTION, 1_000), (OWN, 10_000), ({"features": "I"}, 10_000)]
+        )
     ]
-    # Rows of older versions do not say whether they are comparable.
-    rows.append({"step": 0, "epoch": 0.0, "features": "Inception", "buffer_samples": 10_000})
-    for row, expected in zip(rows, (True, False, False, False), strict=True):
-        path = write_run(tmp_path / f"{expected}{len(str(row))}", evaluations=[row], **SMALL)
-        assert load_run(path).evaluations[0].published_measure is expected
+    found = evaluated(rows)
+    assert found["published"].tolist() == [True, False, False, False]
+    assert found["fixed"].tolist() == [True, True, False, False]
+    assert found[["accuracy", "inception", "fid"]].isna().all(axis=None)
+    assert evaluated([]).columns.tolist() == found.columns.tolist()
 
 
 def test_runs_are_found_below_folders_once_and_in_order(tmp_path):
@@ -203,15 +205,3 @@ def test_runs_are_found_below_folders_once_and_in_order(tmp_path):
         find_runs([tmp_path / "nowhere"])
     with pytest.raises(ConfigError, match="not a run folder"):
         load_run(tmp_path / "toy")
-
-
-def test_stored_samples_by_step(tmp_path):
-    path = write_run(tmp_path / "x", samples=(20, 0, 10), **SMALL)
-    (path / "samples" / "notes.npy").write_text("")
-    assert list(load_run(path).grids()) == [0, 10, 20]
-
-
-def test_other_arithmetic_is_part_of_the_networks_name(tmp_path):
-    path = write_run(tmp_path / "x", **SMALL)
-    change(path / "config.json", precision="bfloat16")
-    assert load_run(path).network == "WRN-10-1, bfloat16"

@@ -6,7 +6,6 @@ import statistics
 
 import pytest
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from tests.reference_training.jem.parts import SMALL
@@ -51,17 +50,3 @@ def test_beta_star_moves_by_what_the_rows_of_a_window_say(tmp_path):
     assert ess > 0.8
     assert scale > 0.5
     assert rows[20]["beta_star"] == pytest.approx(0.625)
-
-
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
-        ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
-        ({"steer_beta": True, "beta_star": 0.0}, "beta_star is 0 with steer_beta"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
-    with pytest.raises(ConfigError, match=says):
-        JemConfig(out=tmp_path / "run", device="cpu", **settings).open()
-    assert not (tmp_path / "run").exists()

@@ -32,15 +32,6 @@ from tests.reference_training.jem.parts import (
 )
 
 
-def test_runs_of_other_beta_see_the_same_images(tmp_path):
-    for name, beta_star in (("a", 0.0), ("b", 2.0)):
-        go(config_for(tmp_path / name, beta_star=beta_star))
-    a, b = saved(tmp_path / "a"), saved(tmp_path / "b")
-    assert same(a["draws"], b["draws"])
-    assert same(a["buffer"]["generator"], b["buffer"]["generator"])
-    assert not same(a["network"], b["network"])
-
-
 def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
     """At beta* = 0 the run is JEM's: the same steps, written out without anything of ours."""
     config = config_for(tmp_path / "run", beta_star=0.0, seed=1)
@@ -171,13 +162,6 @@ def test_a_classifier_alone_draws_no_samples(tmp_path):
         assert samples.files == ["data"]
 
 
-def test_each_term_has_rows_of_its_own(tmp_path):
-    go(config_for(tmp_path, p_x_y_weight=1.0))
-    p_x, p_x_y = (read_jsonl(tmp_path / name) for name in ("metrics.jsonl", "p_x_y/metrics.jsonl"))
-    assert [row["step"] for row in p_x] == [row["step"] for row in p_x_y] == list(range(8))
-    assert all(a["energy_gap"] != b["energy_gap"] for a, b in zip(p_x, p_x_y, strict=True))
-
-
 LOST = {"beta_star": 0.0, "lr": 0.5, "iterations": 60}
 
 
@@ -214,25 +198,25 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
         batches[step] = step_of(self, step)
         return batches[step]
 
-    def lost_at_21(self, step, row):
-        return see(self, step, row | ({"energy_gap": math.inf} if step == 21 else {}))
+    def lost_at_11(self, step, row):
+        return see(self, step, row | ({"energy_gap": math.inf} if step == 11 else {}))
 
     monkeypatch.setattr(Trainer, "step", seen)
-    monkeypatch.setattr(Jem, "see", lost_at_21)
+    monkeypatch.setattr(Jem, "see", lost_at_11)
     monkeypatch.setattr(kept_samples, "EVERY", 2)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    settings = {"iterations": 60, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
+    settings = {"iterations": 30, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
     results = go(config_for(whole, **settings))
     assert results is not None
-    assert (results["diverged_at"], results["steps"]) == (21, 29)
+    assert (results["diverged_at"], results["steps"]) == (11, 19)
     written = {int(file.stem): np.load(file) for file in (whole / "samples").iterdir()}
-    assert sorted(written) == [0, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+    assert sorted(written) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
     for step, array in written.items():
         shown = (batches[step][:64].clamp(-1, 1) + 1) * 127.5
         assert array.shape == (64, 1, 8, 8)
         assert np.abs(array - shown.numpy()).max() <= 0.5
     # They are remembered across an interruption.
-    assert go(config_for(cut, **settings), Silent(interrupt_after=18)) is None
+    assert go(config_for(cut, **settings), Silent(interrupt_after=8)) is None
     go(JemConfig(out=cut, resume=True))
     assert_same_run(whole, cut)
 
@@ -264,22 +248,9 @@ def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
     assert not math.isfinite(row["cross_entropy"])
 
 
-def test_refuses_folders_devices_and_settings_before_anything_is_written(tmp_path):
-    out = tmp_path / "run"
-    go(config_for(out))
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    go(config_for(tmp_path))
     with pytest.raises(ConfigError, match="already holds a run"):
-        run(config_for(out))
-    with pytest.raises(ConfigError, match="device is 'quantum'"):
-        run(config_for(tmp_path / "other", device="quantum"))
-    with pytest.raises(ConfigError, match="lr is -1"):
-        run(config_for(tmp_path / "other", lr=-1.0))
+        run(config_for(tmp_path))
     with pytest.raises(ConfigError, match="cannot be resumed with other settings"):
-        run(config_for(out, resume=True, lr=0.1))
-    assert not (tmp_path / "other").exists()
-
-
-def test_features_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path):
-    config = config_for(tmp_path / "run", quality_samples=10, features="no such thing")
-    with pytest.raises(ConfigError, match="features is 'no such thing'"):
-        go(config)
-    assert not (tmp_path / "run").exists()
+        run(config_for(tmp_path, resume=True, lr=0.1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -97,8 +97,14 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
     settings, seed, beta = config.settings, config.seed, config.beta_star
     data = load_data("digits")
     torch.manual_seed(seed)
-    net = WideResNet(width=1, early_stride=True, activation=config.activation)
-    optimizer = torch.optim.Adam(net.parameters(), lr=1.0)
+    kind: Any = {k: getattr(config, k) for k in ("activation", "norm", "dropout", "unconditional")}
+    net = WideResNet(width=1, early_stride=True, **kind)
+    net.to(memory_format=torch.channels_last)  # in whose order masks are drawn
+    torch.manual_seed(10**9 + seed)  # of the dropout
+    decay = {"lr": 1.0, "weight_decay": config.weight_decay}
+    optimizer: Any = torch.optim.Adam(net.parameters(), **decay)
+    if config.optimizer == "sgd":
+        optimizer = torch.optim.SGD(net.parameters(), momentum=0.9, **decay)
     image_rng = torch.Generator().manual_seed(2 * seed)
     rng = torch.Generator().manual_seed(2 * seed + 1)
     buffer = torch.rand(settings.buffer_size, 1, 8, 8, generator=rng) * 2 - 1
@@ -107,12 +113,23 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
     numbers = []
 
     def f(x: Tensor, y: Tensor | None) -> Tensor:
-        logits = net.classify(x)
+        logits = net.head(net.features(x))
+        if config.unconditional:
+            own: Tensor = logits[:, 10]
+            return own
         energies: Tensor = logits.exp().sum(1).log() if y is None else logits[range(len(x)), y]
         return energies
 
-    def images(n: int) -> tuple[Tensor, Tensor]:
-        rows = torch.randint(1437, (n,), generator=image_rng)
+    few = list(range(1437))
+    if config.labels_per_class is not None:
+        counts = [0] * 10
+        for row, label in enumerate(data.train_y.tolist()):
+            counts[label] += 1
+            if counts[label] > config.labels_per_class:
+                few.remove(row)
+
+    def images(n: int, among: Sequence[int] = range(1437)) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor(among)[torch.randint(len(among), (n,), generator=image_rng)]
         noise = torch.randn(n, 1, 8, 8, generator=image_rng)
         return data.scale(data.train_x[rows]) + 0.03 * noise, data.train_y[rows]
 
@@ -126,11 +143,13 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
         uniform = torch.rand(n, 1, 8, 8, generator=rng) * 2 - 1
         x = torch.where(fresh[:, None, None, None], uniform, buffer[rows])
         noise = torch.randn(settings.sgld_steps, n, 1, 8, 8, generator=rng)
+        net.eval()  # as in the published code
         for z in noise:
             x = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(f(x, y).sum(), x)
             x = x + 0.5e-4 * 20_000 * (1 - beta / 20_000) * gradient + 1e-4**0.5 * z
         x = x.detach()
+        net.train()
         for row, sample in zip(rows.tolist(), x, strict=True):
             buffer[row] = sample
         return x
@@ -141,7 +160,7 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
         x_pos, labels = images(settings.n_pos)
         x_lab = x_pos
         if settings.n_labelled:
-            x_lab, labels = images(settings.n_labelled)
+            x_lab, labels = images(settings.n_labelled, few)
         loss: Any = 0.0
         gap = 0.0
         # All samples come before the update, those of p(x) first.
@@ -164,7 +183,7 @@ def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[fl
             penalty = config.energy_l2 * ((f_pos**2).mean() + (f_neg**2).mean())
             loss += config.p_x_weight * (loss_x(f_pos, f_neg, beta) + penalty)
             gap = float((f_pos.mean() - f_neg.mean()).detach())
-        cross_entropy = F.cross_entropy(net.classify(x_lab), labels)
+        cross_entropy = F.cross_entropy(net.head(net.features(x_lab))[:, :10], labels)
         loss += config.p_y_x_weight * cross_entropy
         optimizer.zero_grad()
         loss.backward()
@@ -194,6 +213,12 @@ CASES: dict[str, dict[str, Any]] = {
     # One of the three gradients is longer; Adam would undo a factor that all have.
     "short gradients": {"clip_norm": 0.6},
     "a smooth network": {"activation": "silu"},
+    "an output of its own": {"unconditional": True, "n_labelled": 5},
+    "batches with their statistics": {"norm": "batch", "n_labelled": 5},
+    "images with their statistics": {"norm": "layer", "optimizer": "sgd", "lr": 3e-3},
+    "a classifier with dropout": {"p_x_weight": 0.0, "dropout": 0.4},
+    "SGD with weight decay": {"optimizer": "sgd", "weight_decay": 0.1},
+    "few labels": {"labels_per_class": 2, "n_labelled": 9, "weight_decay": 0.1},
     "all": {
         "energy_l2": 0.2,
         "clip_norm": 0.42,
@@ -234,9 +259,13 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     for mine, theirs in zip(found, expected, strict=True):
         wanted = theirs[: 1 + config.has_samples]
         assert mine == pytest.approx(list(wanted), rel=1e-8, abs=1e-10)
-    if config.energy_l2 or config.clip_norm or config.activation != "leaky_relu":
-        plain = replace(config, energy_l2=0.0, clip_norm=None, activation="leaky_relu")
-        assert largest_difference(by_hand(plain)[0], parameters) > 1e-4  # they do something
+    names = """energy_l2 clip_norm activation norm dropout optimizer weight_decay
+        labels_per_class"""
+    usual = {f.name: f.default for f in fields(config) if f.name in names.split()}
+    if (plain := replace(config, **usual)) != config:
+        others = by_hand(plain)[0]
+        same_names = {name: parameters[name] for name in others}
+        assert largest_difference(others, same_names) > 1e-4  # they do something
     # It was a training at all; and a classifier draws no samples.
     assert not torch.equal(network.stem.weight, start["stem.weight"])
     assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)

@@ -44,6 +44,7 @@ def jem_folder(
     best: bool = True,
     parts: int = 1,
     stored: Mapping[str, Any] | None = None,
+    network: WideResNet | None = None,
     **settings: Any,
 ) -> tuple[dict[str, WideResNet], Tensor]:
     """A folder of a JEM run on digits, of 12 steps; its networks are new.
@@ -53,6 +54,7 @@ def jem_folder(
         best: whether there is a best network, after 4 steps.
         parts: processes that the run had.
         stored: entries of its config.json over :data:`CONFIG`.
+        network: the best one.
         **settings: of its scenario, over :data:`SETTINGS`.
 
     Returns:
@@ -63,6 +65,7 @@ def jem_folder(
     (path / "config.json").write_text(json.dumps(config))
     shape = {name: config["settings"][name] for name in ("depth", "width", "early_stride")}
     networks = {name: WideResNet(**shape) for name in ("best", "last")}
+    networks["best"] = network or networks["best"]
     if best:
         state = {"step": 4, "valid_accuracy": 0.2, "network": networks["best"].state_dict()}
         torch.save(state, path / "checkpoints" / "best.pt")

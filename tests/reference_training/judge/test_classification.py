@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torchmetrics.functional.classification import multiclass_calibration_error
 
 from ebmguard.reference_training.judge.classification import (
     BATCH,
@@ -43,12 +42,6 @@ def test_calibration_error_is_guos_formula(sharpness, bins):
     labels = torch.randint(0, 10, (300,))
     expected = guo(logits, labels, bins)
     assert calibration_error(logits, labels, bins=bins) == pytest.approx(expected, abs=1e-12)
-
-
-def test_calibration_error_is_torchmetrics_where_no_confidence_is_1():
-    logits, labels = torch.randn(500, 10), torch.randint(0, 10, (500,))
-    expected = multiclass_calibration_error(logits.softmax(dim=1), labels, 10, n_bins=15)
-    assert calibration_error(logits, labels) == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_calibration_error_of_what_is_undefined_is_nan():

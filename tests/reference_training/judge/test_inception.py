@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 
 import numpy as np
 import torch
 
 from ebmguard.reference_training.judge.features import load_features
-from ebmguard.reference_training.judge.inception import SIZE, Inception, resize
+from ebmguard.reference_training.judge.inception import SIZE, resize
 
 # What FeatureExtractorInceptionV3 of torch-fidelity 0.4.0 ("2048", "logits_unbiased"), the usual
 # reader of the published weights, makes of the weights and images below, in float32 on a CPU.
@@ -25,14 +26,66 @@ LOGITS = [
 LOGIT_MEANS, LOGIT_STDS = [-0.1648690996, -0.1700268082], [5.7559540961, 5.8091167050]
 
 
+# Of each block the channels that come in, and of each branch those that its convolutions put out,
+# with the height and width of their kernels; a and b read one input.
+BLOCKS = """
+Mixed_5b 192 branch1x1 64:1x1 branch5x5_1 48:1x1 branch5x5_2 64:5x5 branch3x3dbl_1 64:1x1
+    branch3x3dbl_2 96:3x3 branch3x3dbl_3 96:3x3 branch_pool 32:1x1
+Mixed_6a 288 branch3x3 384:3x3 branch3x3dbl_1 64:1x1 branch3x3dbl_2 96:3x3 branch3x3dbl_3 96:3x3
+Mixed_6b 768 branch1x1 192:1x1 branch7x7_1 128:1x1 branch7x7_2 128:1x7 branch7x7_3 192:7x1
+    branch7x7dbl_1 128:1x1 branch7x7dbl_2 128:7x1 branch7x7dbl_3 128:1x7 branch7x7dbl_4 128:7x1
+    branch7x7dbl_5 192:1x7 branch_pool 192:1x1
+Mixed_7a 768 branch3x3_1 192:1x1 branch3x3_2 320:3x3 branch7x7x3_1 192:1x1 branch7x7x3_2 192:1x7
+    branch7x7x3_3 192:7x1 branch7x7x3_4 192:3x3
+Mixed_7b 1280 branch1x1 320:1x1 branch3x3_1 384:1x1 branch3x3_2a 384:1x3 branch3x3_2b 384:3x1
+    branch3x3dbl_1 448:1x1 branch3x3dbl_2 384:3x3 branch3x3dbl_3a 384:1x3 branch3x3dbl_3b 384:3x1
+    branch_pool 192:1x1
+"""
+LIKE = {
+    "Mixed_5c": ("Mixed_5b", "192", "256", "32:", "64:"),
+    "Mixed_5d": ("Mixed_5b", "192", "288", "32:", "64:"),
+    "Mixed_6c": ("Mixed_6b", "128:", "160:"),
+    "Mixed_6d": ("Mixed_6b", "128:", "160:"),
+    "Mixed_6e": ("Mixed_6b", "128:", "192:"),
+    "Mixed_7c": ("Mixed_7b", "1280", "2048"),
+}
+"""Blocks that are as another one but for some numbers."""
+
+
+def shapes():
+    """Shapes of the published weights, in their order."""
+    found = {"Conv2d_1a_3x3": (32, 3, 3, 3), "Conv2d_2a_3x3": (32, 32, 3, 3)}
+    found |= {"Conv2d_2b_3x3": (64, 32, 3, 3), "Conv2d_3b_1x1": (80, 64, 1, 1)}
+    found |= {"Conv2d_4a_3x3": (192, 80, 3, 3)}
+    blocks = {text.split()[0]: text.split()[1:] for text in re.split(r"\n(?=M)", BLOCKS.strip())}
+    for name, (like, *numbers) in LIKE.items():
+        words = blocks[like]
+        for old, new in zip(numbers[::2], numbers[1::2], strict=True):
+            words = [re.sub(f"^{old}", new, word) for word in words]
+        blocks[name] = words
+    for block in sorted(blocks):
+        first, *words = blocks[block]
+        channels = int(first)
+        for branch, word in zip(words[::2], words[1::2], strict=True):
+            out, height, width = map(int, re.split("[:x]", word))
+            if branch[-2:] in ("_1", "ol") or "_" not in branch:
+                channels = int(first)
+            found[f"{block}.{branch}"] = (out, channels, height, width)
+            channels = channels if branch.endswith("a") else out
+    every = {}
+    for name, shape in found.items():
+        every[f"{name}.conv.weight"] = shape
+        for part in ("weight", "bias", "running_mean", "running_var"):
+            every[f"{name}.bn.{part}"] = shape[:1]
+        every[f"{name}.bn.num_batches_tracked"] = ()
+    return every | {"fc.weight": (1008, 2048), "fc.bias": (1008,)}
+
+
 def drawn_weights():
     """Weights in the order of the published file, drawn so that no activation dies or grows."""
     random = np.random.RandomState(0)
     weights = {}
-    with torch.device("meta"):
-        shapes = Inception().state_dict()
-    for name, like in shapes.items():
-        shape = tuple(like.shape)
+    for name, shape in shapes().items():
         if name.endswith("num_batches_tracked"):
             values = np.zeros(())
         elif len(shape) > 1:
@@ -42,7 +95,7 @@ def drawn_weights():
             values = random.uniform(0.5, 1.5, shape)
         else:
             values = 0.1 * random.standard_normal(shape)
-        weights[name] = torch.from_numpy(np.asarray(values)).to(like.dtype)
+        weights[name] = torch.from_numpy(np.asarray(values)).float()
     return weights
 
 

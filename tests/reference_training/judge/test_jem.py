@@ -20,7 +20,9 @@ from ebmguard.reference_training.judge.classification import (
 from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.judge.jem import EvaluateJem, run
 from ebmguard.reference_training.judge.quality import SampleQuality
+from ebmguard.reference_training.judge.robustness import robustness
 from ebmguard.reference_training.judge.stored import load_network
+from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import CPU, jem_folder
 
@@ -41,7 +43,8 @@ def quality_of(network, data, samples):
 
 def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
     networks, chains = jem_folder(tmp_path / "run")
-    results = evaluate(tmp_path / "run")
+    attacks = {"attacks": ("linf:8", "l2:64.5"), "attack_images": 5, "refine_steps": 1}
+    results = evaluate(tmp_path / "run", **attacks)
     printed = capsys.readouterr().out
     data = load_data("digits", train_images=90, valid_images=20, test_images=40)
     best = networks["best"].eval()
@@ -70,9 +73,14 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
     assert "one evaluation only" in printed
     assert "not comparable with published scores" in printed
     assert list(results["ood"]) == ["uniform", "constant", "interpolated"]
-    assert all(
-        0 <= row[score] <= 1 for row in results["ood"].values() for score in ("f", "gradient")
-    )
+    names = ("f", "gradient", "confidence")
+    assert all(0 <= row[name] <= 1 for row in results["ood"].values() for name in names)
+    balls = [("linf", 8.0), ("l2", 64.5)]
+    sizes = {"step_size": 1.0, "noise_std": 0.01}
+    rows = robustness(best, data, balls, images=5, steps=1, noise=0.03, **sizes)
+    assert (results["refine_steps"], results["robustness"]) == (1, rows)
+    for words in ("classifier after 1 Langevin steps", "no attack", "l2, radius 64.5/255"):
+        assert words in printed
 
 
 def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys):
@@ -129,7 +137,10 @@ def test_settings_that_cannot_be_meant(tmp_path):
     with pytest.raises(ConfigError, match="--chain-steps"):
         evaluate(tmp_path / "run")
     assert evaluate(tmp_path / "run", chain_steps=1)["samples"]["fresh"]["steps"] == 1
-    for settings in ({"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}):
+    refused: list[dict[str, Any]] = [{"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}]
+    refused += [{"attacks": (attack,)} for attack in ("linf", "l1:8", "l2:-1", "linf:nan")]
+    refused += [{"attack_images": 0}, {"refine_steps": -1}]
+    for settings in refused:
         with pytest.raises(ConfigError, match=next(iter(settings))):
             evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
 
@@ -167,6 +178,10 @@ def test_the_network_and_its_arithmetic_are_those_of_the_training(tmp_path):
         path = tmp_path / str(len(list(tmp_path.iterdir())))
         jem_folder(path, stored=stored)
         return load_network(path, "best", CPU)[0](x)
+
+    own = WideResNet(width=1, early_stride=True, norm="layer", unconditional=True)
+    jem_folder(tmp_path / "other", stored={"norm": "layer", "unconditional": True}, network=own)
+    torch.testing.assert_close(load_network(tmp_path / "other", "best", CPU)[0](x), own(x))
 
     exact = f()  # of a folder from before there was a choice of the activation
     assert torch.equal(exact, f(activation="leaky_relu"))

@@ -12,10 +12,11 @@ from torch import nn
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge.ood import BATCH, auroc, other_images, scores
+from tests.reference_training.data.test_celeba import root
 
 
 class Quadratic(nn.Module):
-    """f(x) = c - a |x|^2 / 2, whose gradient is -a x."""
+    """f(x) = c - a |x|^2 / 2, whose gradient is -a x; and the logits sum x and 0."""
 
     def __init__(self):
         super().__init__()
@@ -23,6 +24,13 @@ class Quadratic(nn.Module):
 
     def forward(self, x):
         return 0.5 - self.a * x.flatten(1).square().sum(dim=1) / 2
+
+    def classify(self, x):
+        return torch.stack([x.flatten(1).sum(dim=1), torch.zeros(len(x))], dim=1)
+
+
+faces = root
+"""A data root with fabricated faces of CelebA."""
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +40,20 @@ def digits():
 
 def test_scores_have_their_closed_form_and_leave_no_trace():
     network, images = Quadratic(), torch.randn(BATCH + 5, 1, 2, 3)
-    with torch.no_grad():
-        energy, mass = scores(network, images, noise_std=0.0)
+    found = scores(network, images, noise_std=0.0)
     flat = images.flatten(1)
-    torch.testing.assert_close(energy, 0.5 - 1.5 * flat.square().sum(dim=1))
-    torch.testing.assert_close(mass, -3 * flat.norm(dim=1))
+    torch.testing.assert_close(found["f"], 0.5 - 1.5 * flat.square().sum(dim=1))
+    torch.testing.assert_close(found["gradient"], -3 * flat.norm(dim=1))
+    other = 1 / (1 + flat.sum(dim=1).double().exp())
+    torch.testing.assert_close(found["confidence"], torch.maximum(other, 1 - other))
     assert network.a.grad is None
     assert network.a.requires_grad
     assert network.training
     assert not images.requires_grad
-    assert not energy.requires_grad
-    assert not mass.requires_grad
-
-
-def test_scores_are_of_images_with_noise():
-    energy, _ = scores(Quadratic(), torch.zeros(400, 1, 5, 5), noise_std=0.2)
-    # E |noise|^2 = 25 * 0.04.
-    assert float(energy.mean()) == pytest.approx(0.5 - 1.5, rel=0.05)
+    assert not any(score.requires_grad for score in found.values())
+    # Of images with noise, whose E |noise|^2 is 25 * 0.04.
+    noisy = scores(network, torch.zeros(400, 1, 5, 5), noise_std=0.2)["f"]
+    assert float(noisy.mean()) == pytest.approx(0.5 - 1.5, rel=0.05)
 
 
 def test_auroc_is_the_share_of_pairs_in_the_right_order():
@@ -96,13 +101,12 @@ def test_interpolated_images_are_means_of_two_test_images(digits):
     assert sorted(used) == sorted([*range(20)] * 2)
 
 
-def test_another_data_set_of_the_same_shape(digits):
-    mine = replace(digits, name="mine")
-    x = other_images("digits", mine, None)
+def test_another_data_set(digits, data_root):
+    x = other_images("digits", replace(digits, name="mine"), None)
     assert torch.equal(x, digits.scale(digits.test_x))
-
-
-def test_sets_that_say_nothing_are_refused(digits):
+    mnist = load_data("mnist", data_root, test_images=7)
+    x = other_images("mnist", replace(mnist, name="mine"), data_root)
+    assert torch.equal(x, mnist.scale(mnist.test_x))
     with pytest.raises(ConfigError, match="trained on"):
         other_images("digits", digits, None)
     colour = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
@@ -110,7 +114,10 @@ def test_sets_that_say_nothing_are_refused(digits):
         other_images("digits", replace(digits, name="mine", train_x=colour, test_x=colour), None)
 
 
-def test_a_data_set_from_files(digits, data_root):
-    mnist = load_data("mnist", data_root, test_images=7)
-    x = other_images("mnist", replace(mnist, name="mine"), data_root)
-    assert torch.equal(x, mnist.scale(mnist.test_x))
+def test_faces_are_averaged_down_to_the_size_of_the_images(digits, faces):
+    colour = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    x = other_images("celeba64", replace(digits, train_x=colour, test_x=colour), str(faces))
+    whole = load_data("celeba64", faces, train_images=1, valid_images=0, test_images=3)
+    means = whole.test_x.double().unflatten(3, (16, 4)).unflatten(2, (16, 4)).mean((3, 5))
+    assert x.shape == (3, 3, 16, 16)
+    torch.testing.assert_close(x.double(), means / 127.5 - 1, rtol=0, atol=1 / 127)

@@ -39,23 +39,6 @@ def test_bundles_are_those_of_a_loop(values, size, stride):
         assert found["centre"][k] == pytest.approx(float(expected[0]), rel=1e-6, abs=1e-6)
 
 
-def test_the_centre_of_gravity_is_not_the_mean():
-    # One outlier among ten: the mean is 1e5; on the axis the point lies one tenth of the way up.
-    found = bundle(np.arange(10), np.array([0.0] * 9 + [1e6]), 10)
-    assert found["centre"][0] == pytest.approx(
-        float(AXIS.inverted().transform(AXIS.transform(np.array([1e6])) / 10)[0])
-    )
-    assert found["centre"][0] < 0.1
-    # Values of one size and both signs balance.
-    assert bundle(np.arange(2), np.array([-1e4, 1e4]), 2)["centre"][0] == 0
-
-
-@given(finite, st.integers(1, 30))
-def test_a_constant_is_its_own_centre(value, count):
-    found = bundle(np.arange(count), np.full(count, value), count)
-    assert found["centre"][0] == pytest.approx(value, rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("longest", "size"), [(140_600, 200), (8_000, 200), (7_999, 199), (600, 15), (30, 1), (0, 1)]
 )

@@ -68,24 +68,6 @@ def test_figure_17_needs_a_run_that_was_lost(tmp_path):
     assert steps("17", find_runs([tmp_path])) == [400, 500]
 
 
-def test_figures_18_and_19_spread_over_the_training(tmp_path):
-    stored = range(0, 2000, 100)
-    write_run(tmp_path / "half", beta_star=0.5, samples=stored, **SMALL)
-    write_run(tmp_path / "ten", beta_star=10, samples=(0, 100, 200), **SMALL)
-    runs = find_runs([tmp_path])
-    found = steps("18", runs)
-    assert len(found) == 6
-    # The noise that the chains start from is left out; the ends are not.
-    assert (found[0], found[-1]) == (100, 1900)
-    assert set(np.diff(found)) <= {300, 400}
-    assert steps("19", runs) == [100, 200]
-    figure, text = made("19", runs)
-    assert len(figure.axes) == 2
-    assert "epoch 20, iteration 0" in text
-    assert_no_text_on_text(figure)
-    assert_no_text_on_text(made("18", runs)[0])
-
-
 def test_the_published_size_comes_first(tmp_path):
     write_run(tmp_path / "a", beta_star=10, samples=(703,), **SMALL)
     write_run(tmp_path / "b", beta_star=10, samples=(703,), seed=1, every=10_000)
@@ -101,9 +83,9 @@ def test_the_table_has_the_gap_and_the_last_evaluation(tmp_path):
     assert row[1:4] == ["epoch 5, iteration 7", "57", "57"]
     stored = np.load(path / "samples" / "00000057.npy") / 127.5 - 1
     assert row[4:6] == [f"{stored.mean():.3g}", f"{stored.std():.3g}"]
-    before = run.evaluations[5]
+    before = run.evaluations.iloc[5]
     assert before.step == 50
-    assert row[6] == f"{100 * before.test_accuracy:.1f}"
+    assert row[6] == f"{100 * before.accuracy:.1f}"
     assert row[8] == f"{before.fid:.1f}"
 
 

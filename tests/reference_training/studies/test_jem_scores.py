@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.reference_training.jem.runs import Evaluation, JemRun, load_run
+from ebmguard.reference_training.jem.runs import JemRun, evaluated, load_run
 from ebmguard.reference_training.studies import jem_tables
 from ebmguard.reference_training.studies.jem_tables import (
     FINAL,
@@ -27,26 +27,19 @@ SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "
 
 number = st.one_of(st.floats(0, 1), st.just(math.nan))
 maybe = st.one_of(st.none(), number)
+NAMES = ("valid_accuracy", "test_accuracy", "buffer_is", "buffer_fid")
 
 
 def run_with(rows, *, fixed=True):
-    evaluations = tuple(
-        Evaluation(
-            step=step,
-            epoch=float(step),
-            valid_accuracy=valid,
-            test_accuracy=test,
-            inception=inception,
-            fid=fid,
-            features="one" if inception is not None or fid is not None else None,
-            samples=10_000,
-            features_comparable=True,
-            features_fixed=fixed,
-        )
-        for step, (valid, test, inception, fid) in enumerate(rows)
-    )
+    """A finished run with evaluations of these four numbers."""
+    looks = {"buffer_samples": 10_000, "features_comparable": True, "features_fixed": fixed}
+    evaluations = [
+        {"step": step, "epoch": step, **dict(zip(NAMES, row, strict=True)), **looks}
+        | {"features": None if row[2] is None and row[3] is None else "one"}
+        for step, row in enumerate(rows)
+    ]
     config = {"beta_star": 0.0, "settings": {"iterations": 10}}
-    return JemRun(None, config, {}, evaluations, None, 10, None)
+    return JemRun(None, config, {}, evaluated(evaluations), None, 10, None)
 
 
 def scores(run):
@@ -62,23 +55,16 @@ def marks(run):
 def test_the_best_of_a_run(rows):
     run = run_with(rows)
     accuracy, *found = scores(run)
-    chosen = None
-    for row in rows:
-        valid = row[0]
-        known = valid is not None and not math.isnan(valid)
-        if known and (chosen is None or valid > chosen[0]):
-            chosen = row
-    if chosen is not None:
-        assert accuracy == chosen[1]
-        assert FINAL not in marks(run)[0]
-    elif rows:
-        assert accuracy == rows[-1][1]
-        assert FINAL in marks(run)[0]
+    known = [row for row in rows if row[0] is not None and not math.isnan(row[0])]
+    if known:
+        assert accuracy == max(known, key=lambda row: row[0])[1]  # the first of equals
     else:
-        assert accuracy is None
+        assert accuracy == (rows[-1][1] if rows else None)
+    assert (FINAL in marks(run)[0]) == bool(rows and not known)
     for value, place, pick in zip(found, (2, 3), (max, min), strict=True):
-        there = [row[place] for row in rows if row[place] is not None]
-        defined = [score for score in there if score == score]
+        defined = [
+            row[place] for row in rows if row[place] is not None and row[place] == row[place]
+        ]
         assert value == (pick(defined) if defined else None)
 
 
@@ -118,16 +104,14 @@ def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
 
 
 def test_marks_say_what_a_number_is_not(tmp_path):
-    def own(*words):
-        return words[0] | {**OWN, "valid_accuracy": None}
-
     def evaluate(step, epoch, beta_star, lost):
-        return own({"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0})
+        return {"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0, **OWN}
 
-    good = load_run(write_run(tmp_path / "good", **SMALL))
-    lost = load_run(write_run(tmp_path / "lost", seed=1, diverged_at=12, **SMALL))
-    part = load_run(write_run(tmp_path / "part", seed=2, finished=False, steps=12, **SMALL))
-    bare = load_run(write_run(tmp_path / "bare", seed=3, evaluate=evaluate, **SMALL))
+    def load(name, **settings):
+        return load_run(write_run(tmp_path / name, **SMALL, **settings))
+
+    good, lost = load("good"), load("lost", seed=1, diverged_at=12)
+    part, bare = load("part", finished=False, steps=12), load("bare", evaluate=evaluate)
     assert marks(good) == [""] * 3
     assert marks(lost) == [LOST] * 3
     assert marks(part) == [UNFINISHED] * 3
@@ -138,7 +122,7 @@ def test_marks_say_what_a_number_is_not(tmp_path):
     assert str(over_seeds("fid", [bare])) == "no value" + MEASURE
 
 
-def test_setups_part_runs_by_their_own_values(tmp_path):
+def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
     def load(name, **settings):
         return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
 
@@ -150,24 +134,14 @@ def test_setups_part_runs_by_their_own_values(tmp_path):
             load("c", **tiny),
             load("d", beta_star=2.0, seed=1),
             load("e", scenario="3"),
+            load("f", precision="bfloat16"),
         ]
     )
     names = {name: [run.path.name for run in group] for name, group in groups.items()}
-    assert names == {"A": ["d", "e"], "B ≠": ["a", "b"], "C ≠": ["c"]}
+    assert names == {"A": ["d", "e"], "B": ["f"], "C ≠": ["a", "b"], "D ≠": ["c"]}
     assert describe(groups["A"]) == "size and settings as published"
+    assert describe(groups["B"]) == "size and settings as published; in bfloat16"
     # The published learning rate of scenario 6 is another one.
-    assert describe(groups["B ≠"]) == (
+    assert describe(groups["C ≠"]) == (
         "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
     )
-
-
-def test_runs_in_another_arithmetic_are_no_seeds_of_one_setup(tmp_path):
-    paths = [
-        write_run(tmp_path / name, finished=False, steps=0, precision=name)
-        for name in ("float32", "bfloat16")
-    ]
-    groups = setups(load_run(path) for path in paths)
-    assert [describe(group) for group in groups.values()] == [
-        "size and settings as published",
-        "size and settings as published; in bfloat16",
-    ]

@@ -12,7 +12,7 @@ from ebmguard.reference_training.jem.paper import TABLE_1
 from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.studies.config import TableConfig
 from ebmguard.reference_training.studies.jem_tables import page, run
-from tests.reference_training.jem.fabricate import OWN, made_up_evaluation, write_run
+from tests.reference_training.jem.fabricate import made_up_evaluation, write_run
 
 SMALL: dict[str, Any] = {
     "iterations": 30,
@@ -74,46 +74,6 @@ def test_table_2_names_the_best_beta_star_of_each_metric(tmp_path):
     assert [cell.split(" ")[1] for cell in ours[7:]] == ["(4)", "(0.5)", "(0.5)"]
     assert rows[1][4:] == ["not run"] * 6
     assert not any(name.startswith("Table 1") for name in found)
-
-
-def test_another_size_is_marked_wherever_it_stands(tmp_path):
-    def evaluate(*words):
-        return made_up_evaluation(*words) | {**OWN, "valid_accuracy": None}
-
-    for seed in range(3):
-        write_run(tmp_path / f"s{seed}", seed=seed, beta_star=2, evaluate=evaluate, **SMALL)
-    text = page(find_runs([tmp_path]))
-    found = tables(text)
-    assert "- A ≠: depth 10, not 28; width 1, not 10; iterations 30, not 140,600" in text
-    assert "Table 1, setup A ≠: scenario 1 by β*" in found
-    assert "ACC (%) ours ≠" in found["Table 1, setup A ≠: scenario 1 by β*"][0]
-    (own,) = [row for row in found["Table 1, setup A ≠: scenario 1 by β*"] if row[0] == "2"]
-    assert own[2] == "3"
-    assert own[3].endswith("§")
-    assert own[5].endswith("‡")
-    assert {row[1] for row in found["Runs"][1:]} == {"A ≠"}
-    assert f"Features of IS and FID: {OWN['features']} (10,000 samples)" in text
-
-
-def test_the_list_of_runs_says_how_each_went(tmp_path):
-    alerts = [{"level": "ERROR", "step": 11, "rule": "energy_blowup"}]
-    write_run(tmp_path / "lost", diverged_at=12, alerts=alerts, scenario="2", **SMALL)
-    write_run(tmp_path / "part", finished=False, steps=7, seed=4, scenario="2", **SMALL)
-    write_run(tmp_path / "digits", data="digits", scenario="digits", iterations=20)
-    head, *rows = tables(page(find_runs([tmp_path])))["Runs"]
-    by_name = {row[0].strip("`"): dict(zip(head, row, strict=True)) for row in rows}
-    lost, part, digits = by_name["lost"], by_name["part"], by_name["digits"]
-    assert lost["diverged at"] == "12 (epoch 1.2)"
-    assert lost["first ERROR"] == "11: energy_blowup"
-    assert lost["iterations"] == "30 of 30"
-    assert lost["wall time"] == "62.1 min"
-    assert (part["diverged at"], part["wall time"]) == ("–", "–")
-    assert (part["iterations"], part["seed"]) == ("7 of 30…", "4")
-    assert (digits["scenario"], digits["network"], digits["setup"]) == (
-        "digits",
-        "WRN-10-1",
-        "B ≠",
-    )
 
 
 def test_the_command_prints_and_writes_the_same_page(tmp_path, capsys):
