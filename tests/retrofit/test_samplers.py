@@ -302,17 +302,6 @@ def test_nested_calls_do_not_square_the_factor():
     assert g.state_dict()["sampler_calls"] == 1
 
 
-def test_two_guards_at_once_are_refused_and_leave_nothing_behind():
-    f = Bowl()
-    inner = guard(None, gradient_at, **QUARTER)
-    outer = guard(None, lambda f, x: inner.sampler(f, x), **QUARTER)
-    with pytest.raises(SamplerError, match=r"Two guards sample.*sampler\.original"):
-        outer.sampler(f, X)
-    assert "forward" not in vars(f)
-    assert is_tempered(inner.sampler(f, X))
-    assert is_plain(gradient_at(f, X))
-
-
 def test_temper_inside_a_guarded_sampler_is_refused():
     g = guard(None, lambda f, x: gradient_at(lambda x: g.temper(f(x)), x), **QUARTER)
     with pytest.raises(SamplerError, match="twice"):
