@@ -15,7 +15,7 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -80,16 +80,20 @@ class Module:
         return self.path.name == "__init__.py"
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All of its syntax."""
+        return [*ast.walk(ast.parse(self.path.read_text()))]
+
+    @cached_property
     def imports(self) -> list[Import]:
         """Every name that it imports anywhere, and the attributes that it reads of those."""
-        tree = ast.parse(self.path.read_text())
         package = self.name.split(".")
         if not self.is_package:
             package.pop()
         typed: set[ast.AST] = set()
         found = []
-        for node in ast.walk(tree):
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        for node in self.nodes:
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in vars(node.test).values():
                 typed.update(inner for part in node.body for inner in ast.walk(part))
             elif isinstance(node, ast.Import):
                 for alias in node.names:
@@ -107,7 +111,7 @@ class Module:
         # No arrow of its own between rooms: that of the import says whether it runs.
         read = [
             Import(f"{names[node.value.id]}.{node.attr}", for_types=True)
-            for node in ast.walk(tree)
+            for node in self.nodes
             if isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in names
@@ -115,6 +119,7 @@ class Module:
         return found + read
 
 
+@cache
 def modules(folder: Path, package: str) -> list[Module]:
     """Every file below a folder, which is imported as the package of that name."""
     paths = sorted(folder.rglob("*.py"))

@@ -63,18 +63,18 @@ def test_a_good_step_waits_for_nothing_and_launches_no_more_than_it_did(name):
 
 
 def test_chains_are_graphs():
-    few, many = plain_steps_of("jem"), steps_of("jem", sgld_steps=30)
+    few, many = plain_steps_of("jem"), steps_of("jem", sgld_steps=12)
     assert few.usual == many.usual
-    assert many.captured.total() > 5 * few.captured.total()
+    assert many.captured["convolution"] == 4 * few.captured["convolution"] > 0
 
 
 def test_chains_in_bfloat16_cast_their_weights_once():
     few, many = (
         plain_steps_of("jem bfloat16").captured,
-        steps_of("jem bfloat16", sgld_steps=30).captured,
+        steps_of("jem bfloat16", sgld_steps=12).captured,
     )
     # Of a step the samples and what leaves the last convolution, and their gradients.
-    assert (many - few)["_to_copy"] == 4 * 27
+    assert (many - few)["_to_copy"] == 4 * 9
     assert few["_foreach_copy_"] == many["_foreach_copy_"] == 1
 
 

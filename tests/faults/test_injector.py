@@ -132,16 +132,6 @@ def test_a_removed_injector_leaves_no_trace(name):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_hooks_go_when_the_run_dies(name):
-    loop, faults = armed(FAULTS[name])
-    loop.train(AT + 1)
-    with pytest.raises(ZeroDivisionError), faults:
-        raise ZeroDivisionError
-    assert not loop.f._forward_hooks
-    assert not loop.optimizer._optimizer_step_pre_hooks
-
-
-@pytest.mark.parametrize("name", FAULTS)
 def test_a_step_that_comes_again_brings_no_second_fault(name):
     now = 0
     loop, faults = armed(FAULTS[name], step=lambda: now)
@@ -266,18 +256,6 @@ def test_exploding_lr_for_some_steps_of_every_group():
     usual, exploded = [0.5, 0.25], [5.0, 2.5]
     assert loop.rates == [exploded if i in (AT, AT + 1) else usual for i in range(N_STEPS)]
     assert [group["lr"] for group in loop.optimizer.param_groups] == usual
-
-
-def test_exploding_lr_moves_the_parameters_so_much_further():
-    plain, (loop, _) = Loop().train(AT), armed(FAULTS["exploding_lr"])
-    loop.train(AT)
-    before = [p.detach().clone() for p in plain.f.parameters()]
-    torch.manual_seed(5)
-    plain.step()
-    torch.manual_seed(5)
-    loop.step()
-    for old, own, other in zip(before, loop.f.parameters(), plain.f.parameters(), strict=True):
-        torch.testing.assert_close(own - old, 10 * (other - old), rtol=1e-4, atol=1e-6)
 
 
 def test_exploding_lr_leaves_what_another_hook_has_set():

@@ -156,13 +156,6 @@ def test_at_zero_the_run_stays_the_same_bit_by_bit(caplog: Any) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_jem_has_20_000() -> None:
-    run = begin()
-    run.loss_fn, run.sampler = g = run.guard(None, run.sampler, beta_star=0.5)
-    train(run, 3)
-    assert g.last["output_scale"] == 20_000
-
-
 # -- β alone --------------------------------------------------------------------------------------
 
 

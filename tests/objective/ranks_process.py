@@ -1,4 +1,4 @@
-"""One rank: runs every case and a small DDP model, and writes what it saw to a file.
+"""One rank: runs every case, and writes what it saw to a file.
 
 Started as ``python -m tests.objective.ranks_process RANK FOLDER`` from the project's root. The test
 that joins the results reads the cases, too.
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
@@ -143,30 +142,10 @@ def _refused(other: dict[str, Any], rank: int, group: dist.ProcessGroup) -> str:
     return ""
 
 
-def batch(rank: int) -> tuple[Tensor, int]:
-    """Points of which the first are positives."""
-    rng = torch.Generator().manual_seed(rank)
-    n_pos, n_neg = 2 * (rank + 1), 3 + rank
-    return torch.randn(n_pos + n_neg, 3, generator=rng, dtype=torch.float64), n_pos
-
-
-def _ddp(rank: int, group: dist.ProcessGroup) -> list[list[Tensor | None]]:
-    """Parameter gradients of each variant as an ordinary DDP trainer gets them."""
-    found = []
-    for variant in VARIANTS:
-        torch.manual_seed(0)
-        net = DistributedDataParallel(torch.nn.Linear(3, 1).double(), process_group=group)
-        x, n = batch(rank)
-        f = net(x).squeeze(1)
-        contrastive_loss(f[:n], f[n:], 0.7, variant=variant, process_group=group).backward()
-        found.append([p.grad for p in net.parameters()])
-    return found
-
-
 def main(rank: int, folder: Path) -> None:
     with joined(rank, WORLD, folder):
         groups = {size: dist.new_group(list(range(size))) for size in range(2, WORLD + 1)}
-        results: dict[str, Any] = {"ddp": _ddp(rank, groups[2])} if rank < 2 else {}
+        results: dict[str, Any] = {}
         for name, case in CASES.items():
             if rank < len(case.sizes):
                 results[name] = _run(case, rank, groups[len(case.sizes)])

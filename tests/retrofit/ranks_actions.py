@@ -25,23 +25,17 @@ from ebmguard.recovery import Change
 from tests.ranks import joined
 from tests.retrofit.fsdp_training import Energy, Parallel, cases, spread, train, whole
 
-FAULTY_STEP = 7  # the newest certified snapshot is that of step 4 then
+FAULTY_STEP = 7
+RESTORED = 4  # the newest certified snapshot then
 SNAPSHOTS: dict[str, Any] = {"every": 2, "certify_after": 2, "relapse_within": 0}
 UNCHANGED: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
 
 
 def faults(world: int) -> list[tuple[Parallel, str]]:
-    """What becomes NaN on rank 1, and how the run is spread."""
+    """What becomes NaN on rank 1, and how the run is spread; four ranks take longer."""
     kinds = ("energies", "samples", "gradient")
-    others: list[tuple[Parallel, str]] = [("ddp", kind) for kind in kinds]
-    if world == 4:  # which take longer
-        others = [("ddp", "samples"), ("hsdp", "gradient")]
-    return [*(("fsdp", kind) for kind in kinds), *others]
-
-
-def parallels(world: int) -> tuple[Parallel, ...]:
-    """Where the other cases are tried; four ranks take longer."""
-    return ("fsdp",) if world == 4 else ("ddp", "fsdp")
+    on_two: list[tuple[Parallel, str]] = [(x, kind) for x in ("fsdp", "ddp") for kind in kinds]
+    return on_two if world == 2 else [("fsdp", "energies"), ("hsdp", "gradient")]
 
 
 class Run:
@@ -53,6 +47,7 @@ class Run:
         parallel: Parallel,
         *,
         seed: int = 0,
+        kept_from: int = 0,
         fused: bool = False,
         scaler: torch.amp.GradScaler | None = None,
         **options: Any,
@@ -82,6 +77,7 @@ class Run:
             scaler=self.scaler,
         )
         # By the number of the step that comes next.
+        self.kept_from = kept_from
         self.states: dict[int, list[Tensor]] = {}
 
     def sample(self, f: nn.Module, rows: Tensor) -> Tensor:
@@ -120,7 +116,8 @@ class Run:
 
     def kept_step(self, fault: str | None = None) -> None:
         """One whose state before is kept."""
-        self.states[self.guard.step] = self.state()
+        if self.guard.step >= self.kept_from:
+            self.states[self.guard.step] = self.state()
         self.step(fault)
 
     def state(self) -> list[Tensor]:
@@ -159,13 +156,13 @@ def stops(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
 def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
     """A run that is taken back as it was, and goes through the same steps again."""
     recovery = Recovery(**SNAPSHOTS, **UNCHANGED)
-    run = Run(rank, parallel, action="rollback", recovery=recovery)
+    run = Run(rank, parallel, kept_from=RESTORED, action="rollback", recovery=recovery)
     while not run.guard.rollbacks:
         run.kept_step(fault if run.guard.step == FAULTY_STEP else None)
     restored, before = run.state(), dict(run.states)
     while run.guard.step <= FAULTY_STEP:
         run.kept_step()
-    again = {step: run.states[step] for step in range(4, FAULTY_STEP + 1)}
+    again = {step: run.states[step] for step in range(RESTORED, FAULTY_STEP + 1)}
     return {**run.told(), "restored": restored, "before": before, "again": again}
 
 
@@ -219,7 +216,7 @@ def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
 
     def make(name: str, seed: int = 0) -> Run:
         recovery = Recovery(**SNAPSHOTS, **UNCHANGED, folder=folder / name, folder_every=2)
-        return Run(rank, parallel, seed=seed, action="rollback", recovery=recovery)
+        return Run(rank, parallel, seed=seed, kept_from=8, action="rollback", recovery=recovery)
 
     def refused(act: Callable[[], object]) -> str:
         try:
@@ -253,6 +250,20 @@ def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
     return found
 
 
+def of_parallels(rank: int, folder: Path, results: dict[str, Any]) -> None:
+    parallels: tuple[Parallel, ...] = ("ddp", "fsdp")
+    for parallel in parallels:
+        results[f"climbs, {parallel}"] = climbs(rank, parallel, folder)
+        results[f"goes on, {parallel}"] = goes_on(rank, parallel, folder)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    results["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
+    results["leaves out, fused"] = leaves_out(rank, fused=True)
+    try:
+        Run(rank, "fsdp", process_group=None)
+    except ConfigError as error:
+        results["alone"] = str(error)
+
+
 def main(rank: int, folder: Path, world: int) -> None:
     logging.getLogger("ebmguard").propagate = False  # what is said is not to be seen here
     logging.getLogger("ebmguard").addHandler(logging.NullHandler())
@@ -260,18 +271,11 @@ def main(rank: int, folder: Path, world: int) -> None:
         training = {name: train(case, world, rank) for name, case in cases(world).items()}
         results: dict[str, Any] = {"training": training}
         for parallel, fault in faults(world):
-            results[f"stops, {parallel}, {fault}"] = stops(rank, parallel, fault)
             results[f"rolls back, {parallel}, {fault}"] = rolls_back(rank, parallel, fault)
-        for parallel in parallels(world):
-            results[f"climbs, {parallel}"] = climbs(rank, parallel, folder)
-            results[f"goes on, {parallel}"] = goes_on(rank, parallel, folder)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        results["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
-        results["leaves out, fused"] = leaves_out(rank, fused=True)
-        try:
-            Run(rank, "fsdp", process_group=None)
-        except ConfigError as error:
-            results["alone"] = str(error)
+        if world == 2:
+            for parallel, fault in faults(world):
+                results[f"stops, {parallel}, {fault}"] = stops(rank, parallel, fault)
+            of_parallels(rank, folder, results)
         torch.save(results, folder / f"{rank}.pt")
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.ranks import ranks_of
-from tests.retrofit.fsdp_training import CASES, STEPS, cases, train
+from tests.retrofit.fsdp_training import STEPS, cases, train
 
-WORLDS = (2, 4)
 TAGS = {
     *("loss", "grad_scale", "ess", "energy_gap", "f_neg/std"),
     *("sampler/grad_norm", "sampler/evaluations"),
@@ -16,21 +15,12 @@ TAGS = {
 }
 
 
-@pytest.fixture(scope="module", params=WORLDS)
-def ranks(request, tmp_path_factory):
-    """What each rank found, from one start of all cases."""
-    _, found = ranks_of("tests.retrofit.ranks_actions", request.param, tmp_path_factory)
-    return [rank["training"] for rank in found]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_parameters_gradients_and_rows_are_those_of_one_process(ranks, name):
-    world = len(ranks)
-    if name not in cases(world):
-        pytest.skip("needs four ranks")
-    alone = train(CASES[name], world)
-    for rank in ranks:
-        found = rank[name]
+@pytest.mark.parametrize(("world", "name"), [(n, name) for n in (2, 4) for name in cases(n)])
+def test_parameters_gradients_and_rows_are_those_of_one_process(tmp_path_factory, world, name):
+    _, seen = ranks_of("tests.retrofit.ranks_actions", world, tmp_path_factory)
+    ranks = [rank["training"][name] for rank in seen]
+    alone = train(cases(world)[name], world)
+    for found in ranks:
         assert len(found["gradients"]) == len(alone["gradients"]) == STEPS
         for step, right in enumerate(alone["gradients"]):
             for x, y in zip(found["gradients"][step], right, strict=True):
@@ -42,5 +32,5 @@ def test_parameters_gradients_and_rows_are_those_of_one_process(ranks, name):
             for tag in TAGS & row.keys():
                 # Some are float32.
                 assert row[tag] == pytest.approx(right[tag], rel=1e-6, nan_ok=True), tag
-        assert repr(found["rows"]) == repr(ranks[0][name]["rows"])
+        assert repr(found["rows"]) == repr(ranks[0]["rows"])
     assert "optim/amplification" in alone["rows"][1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from tests.runs import Run, begin, frozen, train
+from tests.runs import Run, begin, train
 from tests.sampling.loops import LOOPS, network, starts
 
 EXACT = [name for name, loop in LOOPS.items() if loop.step is not None]
@@ -33,15 +32,6 @@ def test_the_measured_scale_gives_the_run_of_the_number() -> None:
     # Its first sampler call is the untempered one; all else is that of output_scale=20_000.
     told = trained(sampler_scale=lambda step: 1.0 if step == 0 else 1 - 0.5 / 20_000)
     assert run.final == told.final
-
-
-def test_a_measured_scale_is_kept_in_the_state() -> None:
-    state = json.loads(json.dumps(trained().guards[0].state_dict()))
-    run = trained(1, state)
-    known = trained(1, sampler_scale=1 - 0.5 / 20_000)
-    assert (found := run.guards[0].measured) is not None
-    assert found.output_scale == 20_000
-    assert frozen(run.model) == frozen(known.model)
 
 
 @pytest.mark.parametrize(("given", "warns"), [(20_000, False), (20_150, False), (800, True)])

@@ -14,16 +14,16 @@ from ebmguard.ranks import Ranks
 from ebmguard.recovery.archive import Archive
 from ebmguard.sinks import read_jsonl
 from tests.ranks import ranks_of
-from tests.retrofit.ranks_actions import FAULTY_STEP
+from tests.retrofit.ranks_actions import FAULTY_STEP, RESTORED
 
-RESTORED = 4
 TOLD = ("alerts", "rollbacks", "attempt", "step", "rules", "parameters")
 
 
-@pytest.fixture(scope="module", params=(2, 4))
+@pytest.fixture
 def started(request, tmp_path_factory):
     """The folder, and what each rank found, from one start of all cases."""
-    return ranks_of("tests.retrofit.ranks_actions", request.param, tmp_path_factory)
+    world = getattr(request, "param", 2)
+    return ranks_of("tests.retrofit.ranks_actions", world, tmp_path_factory)
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def test_one_ranks_nan_stops_all_with_the_same_error(ranks):
         assert all(torch.isfinite(p).all() for p in found[0]["parameters"])
 
 
+@pytest.mark.parametrize("started", [2, 4], indirect=True)
 def test_one_ranks_nan_takes_all_back_to_the_bit(ranks):
     for _, found in of_kind(ranks, "rolls back"):
         check_all_were_told_the_same(found)

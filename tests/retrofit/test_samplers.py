@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,55 +29,98 @@ def is_plain(gradient: torch.Tensor) -> bool:
     return torch.equal(gradient, -X)
 
 
-def test_function():
+class Model(Bowl):
+    """An energy that samples from itself."""
+
+    def sample(self, x):
+        return gradient_at(self, x)
+
+
+class Wrapper(nn.Module):
+    """What DistributedDataParallel is to its module."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return self.module(*args, **kwargs)
+
+
+class Proposal(nn.Module):
+    def forward(self, f, x):
+        return gradient_at(f, x)
+
+
+class Chains:
+    """A sampler object in the manner of the deep-energy tutorials."""
+
+    def __init__(self, model):
+        self.model = model
+        self.examples = [1, 2]
+
+    def sample_new(self, x):
+        return self.generate(self.model, x)
+
+    def untouched(self, x):
+        return gradient_at(self.model, x)
+
+    @staticmethod
+    def generate(model, x):
+        return gradient_at(model, x)
+
+    def __call__(self, x):
+        return self.sample_new(x)
+
+
+# Of an energy the sampler, what the guard is told of it, and the arguments of a call.
+KINDS: dict[str, Callable[[Model], tuple[Any, Any, tuple[Any, ...]]]] = {
+    "function": lambda f: (gradient_at, None, (f, X)),
+    "closure": lambda f: (lambda x: gradient_at(f, x), f, (X,)),
+    "method of an object": lambda f: (Chains(f).untouched, f, (X,)),
+    "method of the energy": lambda f: (f.sample, None, (X,)),
+    "partial of the samples": lambda f: (functools.partial(gradient_at, x=X), None, (f,)),
+    "partial of the energy": lambda f: (functools.partial(gradient_at, f), None, (X,)),
+    "callable object": lambda f: (Chains(f), f, (X,)),
+    "module": lambda f: (Proposal(), None, (f, X)),
+    "forward passed as the energy": lambda f: (gradient_at, None, (f.forward, X)),
+    "forward called by name": lambda f: (
+        lambda f, x: gradient_at(lambda x: f.forward(x), x),
+        None,
+        (f, X),
+    ),
+    "outer wrapper": lambda f: (gradient_at, None, (Wrapper(f), X)),
+    "the module inside, which the wrapper calls": lambda f: (gradient_at, f, (Wrapper(f), X)),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_it_runs_on_the_tempered_energy_and_on_the_plain_one_once_it_is_over(name):
+    f = Model()
+    sampler, model, args = KINDS[name](f)
+    g = guard(None, sampler, model=model, **QUARTER)
+    assert is_tempered(g.sampler(*args))
+    assert is_plain(g.sampler.original(*args))
+    assert is_plain(sampler(*args))
+    assert is_plain(gradient_at(f, X))
+    told_later = guard(None, sampler, **QUARTER).attach(model=model)
+    assert is_tempered(told_later.sampler(*args))
+
+
+def test_arguments_may_be_given_by_name():
     f = Bowl()
     g = guard(None, gradient_at, **QUARTER)
-    assert is_tempered(g.sampler(f, X))
     assert is_tempered(g.sampler(f=f, x=X))
-    assert is_plain(g.sampler.original(f, X))
-    assert is_plain(gradient_at(f, X))
+    assert is_tempered(g.sampler(f=f.forward, x=X))
+    assert is_tempered(guard(None, functools.partial(gradient_at, f=f), **QUARTER).sampler(x=X))
     assert g.sampler.__name__ == "gradient_at"
 
 
-def test_closure_over_a_global():
-    f = Bowl()
-
-    def sample_q(x):
-        return gradient_at(f, x)
-
-    assert is_tempered(guard(None, sample_q, model=f, **QUARTER).sampler(X))
-    with pytest.raises(SamplerError, match=r"No energy module.*model=f"):
-        guard(None, sample_q, **QUARTER).sampler(X)
-
-
-def test_module_named_by_attach():
-    f = Bowl()
-    g = guard(None, lambda x: gradient_at(f, x), **QUARTER).attach(model=f)
-    assert is_tempered(g.sampler(X))
-
-
-def test_bound_method_of_a_trainer():
-    class Trainer:
-        def __init__(self):
-            self.model = Bowl()
-
-        def sample(self, x):
-            return gradient_at(self.model, x)
-
-    trainer = Trainer()
-    g = guard(None, trainer.sample, model=trainer.model, **QUARTER)
-    assert is_tempered(g.sampler(X))
-    assert is_plain(trainer.sample(X))
-
-
-def test_bound_method_of_the_energy_itself():
-    class Model(Bowl):
-        def sample(self, x):
-            return gradient_at(self, x)
-
-    model = Model()
-    g = guard(None, model.sample, **QUARTER)
-    assert is_tempered(g.sampler(X))
+def test_what_is_returned_is_no_module():
+    """Frameworks would register it as one."""
+    sampler = guard(None, Proposal(), **QUARTER).sampler
+    assert sampler.training
+    assert not isinstance(sampler, nn.Module)
 
 
 def test_method_guarded_in_the_body_of_its_class():
@@ -107,42 +151,6 @@ def test_decorator_like_use_on_a_module_level_name():
     assert loss_fn.guard.sampler is sample_q
 
 
-def test_partial():
-    f = Bowl()
-    assert is_tempered(guard(None, functools.partial(gradient_at, x=X), **QUARTER).sampler(f))
-    assert is_tempered(guard(None, functools.partial(gradient_at, f), **QUARTER).sampler(X))
-    assert is_tempered(guard(None, functools.partial(gradient_at, f=f), **QUARTER).sampler(x=X))
-
-
-class Chains:
-    """A sampler object in the manner of the deep-energy tutorials."""
-
-    def __init__(self, model):
-        self.model = model
-        self.examples = [1, 2]
-
-    def sample_new(self, x):
-        return self.generate(self.model, x)
-
-    def untouched(self, x):
-        return gradient_at(self.model, x)
-
-    @staticmethod
-    def generate(model, x):
-        return gradient_at(model, x)
-
-    def __call__(self, x):
-        return self.sample_new(x)
-
-
-def test_callable_object():
-    f = Bowl()
-    chains = Chains(f)
-    sampler = guard(None, chains, model=f, **QUARTER).sampler
-    assert is_tempered(sampler(X))
-    assert is_plain(chains(X))
-
-
 def test_object_with_methods():
     f = Bowl()
     chains = Chains(f)
@@ -163,54 +171,6 @@ def test_attributes_pass_through_both_ways():
     with pytest.raises(AttributeError, match="missing"):
         _ = sampler.missing
     assert copy.copy(sampler).original is chains
-
-
-def test_module_as_sampler():
-    class Proposal(nn.Module):
-        def forward(self, f, x):
-            return gradient_at(f, x)
-
-    proposal = Proposal()
-    sampler = guard(None, proposal, **QUARTER).sampler
-    assert is_tempered(sampler(Bowl(), X))
-    assert sampler.training
-    # Neither callable is a module: frameworks would register it as one.
-    assert not isinstance(sampler, nn.Module)
-    assert not isinstance(sampler, Proposal)
-
-
-def test_forward_passed_as_the_energy():
-    f = Bowl()
-    g = guard(None, gradient_at, **QUARTER)
-    assert is_tempered(g.sampler(f.forward, X))
-    assert is_tempered(g.sampler(f=f.forward, x=X))
-    assert is_plain(gradient_at(f.forward, X))
-
-
-def test_forward_called_by_name():
-    f = Bowl()
-    g = guard(None, lambda f, x: gradient_at(lambda x: f.forward(x), x), **QUARTER)
-    assert is_tempered(g.sampler(f, X))
-
-
-def test_outer_wrapper_is_the_energy():
-    class Wrapper(nn.Module):
-        """What DistributedDataParallel is to its module."""
-
-        def __init__(self, module):
-            super().__init__()
-            self.module = module
-
-        def forward(self, *args, **kwargs):
-            return self.module(*args, **kwargs)
-
-    wrapper = Wrapper(Bowl())
-    g = guard(None, gradient_at, **QUARTER)
-    assert is_tempered(g.sampler(wrapper, X))
-    # The inner module may be named too: the wrapper calls it.
-    inner = guard(None, gradient_at, model=wrapper.module, **QUARTER)
-    assert is_tempered(inner.sampler(wrapper, X))
-    assert is_plain(gradient_at(wrapper, X))
 
 
 def test_inline():
@@ -300,17 +260,6 @@ def test_nested_calls_do_not_square_the_factor():
     assert is_tempered(g.sampler(f, X))
     assert is_plain(gradient_at(f, X))
     assert g.state_dict()["sampler_calls"] == 1
-
-
-def test_two_guards_at_once_are_refused_and_leave_nothing_behind():
-    f = Bowl()
-    inner = guard(None, gradient_at, **QUARTER)
-    outer = guard(None, lambda f, x: inner.sampler(f, x), **QUARTER)
-    with pytest.raises(SamplerError, match=r"Two guards sample.*sampler\.original"):
-        outer.sampler(f, X)
-    assert "forward" not in vars(f)
-    assert is_tempered(inner.sampler(f, X))
-    assert is_plain(gradient_at(f, X))
 
 
 def test_temper_inside_a_guarded_sampler_is_refused():

@@ -51,14 +51,6 @@ HOLDS = """
     time.sleep(600)
 """
 
-GUARDS = """
-    import sys, time
-    from ebmguard import guard
-    g = guard(None, None, beta_star=0.5, log_dir=sys.argv[1])
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
 FORKS = """
     import os, sys, time
     from pathlib import Path
@@ -85,7 +77,7 @@ def test_a_second_process_is_refused_by_the_name_of_the_first_until_that_is_kill
 
 def test_two_processes_do_not_guard_into_one_folder(tmp_path: Path) -> None:
     """Their rows could not be told apart."""
-    with another(GUARDS, tmp_path) as process:
+    with another(HOLDS, tmp_path) as process:
         before = sorted(tmp_path.iterdir())
         with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
             guard(None, None, beta_star=0.5, log_dir=tmp_path)
