@@ -71,7 +71,7 @@ class Trainer:
         run: its settings.
         clip: largest norm of the gradient once the run was taken back; None leaves it.
         finer: factor on the sampler's steps, each as much smaller, once the run was taken back.
-        options: of the guard, such as ``action="rollback"``.
+        options: of the guard, such as ``action="rollback"``; they come before the run's.
     """
 
     def __init__(
@@ -106,11 +106,11 @@ class Trainer:
         told: dict[str, Any] = {"step_size": self.step_size, "noise_std": noise} if noise else {}
         if run.sampler == "mala":
             told = {}
+        told["beta_star"] = run.beta_star / run.scale
+        told["output_scale"] = run.output_scale if noise else 1e6
         self.guard = guard(
             None,
             self.draw,
-            beta_star=run.beta_star / run.scale,
-            output_scale=run.output_scale if noise else 1e6,
             model=self.network,
             optimizer=self.optimizer,
             scheduler=self.scheduler,
@@ -119,8 +119,7 @@ class Trainer:
             generators=[self.rng],
             sgld_steps=run.sgld_steps,
             steps_argument="steps",
-            **told,
-            **options,
+            **told | options,
         )
         self.loss, self.sample = self.guard
         self._probes = self._make_probes()
