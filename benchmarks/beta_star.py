@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .grid import Grid, Rows
-from .population.families import LAST_LOOK, Run, group_of
+from .population.families import Run, group_of
 from .population.fates import Watch, fate_of
 from .population.record import traced
 from .population.trainer import Trainer
@@ -121,10 +121,10 @@ RULES: dict[str, dict[str, Any]] = {
 FRESH = "4, 0.2 from noise"
 """As 4, but 0.2 where each chain begins anew from noise."""
 ARMS = [*FIXED, *RULES, FRESH]
-FIRST = ["4", "2", "4, more while f spreads", "0.5", "0", FRESH]
+FIRST = ["4", "2", "0.5", "4, more while f spreads", "8", "0", FRESH]
 CELLS = {
     f"{name}_{ARMS.index(arm)}_s{seed}": {"run": name, "arm": arm, "seed": seed}
-    for arms in (FIRST, ["to ESS 0.5, up while f spreads", "8"], ARMS)
+    for arms in (FIRST, ARMS)
     for seed in SEEDS
     for arm in arms
     for name, run in RUNS.items()
@@ -176,7 +176,7 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    return {}
+    return {"arms": str(len(rows))}
 
 
 GRID = Grid("beta_star", CELLS, measure, slots, trains_here=True)
