@@ -136,10 +136,10 @@ RULES: dict[str, dict[str, Any]] = {
 FRESH = "4, 0.2 from noise"
 """As 4, but 0.2 where each chain begins anew from noise."""
 ARMS = [*FIXED, *RULES, FRESH]
-FIRST = ["4", "2", "0.5", "4, more while f spreads", "8", "0", FRESH]
+FIRST = ["4", "2", "0.5", "4, more while f spreads", "8", FRESH]
 CELLS = {
     f"{name}_{ARMS.index(arm)}_s{seed}": {"run": name, "arm": arm, "seed": seed}
-    for arms in (FIRST, ARMS)
+    for arms in (FIRST, ["0", "to ESS 0.5, up while f spreads"], ARMS)
     for seed in SEEDS
     for arm in arms
     for name, run in RUNS.items()
