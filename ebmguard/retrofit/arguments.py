@@ -24,7 +24,7 @@ from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
 from .sampling import check_loss, check_sampler
-from .strength import Action, Schedulable, Settings, Strength, check_told
+from .strength import BETA_STAR, Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
 
@@ -62,15 +62,15 @@ def guard(
     compile: bool = False,
     **told: Unpack[Told],
 ) -> Guard:
-    """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, ...)``.
+    """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
 
     Loss and sampler:
         loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
-        beta_star: exponent β* on raw outputs: 0 is the standard trainer, 0.5 to 4 are common for
-            JEM. A number, a tensor (0-dim, or over leading model dimensions), or a function of the
-            step.
+        beta_star: exponent β* on raw outputs: 0 is the standard trainer. None: 4, but at most half
+            of the output scale; 0.5 where that is unknown. Else a number, a tensor (0-dim, or over
+            leading model dimensions), or a function of the step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
             randn``. If you give these two, the guard computes o from them. None: the guard measures
@@ -237,10 +237,14 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
         _log.setLevel(_log.level or logging.INFO)
     named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
-    given, scale = _shown(strength.given), strength.output_scale
+    scale, given = strength.output_scale, strength.default
+    if strength.given is not None:
+        given = f"{strength.name}={_shown(strength.given)}"
+    elif strength.awaits_scale:
+        given = f"beta_star=at most {BETA_STAR:g} (none was given)"
     told = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
-    _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, told, watch)
+    _log.info("guards %s, %s, output_scale=%s; %s", what, given, told, watch)
 
 
 def _shown(value: Any) -> str:
