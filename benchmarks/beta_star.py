@@ -36,8 +36,9 @@ CHOSEN = {
     "latent-prior": (2, 3), "energy-scales": (0, 1), "cyclic-rates": (0, 4),
     "sets-lion": (13, 6), "penalised-mala": (1, 2),
 }  # fmt: skip
+LARGE = ("mnist14", "mnist28", "cifar16")
 STEPS = {
-    **dict.fromkeys(("mnist14", "mnist28", "cifar16"), 150),
+    **dict.fromkeys(LARGE, 150),
     **dict.fromkeys(("digits", "waves"), 250),
     **dict.fromkeys(("mnist-latents", "sets"), 700),
 }
@@ -140,10 +141,11 @@ FIRST = ["4", "2", "0.5", "4, more while f spreads", "8", FRESH]
 CELLS = {
     f"{name}_{ARMS.index(arm)}_s{seed}": {"run": name, "arm": arm, "seed": seed}
     for arms in (FIRST, ["0", "to ESS 0.5, up while f spreads"], ARMS)
+    for large in (False, True)
     for seed in SEEDS
     for arm in arms
     for name, run in RUNS.items()
-    if arm != FRESH or run.sampler == "short"
+    if (arm != FRESH or run.sampler == "short") and (run.data in LARGE) == large
 }
 
 
