@@ -1,4 +1,4 @@
-"""Steering on digits: a sampler that has lost the data, and β* from both ends.
+"""Adaptive SGLD steps on digits: a sampler that has lost the data.
 
 python -m benchmarks.steering                # all cells, two at a time
 python -m benchmarks.steering --table-only   # the table of what has been run
@@ -58,7 +58,6 @@ class Arm:
     adaptive: AdaptiveSteps | None = None
     start: int = 0
     finer: bool = True
-    steer: bool = False
 
 
 LOST = {
@@ -68,18 +67,11 @@ LOST = {
     "longer": Arm(f"from {LOST_AT}, steps not finer", 1, 0.5, 600, ADAPTIVE, LOST_AT, finer=False),
     "slow": Arm(f"from {LOST_AT}, 5 rows for a doubling", 1, 0.5, 600, SLOW, LOST_AT),
 }
-BETA = {
-    f"{'steered' if steer else 'fixed'}{start:g}": Arm(
-        f"{'from ' if steer else ''}{start:g}", 5, start, steer=steer
-    )
-    for start in (8.0, 0.1)
-    for steer in (False, True)
-}
 
 
 CELLS = {
     f"{arm}_s{seed}": {"arm": arm, "seed": seed}
-    for arms in (("fixed", "adaptive", "lost"), BETA, ("longer", "slow"))
+    for arms in (("fixed", "adaptive", "lost"), ("longer", "slow"))
     for seed in SEEDS
     for arm in arms
 }
@@ -87,14 +79,13 @@ CELLS = {
 
 def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
     """One cell, from its start: they take minutes."""
-    way = (LOST | BETA)[arm]
+    way = LOST[arm]
     config = JemConfig(
         out=folder,
         beta_star=way.beta_star,
         sgld_steps=way.sgld_steps,
         seed=seed,
         iterations=way.iterations,
-        steer_beta=way.steer,
     )
     data = config.load_data()
     network = jem.make_network(config, data)

@@ -16,7 +16,7 @@ from ..energies import Variant
 from ..errors import ConfigError, folder_path
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
-from ..steering import AdaptiveSteps, SteerBeta
+from ..steering import AdaptiveSteps
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .ensemble import check_variants
@@ -54,7 +54,6 @@ def guard(
     action: Action = "warn",
     recovery: Recovery | None = None,
     adapt: AdaptiveSteps | None = None,
-    steer: SteerBeta | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
@@ -113,7 +112,6 @@ def guard(
             step; needs ``model``, ``optimizer`` and all other parts with a state).
         recovery: settings of "rollback": snapshots, changes to the run, the budget.
         adapt: runs more SGLD steps while GradScale is too low; needs ``sgld_steps``.
-        steer: moves β* (one number) to keep the effective sample size inside a band.
         on_alert: a function that is called with every alert at once, on every rank.
         judge_in_loss: judge a step inside ``loss()``, before its gradient exists. Unless the action
             is "warn", an ERROR then removes the contrastive term at once. None: yes on a CPU, no on
@@ -133,7 +131,6 @@ def guard(
         "on_alert": (Callable, "a function of the alert, or None"),
         "recovery": (Recovery, "ebmguard.recovery.Recovery(...)"),
         "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
-        "steer": (SteerBeta, "ebmguard.steering.SteerBeta(...)"),
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
         **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
         "log_dir": (str | PathLike, "the path of a folder"),
@@ -180,15 +177,6 @@ def guard(
             'action="rollback" takes a whole run back, and one member of an ensemble is no reason '
             'for that. Use action="warn", and alert.member in on_alert.'
         )
-    controller = None
-    if steer is not None:
-        first = strength.at(0).beta_star
-        if not isinstance(first, float) or first != first:
-            raise ConfigError(
-                f"steer= moves one number β*, but beta_star is {first!r} at step 0: an ensemble's "
-                "are not steered, and beta= is none until the output scale is known."
-            )
-        controller = steer.start(first)
     settings = Settings(
         sign=1 if convention == "log_density" else -1,
         variant=variant if isinstance(variant, str) else tuple(variant),
@@ -210,7 +198,6 @@ def guard(
         is_logging=ranks.is_first,
         recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
         adapt=adapt,
-        steer=controller,
     )
     opened = [as_sink(sink) for sink in sinks]
     if not ranks.is_first:

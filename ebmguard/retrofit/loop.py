@@ -276,7 +276,6 @@ class Loop:
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
         now = self.situation
         rollback = recoverer.change(rollback, self.trainer, now, knows_steps=actions.asks_steps)
-        actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
 

@@ -178,26 +178,17 @@ class Strength:
         follows = self.output_scale is not None and self.sampler_scale is None
         return self.output_scale / 2 if follows and self.output_scale else math.inf
 
-    def at(
-        self,
-        step: int,
-        exactly: float | None = None,
-        at_least: float | None = None,
-        times: float = 1.0,
-    ) -> StrengthAt:
+    def at(self, step: int, at_least: float | None = None, times: float = 1.0) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
-        β* is ``exactly`` if given; else ``times`` the schedule's value, but ``at_least`` this.
+        β* is ``times`` the schedule's value, but ``at_least`` this.
         """
         if self.name == "beta" and self.output_scale is None:
             # The sampler's side is known; the loss is refused until β* is: see ``check_known``.
             known = replace(replace(self, output_scale=1.0).at(step), output_scale=None)
             return known if known.is_off else replace(known, beta_star=known.beta_star * math.nan)
         star = self._beta_star(step)
-        if exactly is not None:
-            most = math.inf if isinstance(star, Tensor) else max(star, self.most_raised)
-            star = min(exactly, most)
-        elif times != 1:
+        if times != 1:
             star = star * times
         if at_least is not None:
             star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)

@@ -40,8 +40,6 @@ class JemConfig(ImageConfig):
     """A scenario of the paper's Appendix M.1, or that of the digits."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
-    steer_beta: bool = False
-    """Let the guard steer β*, from beta_star on."""
     variant: VariantName = "default"
     """Variant of the guarded loss."""
     action: ActionName = "warn"
@@ -184,11 +182,6 @@ class JemConfig(ImageConfig):
                 "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0"
             )
         problems += not_positive(self, "clip_norm")
-        if self.steer_beta and not self.beta_star > 0:
-            problems.append(
-                f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
-                "expected a positive number to start from"
-            )
         if self.p_x_y_weight and self.variant not in ("default", "no_pos"):
             problems.append(
                 f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted "

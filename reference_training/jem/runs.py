@@ -31,7 +31,6 @@ PUBLISHED_CONFIG: dict[str, Any] = {
     "clip_norm": None,
     "activation": "leaky_relu",
     "action": "warn",
-    "steer_beta": False,
     "most_steps": 1,
 }
 """What the published runs have in common beside their scenario's settings."""

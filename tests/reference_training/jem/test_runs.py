@@ -140,7 +140,6 @@ def test_a_published_run_deviates_in_nothing(tmp_path):
         ({"energy_l2": 0.1}, "energy l2 0.1, not 0.0"),
         ({"clip_norm": 1.0}, "clip norm 1.0, not None"),
         ({"action": "rollback"}, "action rollback, not warn"),
-        ({"steer_beta": True}, "steer beta True, not False"),
         ({"most_steps": 4}, "most steps 4, not 1"),
         ({"activation": "silu"}, "activation silu, not leaky_relu"),
         ({"image_size": 16}, "image size 16, not None"),
