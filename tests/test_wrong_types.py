@@ -230,7 +230,7 @@ def damaged(state: Any) -> Iterator[Any]:
                 yield changed
 
 
-@pytest.mark.parametrize("name", ["guard", "buffer", "steps", "beta"])
+@pytest.mark.parametrize("name", ["guard", "buffer", "steps"])
 def test_a_damaged_state_is_refused_and_changes_nothing(name):
     owner = owners()[name]
     state = copy.deepcopy(owner.state_dict())
