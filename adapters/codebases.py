@@ -3,7 +3,7 @@
 ``from ebmguard.adapters import jem`` gives a row of it; :class:`Codebase` has its two methods, and
 ``docs/your-trainer.md`` the changed lines of each::
 
-    loss_fn, sample_q = guard(None, get_sample_q(args, device), beta_star=0.5, **jem.settings(args))
+    loss_fn, sample_q = guard(None, get_sample_q(args, device), **jem.settings(args))
     loss_fn.guard.attach(model=f, optimizer=optim, **jem.sampler_settings(args))
 """
 
