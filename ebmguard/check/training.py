@@ -43,8 +43,8 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
     if not any(setup.beta_star):
         return
     if setup.chosen:
-        what = f"{setup.chosen}. It is 4 at most, and at most half of the output scale, which "
-        what += "is measured at the sampler's first call."
+        what = f"{setup.chosen}. It is at most half of the output scale, which is "
+        what += "measured at the sampler's first call."
         yield info("beta_star", "guard(beta_star=)", what, "nothing, or a number of yours.")
     if setup.has_sampler and not setup.tempers and implied != math.inf:
         level, known = (Level.INFO, "") if implied is None else (Level.WARN, f" = {implied:g}")

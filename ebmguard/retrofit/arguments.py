@@ -67,9 +67,9 @@ def guard(
         loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
-        beta_star: exponent β* on raw outputs: 0 is the standard trainer. None: 4, but at most half
-            of the output scale; 0.5 where that is unknown. Else a number, a tensor (0-dim, or over
-            leading model dimensions), or a function of the step.
+        beta_star: exponent β* on raw outputs: 0 is the standard trainer. None: the guard chooses it
+            by the output scale, and logs it (``docs/settings.md``). Else a number, a tensor (0-dim,
+            or over leading model dimensions), or a function of the step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
             randn``. If you give these two, the guard computes o from them. None: the guard measures
