@@ -1,4 +1,4 @@
-"""Which beta* does well where nobody has chosen one: fixed ones and rules, on the population.
+"""Which beta* does well where nobody has chosen one: fixed ones and a rule, on the population.
 
 python -m benchmarks.beta_star               # all cells, two at a time
 python -m benchmarks.beta_star --table-only  # the tables of what has been run
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
 
-from .grid import Grid, Rows
-from .population.families import Run, group_of
+from .grid import Grid, Rows, table_of
+from .population.families import LAST_LOOK, Run, group_of
 from .population.fates import Watch, fate_of
 from .population.record import traced
 from .population.trainer import Trainer
@@ -74,134 +76,126 @@ class Sparing(Trainer):
         return self._skill
 
 
-@dataclasses.dataclass
-class Rule:
-    """beta* from the rows: towards an effective sample size, or by the spread of energies.
+class Growing:
+    """beta* of 4, and up to 16 while energies run away: the brake is pulled, and never let go.
 
-    Attributes:
-        value: beta* now, at first the starting one.
-        least, most: its bounds.
-        ess: the target of ESS as a share of the negatives; 1: beta* falls where nothing raises it.
-        up, down: factors of one row.
-        guarded: whether beta* rises, and never falls, while the spread of f on negatives grows by
-            1.25 within 60 rows; and falls where no negative competes and it does not.
-        per_spread: beta* is this, divided by that spread; 0: by ESS.
+    It rises while the spread of f on negatives has grown by 1.25 within 60 rows (where none
+    competes it holds), and falls slowly back to 4 else, while the weights are not uniform.
     """
 
-    value: float
-    least: float
-    most: float
-    ess: float = 0.5
-    up: float = 1.02
-    down: float = 1.005
-    guarded: bool = True
-    per_spread: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, cap: float) -> None:
+        self.value = self.least = min(4.0, cap)
+        self.most = min(16.0, cap)
         self.rows: deque[tuple[float, ...]] = deque(maxlen=60)
-        self._bound(self.value)
-
-    def _bound(self, value: float) -> None:
-        self.value = max(min(value, self.most), min(self.least, self.most))
 
     def __call__(self, step: int) -> float:
         return self.value
 
     def observe(self, row: Mapping[str, float]) -> None:
         new = tuple(row.get(tag, math.nan) for tag in ("ess", "grad_scale", "f_neg/std"))
-        if all(map(math.isfinite, new)) and self.least < self.most:
-            self.rows.append(new)
-            last = [statistics.median(each) for each in zip(*[*self.rows][-10:], strict=True)]
-            if self.per_spread:
-                self._bound(self.per_spread / (last[2] or 1.0))
-            else:
-                self._bound(self.value * self._factor(*last))
-
-    def _factor(self, ess: float, scale: float, spread: float) -> float:
-        before = statistics.median([row[2] for row in self.rows][:20])
-        grows = self.guarded and len(self.rows) >= 30 and spread > 1.25 * before
-        if self.guarded and scale < 0.5:
-            return 1.0 if grows else 1 / self.down
-        if grows or ess > 1.1 * self.ess:
-            return self.up
-        return 1 / self.down if ess < self.ess / 1.1 else 1.0
+        if not all(map(math.isfinite, new)):
+            return
+        self.rows.append(new)
+        ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
+        before = statistics.median([own[2] for own in self.rows][:20])
+        if len(self.rows) >= 30 and spread > 1.25 * before:
+            self.value = min(self.value * (1.02 if scale >= 0.5 else 1.0), self.most)
+        elif scale < 0.5 or ess < 1 / 1.1:
+            self.value = max(self.value / 1.005, self.least)
 
 
-FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0, "0": 0.0, "1": 1.0}
-RULES: dict[str, dict[str, Any]] = {
-    "4, more while f spreads": {"value": 4.0, "least": 4.0, "most": 16.0, "ess": 1.0},
-    "to ESS 0.5, up while f spreads": {"value": 0.5, "least": 0.02, "most": 10.0},
-    "ESS 0.5": {"value": 0.5, "least": 0.02, "most": 10.0, "down": 1.02, "guarded": False},
-    "2 / spread": {"value": 0.5, "least": 0.02, "most": 10.0, "per_spread": 2.0},
-}
-FRESH = "4, 0.2 from noise"
-"""As 4, but 0.2 where each chain begins anew from noise."""
-ARMS = [*FIXED, *RULES, FRESH]
-FIRST = ["4", "2", "0.5", "4, more while f spreads", "8", FRESH]
-
-
-def _turn(name: str, seed: int) -> int:
-    """When a run has its turn: small data first, of the larger what dies, then again."""
-    run = RUNS[name]
-    is_second = run.data in LARGE and run.number != CHOSEN[run.family][0]
-    return 2 * seed + (run.data in LARGE) + 2 * is_second
-
-
+FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0}
+ARMS = {each: each for each in FIXED}
+ARMS |= {"growing": "4, more while f spreads", "fresh": "4, but 0.2 from noise"}
 CELLS = {
-    f"{name}_{ARMS.index(arm)}_s{seed}": {"run": name, "arm": arm, "seed": seed}
-    for arms in (FIRST, ARMS)
-    for turn in range(6)
+    f"{name}_{arm}_s{seed}": {"run": name, "arm": arm, "seed": seed}
     for seed in SEEDS
-    for arm in arms
+    for arm in ARMS
     for name, run in RUNS.items()
-    if (arm != FRESH or run.sampler == "short") and _turn(name, seed) == turn
+    if arm != "fresh" or run.sampler == "short"
 }
-
-
-def rule_of(arm: str, run: Run) -> Rule:
-    """beta* of an arm, at most half of the output scale where the sampler has one."""
-    cap = (run.output_scale or math.inf) / 2
-    if arm in RULES:
-        own = RULES[arm]
-        return Rule(**own | {"most": min(own["most"], cap)})
-    fixed = min(FIXED.get(arm, 0.2), cap)
-    return Rule(fixed, fixed, fixed)
 
 
 def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
-    """One cell: a run, as far as it goes."""
+    """One cell: a run, as far as it goes, its beta* at most half of the output scale."""
     del folder
     own = Seeded(**dataclasses.asdict(RUNS[run]), again=seed)
-    rule = rule_of(arm, own)
-    trainer = Sparing(own, beta_star=rule if rule.least < rule.most else rule.value)
-    watch, rows, bounds = Watch(own.scale), [], 0
+    cap = (own.output_scale or math.inf) / 2
+    rule = Growing(cap) if arm == "growing" else None
+    trainer = Sparing(own, beta_star=rule or min(FIXED.get(arm, 0.2), cap))
+    watch, rows = Watch(own.scale), []
     for step in range(STEPS.get(own.data, 400)):
-        bounds += rule.value in (rule.least, rule.most)
         rows.append(trainer.step())
-        rule.observe(rows[-1])
+        if rule is not None:
+            rule.observe(rows[-1])
         since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
         if since is not None and step - since >= AFTERMATH:
             break
     trainer.guard.close()
     trace = traced(rows)
     fate = fate_of(trace, scale=own.scale)
-    kinds = ("ess", "grad_scale") if rows[0]["beta_star"] else ("ref/ess", "ref/grad_scale")
+    tags = ("ess", "grad_scale", "energy_gap", "beta_star")
+    late = {tag: float(np.median(trace[tag][-50:])) for tag in tags}
+    known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
+    at_bounds = float(np.mean(np.isin(trace["beta_star"], [4.0, 16.0]))) if rule else 1.0
+    return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
+
+
+def by_cell(rows: Rows) -> pd.DataFrame:
+    """A line for each cell; "fresh" has those of 4 where no chain begins from noise."""
+    frame = pd.DataFrame(rows)
+    frame["family"] = frame["run"].map(lambda name: RUNS[name].family)
+    frame["is_lost"] = frame["fate"].isin(["dead", "collapsed"])
+    fresh = set(frame.loc[frame["arm"] == "fresh", "run"])
+    others = frame[(frame["arm"] == "4") & ~frame["run"].isin(fresh)]
+    frame = pd.concat([frame, others.assign(arm="fresh")], ignore_index=True)
+    # Of the skill at the end, against that of the fixed beta* that is best in its setting.
+    means = frame.groupby(["run", "arm"])["last"].mean().unstack()
+    frame["regret"] = frame["run"].map(means[list(FIXED)].max(axis=1)) - frame["last"]
+    return frame
+
+
+def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
+    """A line of the table of arms."""
+    own, of_4 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "4"))
+    lost, counts = own["is_lost"], own["fate"].value_counts()
+    low, high = binomtest(int(lost.sum()), len(own)).proportion_ci()
+    regret = own[~lost].groupby("family")["regret"].mean().to_numpy()
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(regret, (2000, len(regret))).mean(1)
+    worst, best = np.quantile(drawn, [0.975, 0.025])
+    worse, better = int((lost & ~of_4["is_lost"]).sum()), int((~lost & of_4["is_lost"]).sum())
     return {
-        "fate": fate.name,
-        "death": fate.death,
-        "best": round(fate.best, 2),
-        "last": round(fate.last, 2),
-        "steps": len(rows),
-        "ess": float(np.median(trace[kinds[0]][-50:])),
-        "grad_scale": float(np.median(trace[kinds[1]][-50:])),
-        "gap": float(np.median(trace["energy_gap"][-50:])),
-        "beta_star": float(np.median(trace["beta_star"][-50:])),
-        "at_bounds": round(bounds / len(rows), 3),
+        "β*, at most o/2": ARMS[arm],
+        "lost": f"{lost.sum()} of {len(own)} ({low:.2f} to {high:.2f})",
+        "limping": str(counts.get("limping", 0)),
+        "healthy": str(counts.get("healthy", 0)),
+        "lost where 4 lives, lives where 4 is lost": f"{worse}, {better}",
+        "regret, points": f"{regret.mean():.1f} ({best:.1f} to {worst:.1f})",
+        "GradScale": f"{own['grad_scale'].median():.2f}",
+        "ESS": f"{own['ess'].median():.2f}",
+        "ESS < 0.1, of the healthy": str(((own["ess"] < 0.1) & (own["fate"] == "healthy")).sum()),
     }
 
 
+def of_family(family: str, frame: pd.DataFrame) -> dict[str, str]:
+    """A line of the table of families: how many are lost, limp and are healthy."""
+    own = frame[frame["family"] == family]
+    line = {"family": family, "runs": str(len(own[own["arm"] == "4"]))}
+    for arm, title in ARMS.items():
+        counts = own[own["arm"] == arm]["fate"].value_counts()
+        lost = counts.get("dead", 0) + counts.get("collapsed", 0)
+        line[title] = f"{lost} / {counts.get('limping', 0)} / {counts.get('healthy', 0)}"
+    return line
+
+
 def slots(rows: Rows) -> dict[str, str]:
-    return {"arms": str(len(rows))}
+    frame = by_cell(rows)
+    is_last = frame["family"].isin(LAST_LOOK)
+    parts = {"arms": frame[~is_last], "last-look": frame[is_last]}
+    return {name: table_of([of_arm(arm, own) for arm in ARMS]) for name, own in parts.items()} | {
+        "families": table_of([of_family(family, frame) for family in CHOSEN])
+    }
 
 
 GRID = Grid("beta_star", CELLS, measure, slots, trains_here=True)
