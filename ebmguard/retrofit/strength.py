@@ -40,7 +40,7 @@ Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
 BETA_STAR = 4.0
 """β* where none is given, at most half of the output scale: ``docs/settings.md`` says why."""
-_UNKNOWN_SCALE = 1.0  # what an unknown output scale counts as: no sampler of f itself has less
+_UNKNOWN_SCALE = 1.0  # what an unknown output scale counts as: textbook Langevin's
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
