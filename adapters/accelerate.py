@@ -1,7 +1,7 @@
 """accelerate: ``attach`` tells the guard what ``accelerator.prepare`` has wrapped.
 
     model, optimizer = accelerator.prepare(f, optimizer)
-    g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[AcceleratorSink(accelerator)])
+    g = guard(None, sample_q, model=f, sinks=[AcceleratorSink(accelerator)])
     loss_fn, sample_q = attach(g, accelerator, optimizer=optimizer)
 
 Pass the network itself as ``model=``, not what ``prepare`` returns. With several processes, pass

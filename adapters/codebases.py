@@ -3,7 +3,7 @@
 ``from ebmguard.adapters import jem`` gives a row of it, and ``docs/your-trainer.md`` the changed
 lines of each::
 
-    loss_fn, sample_q = guard(None, get_sample_q(args, device), beta_star=0.5, **jem.settings(args))
+    loss_fn, sample_q = guard(None, get_sample_q(args, device), **jem.settings(args))
 
 Other trainers need no row: the guard measures their samplers, and they have no mode to refuse.
 """

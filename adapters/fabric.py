@@ -1,7 +1,7 @@
 """Lightning Fabric: ``attach`` tells the guard what ``fabric.setup`` has wrapped.
 
     model, optimizer = fabric.setup(f, optimizer)
-    g = guard(None, sample_q, model=f, beta_star=0.5, sinks=[FabricSink(fabric)])
+    g = guard(None, sample_q, model=f, sinks=[FabricSink(fabric)])
     loss_fn, sample_q = attach(g, fabric, optimizer=optimizer)
 
 Pass the network itself as ``model=``, not what ``setup`` returns: inside the sampler both then run

@@ -1,7 +1,7 @@
 """MLflow: rows as metrics in batches, alerts as metrics and tags.
 
     with mlflow.start_run():
-        loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[MlflowSink()])
+        loss_fn, sample_q = guard(None, sample_q, sinks=[MlflowSink()])
 
 ``mlflow.search_runs(filter_string="tags.`guard.alert_level` = 'ERROR'")`` finds the lost runs.
 """

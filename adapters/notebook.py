@@ -1,6 +1,6 @@
 """Notebooks: a sink that keeps one live picture of energy gap and GradScale, with the alerts.
 
-g = guard(None, sample_q, beta_star=0.5, sinks=[NotebookSink()])
+g = guard(None, sample_q, sinks=[NotebookSink()])
 """
 
 from __future__ import annotations

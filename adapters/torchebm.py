@@ -1,7 +1,7 @@
 """torchebm: contrastive divergence whose loss class owns the sampler, guarded in one changed line.
 
     -cd = ContrastiveDivergence(model=energy, sampler=sampler, k_steps=10)
-    +cd = GuardedContrastiveDivergence(model=energy, sampler=sampler, k_steps=10, beta_star=0.5)
+    +cd = GuardedContrastiveDivergence(model=energy, sampler=sampler, k_steps=10)
 
 LangevinDynamics has the output scale 1 / noise_scale², both HMCs 1. What has no noise, or none on
 one scale, is tempered only with ``output_scale=`` or ``sampler_scale=``.

@@ -1,7 +1,7 @@
 """Trackio: rows as metrics, alerts as the dashboard's own alerts.
 
     run = trackio.init(project="jem")
-    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[TrackioSink(run)])
+    loss_fn, sample_q = guard(None, sample_q, sinks=[TrackioSink(run)])
 
 ``trackio show`` draws them; close the guard before ``run.finish()``.
 """

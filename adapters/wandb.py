@@ -1,7 +1,7 @@
 """Weights & Biases: rows as history, alerts as the service's own alerts.
 
     run = wandb.init(project="jem")
-    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, sinks=[WandbSink(run)])
+    loss_fn, sample_q = guard(None, sample_q, sinks=[WandbSink(run)])
 
 Charts under ``guard/`` have the guard's step as their axis, which goes back after a rollback.
 W&B's own step never does, so that both passes through a step are kept.

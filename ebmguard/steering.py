@@ -1,4 +1,4 @@
-"""Controllers of the run: the number of SGLD steps, and β*. Both are off by default. No torch.
+"""The controller of the number of SGLD steps, which is off by default. No torch.
 
 Settings make a controller: ``AdaptiveSteps().start(5)``. It observes every judged row once, in the
 order of the steps, and has a ``value``. Equal rows on all ranks give equal values.
@@ -7,135 +7,19 @@ order of the steps, and has a ``value``. Equal rows on all ranks give equal valu
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigError, Stateful, typed
-from .tags import BETA_STAR, ESS, GRAD_SCALE, weight_tag
+from .tags import BETA_STAR, GRAD_SCALE, weight_tag
 
-__all__ = ["AdaptiveSteps", "BetaController", "SteerBeta", "StepsController"]
+__all__ = ["AdaptiveSteps", "StepsController"]
 
 
 def _check(settings: object, is_meant: bool, problem: str) -> None:
     if not is_meant:
         raise ConfigError(f"{type(settings).__name__}: {problem}.")
-
-
-@typed
-@dataclass(frozen=True)
-class SteerBeta:
-    """Settings of the steered β*: as large as the effective number of negatives allows.
-
-    If ESS is above its band, β* is raised: the weights are nearly uniform. If ESS is below it, β*
-    is lowered: few of the competing negatives carry the gradient, and the sampler finds the others
-    again (Appendices I.1 and J). If GradScale is under ``floor``, β* is held: no negative competes,
-    only the sampler can mend that, and a lower β* makes the gap grow with 1/β*. All default values
-    were measured (``docs/results/steering.md``).
-
-    Attributes:
-        least, most: bounds of β*, positive; None: a sixteenth and 16 times the starting value.
-        ess: the band of ESS, as a fraction of the negatives.
-        floor: GradScale below which β* is held; its healthy value is M/(M+1) for M negatives.
-        window: number of rows; their medians decide, so that a single bad step changes nothing.
-        rate: factor of one change.
-
-    Raises:
-        ConfigError: names a setting out of range and what was expected.
-    """
-
-    least: float | None = None
-    most: float | None = None
-    ess: tuple[float, float] = (0.3, 0.8)
-    floor: float = 0.5
-    window: int = 20
-    rate: float = 1.25
-
-    def __post_init__(self) -> None:
-        least, most, (low, high) = self.least, self.most, self.ess
-        given = [x for x in (least, most) if x is not None]
-        are_positive = all(0 < x < math.inf for x in given)
-        _check(self, are_positive, f"{least=}, {most=}; expected positive numbers or None")
-        _check(self, given == sorted({*given}), f"{least=} is not below {most=}")
-        _check(self, 0 < low < high < 1, f"ess={self.ess}; expected 0 < low < high < 1")
-        _check(self, 0 < self.floor < 1, f"floor={self.floor}; expected a value between 0 and 1")
-        _check(self, self.window >= 1, f"window={self.window}; expected a number of rows")
-        _check(self, 1 < self.rate < math.inf, f"rate={self.rate}; expected a factor above 1")
-
-    def start(self, base: float) -> BetaController:
-        """A controller that starts at β* = base, or at ``least`` where base is 0.
-
-        Raises:
-            ConfigError: β* is negative, no single number, 0 without ``least``, or out of bounds.
-        """
-        is_number = isinstance(base, float | int) and not isinstance(base, bool)
-        said = "expected one positive number, no schedule and no ensemble's"
-        is_meant = is_number and 0 <= base < math.inf
-        _check(self, is_meant, f"the starting beta_star is {base!r}; {said}")
-        start = float(base or self.least or 0)
-        said = "beta_star=0 is never left by factors. Start above 0, or set least"
-        _check(self, start > 0, said)
-        least, most = self.least or start / 16, self.most or start * 16
-        said = f"beta_star={start:g} lies outside its bounds, {least:g} to {most:g}"
-        _check(self, least <= start <= most, said)
-        return BetaController(self, start, (least, most))
-
-    def direction(self, ess: float, grad_scale: float) -> int:
-        """1 to raise β*, -1 to lower it, 0 to hold it."""
-        return 0 if grad_scale < self.floor else (ess > self.ess[1]) - (ess < self.ess[0])
-
-
-class BetaController(Stateful):
-    """The steered β* of one run.
-
-    Attributes:
-        bounds: the least and the largest β*.
-        beta_star, value: β* of the steps from now on.
-    """
-
-    _owner = "SteerBeta"
-
-    def __init__(self, settings: SteerBeta, start: float, bounds: tuple[float, float]) -> None:
-        self.settings = settings
-        self.bounds = bounds
-        self.move_to(start)
-
-    @property
-    def value(self) -> float:
-        """β* of the steps from now on."""
-        return self.beta_star
-
-    def observe(self, row: Mapping[str, float]) -> None:
-        """Take one judged row. Without ESS or GradScale, or of an earlier β*, it does not count."""
-        ess, scale = row.get(ESS, math.nan), row.get(GRAD_SCALE, math.nan)
-        beta_star = row.get(BETA_STAR, self.beta_star)
-        is_of_now = math.isclose(beta_star, self.beta_star, rel_tol=1e-5)  # it may be float32
-        if not (math.isfinite(ess) and math.isfinite(scale) and is_of_now):
-            return
-        self._ess.append(ess)
-        self._grad_scale.append(scale)
-        if len(self._ess) >= self.settings.window:
-            medians = statistics.median(self._ess), statistics.median(self._grad_scale)
-            self.move_to(self.beta_star * self.settings.rate ** self.settings.direction(*medians))
-
-    def move_to(self, beta_star: float) -> None:
-        """Go on from another β* within the bounds, for example after a recovery."""
-        least, most = self.bounds
-        self.beta_star = min(max(beta_star, least), most)
-        self._ess: list[float] = []  # of the rows since the last decision
-        self._grad_scale: list[float] = []
-
-    def _saved(self) -> dict[str, Any]:
-        return {"beta_star": float, "_ess": list[float], "_grad_scale": list[float]}
-
-    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        read, (least, most) = super()._read(state), self.bounds
-        beta_star = read["beta_star"]
-        said = f"the state's {beta_star=:g} is outside the bounds {least:g} to {most:g}"
-        is_within = least <= beta_star <= most
-        _check(self.settings, is_within, f"{said}; start with the settings of the saved run")
-        return read
 
 
 @typed

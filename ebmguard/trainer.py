@@ -54,6 +54,7 @@ class Told(TypedDict, total=False):
 _REMOVED = {
     "beta_stars": "Average the losses of several exponents yourself, each that of "
     "ebmguard.objective.contrastive_loss",
+    "steer": "Leave beta_star= out: the guard chooses it",
     "reduce": "Heads (B, K) are summed. For their mean pass f.mean(1) to the loss, and let the "
     "sampler differentiate that",
 }

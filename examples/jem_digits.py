@@ -43,7 +43,6 @@ loss_fn, sample_q = g = guard(
     sample_q,
     model=f,
     optimizer=optimizer,
-    beta_star=2,
     log_dir="runs/jem",
 )
 for _ in range(steps):

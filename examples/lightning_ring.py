@@ -30,9 +30,7 @@ class Ring(GuardedModule, LightningModule):
         super().__init__()
         layers = nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)
         self.f = nn.Sequential(*layers)
-        self.loss_fn, self.sample_q = guard(
-            None, sample_q, model=self.f, beta_star=0.25, log_dir="runs/lightning"
-        )
+        self.loss_fn, self.sample_q = guard(None, sample_q, model=self.f, log_dir="runs/lightning")
 
     def training_step(self, batch, index):
         """The contrastive loss, guarded."""

@@ -50,7 +50,7 @@ class Printer:
 torch.manual_seed(0)
 f = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 1))
 rules = [*DEFAULT_RULES, Drifting()]
-g = guard(None, sgld, beta_star=0.5, rules=rules, sinks=[Printer()])
+g = guard(None, sgld, rules=rules, sinks=[Printer()])
 for shift in torch.linspace(0, 3, 151):  # energies that drift away
     x = torch.randn(128, 2)
     y = g.sampler(f, torch.randn(128, 2), steps=5, step_size=0.005, noise_std=0.1)

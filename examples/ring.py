@@ -24,7 +24,6 @@ loss_fn, sample = g = guard(
     model=energy,
     optimizer=optimizer,
     convention="energy",
-    beta_star=0.5,
     log_dir="runs/ring",
 )
 chains = torch.randn(128, 2)

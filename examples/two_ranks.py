@@ -31,7 +31,6 @@ loss_fn, sample_q = g = guard(
     sample_q,
     model=energy,
     optimizer=optimizer,
-    beta_star=0.25,
     log_dir="runs/ranks",  # which the first rank writes
     process_group=dist.group.WORLD,
 )

@@ -62,7 +62,6 @@ CASES: dict[str, dict[str, Any]] = {
     "jem clip": {"clip_norm": 1.0},
     "jem L2": {"energy_l2": 0.1},
     "jem most_steps": {"most_steps": 4},
-    "jem steered beta*": {"steer_beta": True},
     "jem rollback": {"action": "rollback"},
     "jem raise": {"action": "raise"},
     "jem bfloat16": {"precision": "bfloat16"},

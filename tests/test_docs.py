@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR
+from ebmguard.retrofit.strength import BETA_STAR, Strength
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -129,17 +130,10 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
     assert not missing
 
 
-def test_beta_star_for_jem_is_the_same_everywhere() -> None:
-    files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "ebmguard").rglob("*.py")]
-    said = {}
-    for file in files:
-        if file.parent.name != "results":
-            # A line of a table is a setting of the paper's.
-            lines = [line for line in file.read_text().splitlines() if not line.startswith("| ")]
-            text = " ".join(" ".join(lines).split())
-            said[file.name] = re.findall(
-                r"JEM\W[^.]{0,40}\b0\.5 to (\d+)|0\.5 to (\d+) \w* ?\w* ?for JEM", text
-            )
-    ends = {end for pairs in said.values() for pair in pairs for end in pair if end}
-    assert ends == {"4"}
-    assert {name for name, pairs in said.items() if pairs} >= {"settings.md", "strength.py"}
+def test_what_is_said_of_the_chosen_beta_star_is_what_is_chosen() -> None:
+    page = "docs/settings.md"
+    assert f"takes the smaller of {BETA_STAR:g} and o/2" in (ROOT / page).read_text()
+    samplers = {"JEM: step": 20_000.0, "textbook": 1.0, "o cannot": None}
+    for name, scale in samplers.items():
+        (cells,) = table_rows(page, name)
+        assert Strength.of(output_scale=scale).at(0).beta_star == float(cells[2].split(",")[0])

@@ -58,7 +58,7 @@ NOT_CALLED = {
     ),
     *("Recoverer", "Rollback", "load_durably", "save_durably", "Chains", "Proposal"),
     *("PatientSink", "Writer", "alert_markdown", "is_gone", "marker_tag"),
-    *("to_json", "prefixed", "BetaController", "StepsController"),
+    *("to_json", "prefixed", "StepsController"),
 }
 # Functions of the caller's, whose own errors are right.
 CALLED_BACK = {"beta_star", "sampler_scale", "on_step"}
@@ -112,7 +112,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Bound": (alerts.Bound, {k: v for k, v in vars(bound).items() if k != "level"}),
         "Remedies": (alerts.Remedies, remedies),
         "AdaptiveSteps": (steering.AdaptiveSteps, {}),
-        "SteerBeta": (steering.SteerBeta, {}),
         "show": (check.show, {"problems": []}),
         "sgld": (samplers.sgld, {"f": f, "x0": x, "steps": 2, **steps}),
         "sgld_step": (samplers.sgld_step, {"f": f, "chains": chains, **steps}),
@@ -199,7 +198,7 @@ def owners() -> dict[str, Any]:
     torch.manual_seed(0)
     net = Energy()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    known: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1, "steer": steering.SteerBeta()}
+    known: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1}
     g = guard(None, climb, beta_star=0.5, optimizer=optimizer, **known)
     for _ in range(3):
         x = g.sampler(net, torch.randn(30, 2))
@@ -210,7 +209,6 @@ def owners() -> dict[str, Any]:
         "guard": g,
         "buffer": samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng),
         "steps": steering.AdaptiveSteps().start(5),
-        "beta": steering.SteerBeta().start(0.5),
     }
 
 
@@ -232,7 +230,7 @@ def damaged(state: Any) -> Iterator[Any]:
                 yield changed
 
 
-@pytest.mark.parametrize("name", ["guard", "buffer", "steps", "beta"])
+@pytest.mark.parametrize("name", ["guard", "buffer", "steps"])
 def test_a_damaged_state_is_refused_and_changes_nothing(name):
     owner = owners()[name]
     state = copy.deepcopy(owner.state_dict())

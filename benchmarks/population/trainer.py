@@ -67,7 +67,7 @@ class Trainer:
 
     Args:
         run: its settings.
-        options: of the guard, such as ``action="rollback"``.
+        options: of the guard, such as ``action="rollback"``; they come before the run's.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
@@ -99,11 +99,11 @@ class Trainer:
         told: dict[str, Any] = {"step_size": self.step_size, "noise_std": noise} if noise else {}
         if run.sampler == "mala":
             told = {}
+        told["beta_star"] = run.beta_star / run.scale
+        told["output_scale"] = run.output_scale if noise else 1e6
         self.guard = guard(
             None,
             self.draw,
-            beta_star=run.beta_star / run.scale,
-            output_scale=run.output_scale if noise else 1e6,
             model=self.network,
             optimizer=self.optimizer,
             scheduler=self.scheduler,
@@ -112,8 +112,7 @@ class Trainer:
             generators=[self.rng],
             sgld_steps=run.sgld_steps,
             steps_argument="steps",
-            **told,
-            **options,
+            **told | options,
         )
         self.loss, self.sample = self.guard
         self._probes = self._make_probes()

@@ -76,14 +76,13 @@ class Situation:
     """The state of a run at a step. NaN and None mean unknown.
 
     Attributes:
-        beta_star, least, most: the exponent, NaN where it is no single number, and its bounds.
+        beta_star, most: the exponent, NaN where it is no single number, and the highest allowed.
         samples_above: whether samples lie above the data by more than its own spread.
         sgld_steps, noise_std, learning_rate: of a sampler call; the largest of the optimizer's.
         rolls_back: whether the guard does so by itself.
     """
 
     beta_star: float = math.nan
-    least: float = -math.inf
     most: float = math.inf
     samples_above: bool = False
     sgld_steps: int | None = None
@@ -96,9 +95,8 @@ class Situation:
         forbidden: dict[str, bool] = {
             Remedy.ROLL_BACK: self.rolls_back,
             Remedy.RAISE_BETA: self.beta_star >= self.most or self.samples_above,
-            Remedy.LOWER_BETA: self.beta_star <= max(0.0, self.least),
+            Remedy.LOWER_BETA: self.beta_star <= 0,
             Remedy.TOWARDS_ZERO: self.beta_star >= 0,
-            Remedy.BELOW_ZERO: self.least >= 0,
             Remedy.MORE_STEPS: self.samples_above,
             Remedy.FEWER_STEPS: self.sgld_steps == 1,
             Remedy.LESS_NOISE: self.noise_std == 0,

@@ -42,6 +42,10 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
         yield error("output_scale", "guard(output_scale=)", what, fix)
     if not any(setup.beta_star):
         return
+    if setup.chosen:
+        what = f"{setup.chosen}. It is at most half of the output scale, which is "
+        what += "measured at the sampler's first call."
+        yield info("beta_star", "guard(beta_star=)", what, "nothing, or a number of yours.")
     if setup.has_sampler and not setup.tempers and implied != math.inf:
         level, known = (Level.INFO, "") if implied is None else (Level.WARN, f" = {implied:g}")
         what = "Without it the weights act, but the samples do not follow the tempered energy."
@@ -51,7 +55,7 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
     lowest = min(setup.factor)
     if lowest <= 0:
         what = f"1 - beta_star / output_scale is {lowest:g}: the sampler would not follow f."
-        fix = "a lower beta_star (JEM: 0.5 to 4), or output_scale = 2 * step_size / noise_std**2."
+        fix = "a lower beta_star, or none; or output_scale = 2 * step_size / noise_std**2."
         yield error("sampler_factor", "guard(beta_star=)", what, fix)
     elif lowest < _LITTLE:
         what = f"The sampler runs on {lowest:.1%} of the energy, hardly more than noise."

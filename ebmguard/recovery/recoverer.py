@@ -214,7 +214,7 @@ class Recoverer(Stateful):
         found: dict[str, tuple[float, float]] = {}
         before, star, effect = self.effect, now.beta_star, self.effect
         if change.beta_factor != 1 and math.isfinite(star):
-            star = max(star * change.beta_factor, now.least)
+            star *= change.beta_factor
             least = before.beta_star and before.beta_star * change.beta_factor
             factor = before.beta_factor * change.beta_factor
             effect = replace(effect, beta_star=least, beta_factor=factor)

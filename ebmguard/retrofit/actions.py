@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import MOVES, Remedy
 from ..errors import ConfigError
-from ..recovery import Recoverer, Rollback
-from ..steering import AdaptiveSteps, BetaController, StepsController
+from ..recovery import Recoverer
+from ..steering import AdaptiveSteps, StepsController
 from ..trainer import Trainer
 from .rows import StepRow
 
@@ -39,7 +39,6 @@ class Actions:
     could_roll_back: bool = True  # whether another run of the kind could
     recoverer: Recoverer | None = None
     adapt: AdaptiveSteps | None = None
-    steer: BetaController | None = None
 
     def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
@@ -77,14 +76,12 @@ class Actions:
         self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
     ) -> Situation:
         """The state of the run: β* (None: several), the highest allowed β*, a row's numbers."""
-        least, highest = (-math.inf, math.inf) if self.steer is None else self.steer.bounds
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
         own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
         factor = 1.0 if self.recoverer is None else self.recoverer.effect.lr
         return Situation(
             beta_star=math.nan if beta_star is None else beta_star,
-            least=least,
-            most=min(most, highest),
+            most=most,
             samples_above=row.get("energy_gap", 0.0) < -row.get("f_pos/std", math.inf),
             sgld_steps=None if self._usual_steps is None else self.steps.steps,
             noise_std=trainer.noise_std,
@@ -121,10 +118,8 @@ class Actions:
         self.alerts += alerts
         if self.answers and self.pending is None:
             self.pending = next((each for each in alerts if each.level is Level.ERROR), None)
-        if row.is_over and "grad_scale" in row.numbers:
-            for controller in (self._steps, self.steer):
-                if controller is not None:
-                    controller.observe(row.numbers)
+        if self._steps is not None and row.is_over and "grad_scale" in row.numbers:
+            self._steps.observe(row.numbers)
 
     def report(self, alerts: Sequence[Alert]) -> None:
         """Log alerts and call ``on_alert``. It comes last because it is the caller's code."""
@@ -141,14 +136,12 @@ class Actions:
         return alert
 
     @property
-    def beta_star(self) -> tuple[float | None, float | None, float]:
-        """The steered β*; without steering, the least β* and the factor set by rollbacks."""
-        if self.steer is not None:
-            return self.steer.value, None, 1.0
+    def beta_star(self) -> tuple[float | None, float]:
+        """The least β* and the factor set by rollbacks."""
         if self.recoverer is None:
-            return None, None, 1.0
+            return None, 1.0
         # A schedule that has come further than a rollback has put β* goes on.
-        return None, self.recoverer.effect.beta_star, self.recoverer.effect.beta_factor
+        return self.recoverer.effect.beta_star, self.recoverer.effect.beta_factor
 
     @property
     def steps(self) -> SgldSteps:
@@ -187,20 +180,10 @@ class Actions:
             found["steering/extra_compute"] = self._steps.extra_compute
         return found
 
-    def after_rollback(self, rollback: Rollback) -> None:
-        """Set β* to the value that rollbacks chose; an older snapshot does not hold it."""
-        if self.steer is None or self.recoverer is None:
-            return
-        value = rollback.changes.get("beta_star", (0.0, self.steer.value))[1]
-        value = max(value, self.recoverer.effect.beta_star or 0.0)  # no steered β* is negative
-        if value != self.steer.value:
-            self.steer.move_to(value)
-
     def steering_state(self) -> dict[str, Any]:
         """The part of the state that a rollback restores."""
         return {
             "steps": None if self._steps is None else self._steps.state_dict(),
-            "beta": None if self.steer is None else self.steer.state_dict(),
             "advised": {what: [way, *then] for what, (way, then) in self._advised.items()},
         }
 
@@ -209,6 +192,5 @@ class Actions:
         self.pending = None
         advised = state["advised"].items()
         self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
-        for controller, saved in ((self._steps, state["steps"]), (self.steer, state["beta"])):
-            if controller is not None and saved is not None:
-                controller.load_state_dict(saved)
+        if self._steps is not None and state["steps"] is not None:
+            self._steps.load_state_dict(state["steps"])

@@ -16,7 +16,7 @@ from ..energies import Variant
 from ..errors import ConfigError, folder_path
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
-from ..steering import AdaptiveSteps, SteerBeta
+from ..steering import AdaptiveSteps
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .ensemble import check_variants
@@ -24,7 +24,7 @@ from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
 from .sampling import check_loss, check_sampler
-from .strength import Action, Schedulable, Settings, Strength, check_told
+from .strength import BETA_STAR, Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
 
@@ -54,7 +54,6 @@ def guard(
     action: Action = "warn",
     recovery: Recovery | None = None,
     adapt: AdaptiveSteps | None = None,
-    steer: SteerBeta | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
@@ -62,15 +61,15 @@ def guard(
     compile: bool = False,
     **told: Unpack[Told],
 ) -> Guard:
-    """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, ...)``.
+    """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
 
     Loss and sampler:
         loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
-        beta_star: exponent β* on raw outputs: 0 is the standard trainer, 0.5 to 4 are common for
-            JEM. A number, a tensor (0-dim, or over leading model dimensions), or a function of the
-            step.
+        beta_star: exponent β* on raw outputs: 0 is the standard trainer. None: the guard chooses it
+            by the output scale, and logs it (``docs/settings.md``). Else a number, a tensor (0-dim,
+            or over leading model dimensions), or a function of the step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
             randn``. If you give these two, the guard computes o from them. None: the guard measures
@@ -113,7 +112,6 @@ def guard(
             step; needs ``model``, ``optimizer`` and all other parts with a state).
         recovery: settings of "rollback": snapshots, changes to the run, the budget.
         adapt: runs more SGLD steps while GradScale is too low; needs ``sgld_steps``.
-        steer: moves β* (one number) to keep the effective sample size inside a band.
         on_alert: a function that is called with every alert at once, on every rank.
         judge_in_loss: judge a step inside ``loss()``, before its gradient exists. Unless the action
             is "warn", an ERROR then removes the contrastive term at once. None: yes on a CPU, no on
@@ -133,7 +131,6 @@ def guard(
         "on_alert": (Callable, "a function of the alert, or None"),
         "recovery": (Recovery, "ebmguard.recovery.Recovery(...)"),
         "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
-        "steer": (SteerBeta, "ebmguard.steering.SteerBeta(...)"),
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
         **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
         "log_dir": (str | PathLike, "the path of a folder"),
@@ -180,15 +177,6 @@ def guard(
             'action="rollback" takes a whole run back, and one member of an ensemble is no reason '
             'for that. Use action="warn", and alert.member in on_alert.'
         )
-    controller = None
-    if steer is not None:
-        first = strength.at(0).beta_star
-        if not isinstance(first, float) or first != first:
-            raise ConfigError(
-                f"steer= moves one number β*, but beta_star is {first!r} at step 0: an ensemble's "
-                "are not steered, and beta= is none until the output scale is known."
-            )
-        controller = steer.start(first)
     settings = Settings(
         sign=1 if convention == "log_density" else -1,
         variant=variant if isinstance(variant, str) else tuple(variant),
@@ -210,7 +198,6 @@ def guard(
         is_logging=ranks.is_first,
         recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
         adapt=adapt,
-        steer=controller,
     )
     opened = [as_sink(sink) for sink in sinks]
     if not ranks.is_first:
@@ -237,10 +224,14 @@ def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | 
         _log.setLevel(_log.level or logging.INFO)
     named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
-    given, scale = _shown(strength.given), strength.output_scale
+    scale, given = strength.output_scale, strength.default
+    if strength.given is not None:
+        given = f"{strength.name}={_shown(strength.given)}"
+    elif strength.awaits_scale:
+        given = f"beta_star=at most {BETA_STAR:g} (none was given)"
     told = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
-    _log.info("guards %s, %s=%s, output_scale=%s; %s", what, strength.name, given, told, watch)
+    _log.info("guards %s, %s, output_scale=%s; %s", what, given, told, watch)
 
 
 def _shown(value: Any) -> str:

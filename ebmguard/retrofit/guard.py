@@ -26,7 +26,7 @@ from .sampling import OneLoss, wrap_sampler
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 11
+_STATE_VERSION = 12
 
 
 class Guard:

@@ -134,6 +134,7 @@ class Loop:
             trainer=self.trainer,
             has_sampler=settings.has_sampler or self.is_inline,
             beta_star=tuple(numbers_of(now.beta_star)),
+            chosen=self.strength.default,
             output_scale=now.output_scale,
             tempers=self.strength.tempers or awaits,
             measured="" if found is None else str(found),
@@ -275,7 +276,6 @@ class Loop:
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
         now = self.situation
         rollback = recoverer.change(rollback, self.trainer, now, knows_steps=actions.asks_steps)
-        actions.after_rollback(rollback)
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
 

@@ -25,6 +25,7 @@ from ..trainer import Told, Trainer, check_takes, finite_number
 from .ensemble import Variants
 
 __all__ = [
+    "BETA_STAR",
     "Action",
     "Schedulable",
     "Settings",
@@ -37,10 +38,13 @@ __all__ = [
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
+BETA_STAR = 4.0
+"""β* where none is given, at most half of the output scale: ``docs/settings.md`` says why."""
+_UNKNOWN_SCALE = 1.0  # what an unknown output scale counts as: textbook Langevin's
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
-_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 0.5 to 4, o 20,000
+_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 4, o 20,000
 _NEEDS_SCALE = (
     "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= and "
     "noise_std= of the sampler, or give beta_star= = beta * output_scale instead."
@@ -115,10 +119,11 @@ class Strength:
     """The checked strength arguments of :func:`ebmguard.guard`."""
 
     name: str  # which exponent was given: "beta_star" or "beta"
-    given: Schedulable
+    given: Schedulable | None  # None: β* is the default
     output_scale: float | None  # o, where it is known
     sampler_scale: Schedulable | None  # the sampler's factor, where it is set apart
     is_measured: bool = False  # whether o is measured, and unknown until then
+    has_noise: bool = True  # False for a sampler that was measured, and draws none: it has no o
     models: torch.Size = _NO_MODELS  # model dimensions of the energies, the same at every step
 
     @classmethod
@@ -132,15 +137,14 @@ class Strength:
         has_sampler: bool = False,
         **exponent: Any,
     ) -> Strength:
-        """Check these arguments of ``guard`` at step 0; one of the exponents is not None."""
+        """Check these arguments of ``guard`` at step 0; at most one of the exponents is given."""
         given = {name: value for name, value in exponent.items() if value is not None}
-        if len(given) != 1:
-            what = " and ".join(given) + " were all given" if given else "none was given"
+        if len(given) > 1:
             raise ConfigError(
-                f"Pass exactly one of beta_star= and beta=; {what}. beta_star is the "
-                "exponent on raw outputs (0.5 to 4 for JEM); beta = beta_star / output_scale."
+                "Pass one of beta_star= and beta=, or none: beta_star is the exponent on raw "
+                "outputs, and beta = beta_star / output_scale."
             )
-        ((name, value),) = given.items()
+        name, value = next(iter(given.items()), ("beta_star", None))
         scale = _output_scale(output_scale, step_size, noise_std)
         is_measured = has_sampler and scale is None
         if name == "beta" and scale is None and not is_measured:
@@ -174,26 +178,17 @@ class Strength:
         follows = self.output_scale is not None and self.sampler_scale is None
         return self.output_scale / 2 if follows and self.output_scale else math.inf
 
-    def at(
-        self,
-        step: int,
-        exactly: float | None = None,
-        at_least: float | None = None,
-        times: float = 1.0,
-    ) -> StrengthAt:
+    def at(self, step: int, at_least: float | None = None, times: float = 1.0) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.
 
-        β* is ``exactly`` if given; else ``times`` the schedule's value, but ``at_least`` this.
+        β* is ``times`` the schedule's value, but ``at_least`` this.
         """
         if self.name == "beta" and self.output_scale is None:
             # The sampler's side is known; the loss is refused until β* is: see ``check_known``.
             known = replace(replace(self, output_scale=1.0).at(step), output_scale=None)
             return known if known.is_off else replace(known, beta_star=known.beta_star * math.nan)
         star = self._beta_star(step)
-        if exactly is not None:
-            most = math.inf if isinstance(star, Tensor) else max(star, self.most_raised)
-            star = min(exactly, most)
-        elif times != 1:
+        if times != 1:
             star = star * times
         if at_least is not None:
             star = max(star, at_least) if isinstance(star, float) else star.clamp(min=at_least)
@@ -207,12 +202,13 @@ class Strength:
         return StrengthAt(star, self._factor(star, step), self.output_scale, self.is_measured)
 
     def knowing(self, found: Measured | None, step: int) -> Strength:
-        """This strength with the measured output scale, if it still waits for one.
+        """This strength with what was measured, if it still waits for an output scale.
 
         ConfigError if β* is above it.
         """
         if not self.awaits_scale or found is None or not found.is_exact:
-            return self
+            is_silent = self.awaits_scale and found is not None and found.has_no_noise
+            return replace(self, has_noise=False) if is_silent and self.has_noise else self
         strength = replace(self, output_scale=found.output_scale)
         strength.at(step)
         return strength
@@ -232,7 +228,19 @@ class Strength:
         if self.output_scale is not None and self.sampler_scale is None:
             _check_factor(1.0 - beta_star / self.output_scale, self.output_scale, step)
 
+    @property
+    def default(self) -> str:
+        """The chosen β* with its reason, in words; empty where one was given."""
+        if self.given is not None:
+            return ""
+        why = "there is no noise" if not self.has_noise else "the output scale is unknown"
+        why = f"output_scale={self.output_scale:g}" if self.output_scale else why
+        return f"beta_star={self._beta_star(0):g}: none was given, and {why}"
+
     def _beta_star(self, step: int) -> float | Tensor:
+        if self.given is None:
+            scale = self.output_scale or (_UNKNOWN_SCALE if self.has_noise else math.inf)
+            return min(BETA_STAR, scale / 2)
         star = _value(self.name, self.given, step)
         if self.name == "beta":
             assert self.output_scale is not None
@@ -319,7 +327,7 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
             )
         if implied == math.inf:
             raise ConfigError(
-                "noise_std=0; a sampler without noise has no output scale. Give beta_star= alone: "
+                "noise_std=0; a sampler without noise has no output scale. Leave both out: "
                 "the weights then act, and the sampler stays as it is. g.attach(step_size=, "
                 "noise_std=) tells the guard its steps."
             )

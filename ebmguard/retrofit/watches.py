@@ -82,10 +82,11 @@ class FirstCalls(Stateful):
         """The strength with the measured scale; warns if a wrong scale was given."""
         found, speaks = self._exact, self._settings.ranks.is_first
         given, awaits = strength.output_scale, strength.awaits_scale
+        strength = strength.knowing(self.result, step)
+        chosen = strength.default and f" {strength.default}."
         if found is not None and awaits:
-            strength = strength.knowing(found, step)
             if speaks:
-                _log.info("%s", found)
+                _log.info("%s%s", found, chosen)
         elif found is not None and given is not None and not strength.is_measured:
             scale, error = found.output_scale, found.output_scale_error
             if abs(scale - given) > max(_SAME * given, _SURE * error):
@@ -98,7 +99,7 @@ class FirstCalls(Stateful):
             # Without noise there is no scale, and nothing is missing.
             is_meant = self.result is not None and self.result.has_no_noise
             say = _log.info if is_meant else _log.warning
-            say("%s %s", self.result, _UNTEMPERED)
+            say("%s %s%s", self.result, _UNTEMPERED, chosen)
         return strength, []
 
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
@@ -121,12 +122,18 @@ class FirstCalls(Stateful):
     def _exact(self) -> Measured | None:
         return self.result if self.result is not None and self.result.is_exact else None
 
+    @property
+    def _settled(self) -> Measured | None:
+        found = self.result
+        return found if found is not None and (found.is_exact or found.has_no_noise) else None
+
     def _saved(self) -> Mapping[str, Any]:
-        return {"_exact": Measured | None}
+        return {"_settled": Measured | None}
 
     def _take(self, read: Mapping[str, Any]) -> None:
-        if read["_exact"] is not None:  # else what is known stays
-            self.result, self.calls_left = read["_exact"], 0
+        if read["_settled"] is not None:  # else what is known stays
+            self.result = read["_settled"]
+            self.calls_left *= not self.result.is_exact
 
 
 def is_compiled(part: object) -> bool:

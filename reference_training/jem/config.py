@@ -42,8 +42,6 @@ class JemConfig(ImageConfig):
     """A scenario of the paper's Appendix M.1, or that of the digits."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
-    steer_beta: bool = False
-    """Let the guard steer β*, from beta_star on."""
     variant: VariantName = "default"
     """Variant of the guarded loss."""
     action: ActionName = "warn"
@@ -200,8 +198,6 @@ class JemConfig(ImageConfig):
             and (self.p_x_y_weight or not self.p_x_weight),
             "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0": self.energy_l2
             and not self.has_samples,
-            f"beta_star is {self.beta_star:g} with steer_beta, which moves it by factors: "
-            "expected a positive number to start from": self.steer_beta and not self.beta_star > 0,
             f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted within "
             "their class; expected default or no_pos": self.p_x_y_weight
             and self.variant not in ("default", "no_pos"),

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ebmguard import Guard, guard
 from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.steering import AdaptiveSteps, SteerBeta
+from ebmguard.steering import AdaptiveSteps
 
 from ..compiling import compile_modules
 from ..data import ImageData
@@ -117,7 +117,6 @@ class Trainer:
                 on_alert=on_alert,
                 process_group=ranks.group,
                 adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
-                steer=SteerBeta() if config.steer_beta else None,
             )
             # Optional: so that the guard can tell whether the sampler's steps are of the right
             # size, and whether its chains are stale.

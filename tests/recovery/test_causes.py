@@ -17,7 +17,6 @@ from ebmguard.alerts import Alert, FloorRule, Judge, Level, Remedy, Situation
 from ebmguard.errors import ConfigError
 from ebmguard.ranks import Ranks
 from ebmguard.recovery import Change, Recoverer, Rollback
-from ebmguard.steering import SteerBeta
 from ebmguard.trainer import Trainer
 from tests.recovery.parts import Run, Scripted
 
@@ -49,7 +48,6 @@ LR = {"lr": (0.009, 0.0009)}  # 1e-2, once times 0.9, and a tenth of that
         ((R.LOWER_LR, R.RAISE_BETA), {}, LR),
         ((R.RAISE_BETA, R.LOWER_LR), {}, {"beta_star": (0.5, 2.0)}),
         ((R.LOWER_BETA,), {}, {"beta_star": (0.5, 0.25)}),
-        ((R.LOWER_BETA,), {"steer": SteerBeta(least=0.4)}, {"beta_star": (0.5, 0.4)}),
         ((R.TOWARDS_ZERO,), {"beta_star": -0.5}, {"beta_star": (-0.5, -0.25)}),
         ((R.MORE_STEPS,), {}, {"sgld_steps": (3.0, 6.0)}),
         ((R.FEWER_STEPS,), {}, {"sgld_steps": (3.0, 2.0)}),
@@ -61,7 +59,9 @@ LR = {"lr": (0.009, 0.0009)}  # 1e-2, once times 0.9, and a tenth of that
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.0}, {"beta_star": (0.0, 0.5)}),
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.5}, LR),
         ((R.RAISE_BETA,), {"output_scale": None}, {"beta_star": (0.5, 2.0)}),
-        ((R.RAISE_BETA,), {"steer": SteerBeta(most=1.0)}, {"beta_star": (0.5, 1.0)}),
+        # What was chosen where none was given.
+        ((R.LOWER_BETA,), {"beta_star": None}, {"beta_star": (4.0, 2.0)}),
+        ((R.RAISE_BETA,), {"beta_star": None}, LR),
         # A schedule: as it is where the run goes on.
         ((R.LOWER_BETA,), {"beta_star": lambda step: 0.1 * step}, {"beta_star": (0.8, 0.4)}),
     ],

@@ -15,7 +15,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.recovery.changes import reseed
 from ebmguard.samplers import sgld
-from ebmguard.steering import AdaptiveSteps, SteerBeta
+from ebmguard.steering import AdaptiveSteps
 from tests.recovery.parts import Run, Scripted
 
 SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
@@ -374,21 +374,6 @@ def test_a_row_on_its_way_is_the_snapshots_own() -> None:
 # -- changes that add up -----------------------------------------------------------------------
 
 
-def test_steering_goes_on_from_the_changes_so_far() -> None:
-    ladder = (Change(beta_star=2.0), Change(sgld_steps=2.0))
-    run = Run(
-        Recovery(ladder=ladder, **QUICK),
-        detector=Scripted([24, 27]),
-        steer=SteerBeta(window=1000),
-    )
-    run_until(run, 30)
-    assert [each.changes for each in run.guard.rollbacks] == [
-        {"beta_star": (0.5, 2.0)},
-        {"sgld_steps": (3.0, 6.0)},
-    ]
-    assert run.guard.last["beta_star"] == 2.0
-
-
 def test_adaptive_steps_keep_a_rollbacks_number_through_a_checkpoint() -> None:
     def make(errors: list[int]) -> Run:
         recovery = Recovery(ladder=(Change(sgld_steps=2.0),), **QUICK)
@@ -470,7 +455,6 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
         ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
         ({"action": "rollback", "recovery": 5}, "expected ebmguard.recovery.Recovery"),
         ({"adapt": 3}, "AdaptiveSteps"),
-        ({"steer": 3}, "SteerBeta"),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class Case:
     has_classes: bool = False
     has_proposal: bool = False
     has_mixture: bool = False  # the first half of a rank's negatives is one sampler's
+    is_chosen: bool = False  # β*, by the guard, which measures the sampler
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Positives and starting points of the negatives, rank by rank."""
@@ -65,7 +67,7 @@ class Case:
     def sampler(self, step: int, rank: int | None) -> Any:
         """A sampler of (network, start points)."""
         if not self.has_mixture:
-            return climb
+            return partial(climb, steps=3) if self.is_chosen else climb
         ranks = range(len(self.sizes)) if rank is None else [rank]
         half = sum(len(self.batches(step)[each][1]) // 2 for each in ranks)
         return Mixture(
@@ -101,6 +103,7 @@ for variant in VARIANTS[:2]:
 CASES["mixture with classes and a proposal"] = Case(
     UNEQUAL, has_classes=True, has_proposal=True, has_mixture=True
 )
+CASES["no beta_star given"] = Case(UNEQUAL, is_chosen=True)
 CASES["classes, ten times as many"] = Case(CASES["ten times as many"].sizes, has_classes=True)
 CASES["classes of an ensemble and a proposal"] = Case(
     ((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0), has_classes=True, has_proposal=True
@@ -140,11 +143,12 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     group = None if rank is None else dist.group.WORLD
     model = net if rank is None else DistributedDataParallel(net, process_group=group)
     beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
+    beta_star = None if case.is_chosen else beta_star
     g = guard(
         None,
         case.sampler(0, rank),
         beta_star=beta_star,
-        output_scale=None if case.betas else 2.0,
+        output_scale=None if case.betas or case.is_chosen else 2.0,
         variant=case.variant,
         process_group=group,
     )

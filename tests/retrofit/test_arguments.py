@@ -119,6 +119,7 @@ def test_reading_a_property_never_changes_the_record():
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
+        ({"steer": 1}, "steer= is gone. Leave beta_star= out"),
         ({"beta_stars": [0.5, 1.0]}, "beta_stars= is gone. Average the losses of several"),
         ({"beta_star": 1, "reduce": "mean"}, r"reduce= is gone. Heads .* pass f.mean\(1\)"),
         ({"beta_star": 1, "optimiser": None}, "'optimiser'; did you mean optimizer="),

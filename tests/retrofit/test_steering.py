@@ -1,4 +1,4 @@
-"""Adaptive SGLD steps and a steered β* in a guarded loop: what runs, and what its rows say."""
+"""Adaptive SGLD steps in a guarded loop: what runs, and what its rows say."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.steering import AdaptiveSteps, SteerBeta
+from ebmguard.steering import AdaptiveSteps
 from tests.parts import Bowl, Memory, gradient_at
 
 ADAPT = AdaptiveSteps(most=8, fall_after=3)
-STEER = SteerBeta(least=0.1, most=2.0, window=2, rate=2.0)
 
 
 def energies(gap=0.0, spread=0.0):
@@ -97,16 +96,6 @@ def test_a_sampler_without_the_word_for_it_gets_the_number_by_name():
     assert seen == [5, 10, 20]
 
 
-def test_sampler_and_loss_of_a_step_share_the_steered_beta_star():
-    few = energies(gap=2.0, spread=40.0)  # one competitive negative carries all the weight
-    loop = Loop(steer=STEER).go([few] * 4 + [FINE] * 8)
-    stars = loop.rows("beta_star")
-    assert stars == pytest.approx(
-        [0.5] * 2 + [0.25] * 2 + [0.125] * 2 + [0.25] * 2 + [0.5] * 2 + [1] * 2
-    )
-    assert loop.factors == pytest.approx([1 - star / 4 for star in stars])
-
-
 def test_without_them_nothing_of_it_is_in_the_rows():
     loop = Loop().go([LOST] * 3)
     assert loop.paces == [(3, 1)] * 3
@@ -118,12 +107,11 @@ def test_without_them_nothing_of_it_is_in_the_rows():
     }
 
 
-@pytest.mark.parametrize("settings", [{"adapt": ADAPT}, {"steer": STEER}])
-def test_a_run_that_is_saved_and_continued_is_the_uninterrupted_one(settings):
+def test_a_run_that_is_saved_and_continued_is_the_uninterrupted_one():
     given = [LOST, LOST, FINE, energies(2.0, 40.0)] * 6
-    whole = Loop(**settings).go(given)
-    first = Loop(**settings).go(given[:11])
-    second = Loop(**settings)
+    whole = Loop(adapt=ADAPT).go(given)
+    first = Loop(adapt=ADAPT).go(given[:11])
+    second = Loop(adapt=ADAPT)
     second.guard.load_state_dict(json.loads(json.dumps(first.guard.state_dict())))
     second.go(given[11:])
     assert first.paces + second.paces == whole.paces
@@ -138,22 +126,6 @@ def test_a_sampler_that_never_asks_is_refused():
         g.loss_fn(*LOST)
 
 
-@pytest.mark.parametrize(
-    ("steer", "beta_star", "message"),
-    [
-        (SteerBeta(), 0.0, "never left by factors"),
-        (STEER, -0.5, "one positive number"),
-        (STEER, torch.ones(3), "one number"),
-        (STEER, 100.0, "outside its bounds"),
-    ],
-)
-def test_a_beta_star_that_cannot_be_steered_is_refused(steer, beta_star, message):
-    with pytest.raises(ConfigError, match=message):
-        guard(None, gradient_at, steer=steer, beta_star=beta_star)
-
-
 def test_settings_of_another_kind_are_refused():
     with pytest.raises(ConfigError, match="adapt="):
-        guard(None, gradient_at, beta_star=0.5, adapt=STEER)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="steer="):
-        guard(None, gradient_at, beta_star=0.5, steer=True)  # type: ignore[arg-type]
+        guard(None, gradient_at, beta_star=0.5, adapt=True)  # type: ignore[arg-type]

@@ -15,7 +15,6 @@ from ebmguard.reference_training.engine.graphs import (
     replayed,
 )
 from ebmguard.samplers import sgld
-from ebmguard.steering import SteerBeta
 from tests.replay import capture_as_replays
 
 CPU = torch.device("cpu")
@@ -48,7 +47,7 @@ SINGLE: dict[str, dict[str, Any]] = {
     "numbers": {"beta_star": lambda step: 0.1 * (1 + step)},
     "tensors": {"beta_star": lambda step: torch.tensor(0.1 * step)},
     "late": {"beta_star": 0.7, "judge_in_loss": False},
-    "steered": {"beta_star": 0.7, "output_scale": 20.0, "steer": SteerBeta()},
+    "chosen": {"output_scale": 20.0},
     "sampler": {"beta_star": 0.7, "output_scale": 20.0},
     "raise": {"beta_star": 0.7, "action": "raise"},
 }

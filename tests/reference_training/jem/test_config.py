@@ -60,7 +60,6 @@ def at(out="x", **settings):
         ({"unconditional": True, "p_x_weight": 0.0}, "unconditional needs the term of p"),
         ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
         ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
-        ({"steer_beta": True, "beta_star": 0.0}, "beta_star is 0 with steer_beta"),
         ({"features": "no such thing", "quality_samples": 9}, "features is 'no such thing'"),
         ({"device": "quantum"}, "device is 'quantum'"),
         ({"lr": -1.0}, "lr is -1"),

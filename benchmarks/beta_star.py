@@ -1,0 +1,204 @@
+"""Which beta* does well where nobody has chosen one: fixed ones and a rule, on the population.
+
+python -m benchmarks.beta_star               # all cells, two at a time
+python -m benchmarks.beta_star --table-only  # the tables of what has been run
+
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binomtest
+
+from .grid import Grid, Rows, table_of
+from .population.families import LAST_LOOK, Run, group_of
+from .population.fates import Watch, fate_of
+from .population.record import traced
+from .population.trainer import Trainer
+
+# Of each family the first run that dies at beta* = 0 within steps 20 to 120 (where none does, in
+# others, or limps), and the first healthy one that learns within 150, where one does.
+CHOSEN = {
+    "digits-jem-mlp": (5, 6), "digits-jem-cnn-sgd": (4, 3), "digits-joint-cnn": (4,),
+    "digits-noiseless": (1, 0), "mnist14-jem-cnn": (6, 5), "mnist14-ebm-short": (10, 7),
+    "mnist28-jem-mlp": (0, 4), "mnist28-ebm-norm": (8, 0), "cifar16-jem-wrn": (2,),
+    "cifar16-ebm-cnn": (9, 1), "toy-langevin": (14,), "toy-mala": (8, 0), "tabular-jem": (6, 1),
+    "tabular-ebm-cd": (9,), "cifar12-joint-residual": (10,), "mnist14-ebm-annealed": (0, 1),
+    "waves-gru": (11, 1), "digits-tiny-batch": (12, 10), "noise-levels": (0,),
+    "latent-prior": (2, 3), "energy-scales": (0, 1), "cyclic-rates": (0, 4),
+    "sets-lion": (13, 6), "penalised-mala": (1, 2),
+}  # fmt: skip
+LARGE = ("mnist14", "mnist28", "cifar16")
+STEPS = {
+    **dict.fromkeys(LARGE, 150),
+    **dict.fromkeys(("digits", "waves"), 250),
+    **dict.fromkeys(("mnist-latents", "sets"), 700),
+}
+"""At most, by data; 400 of others."""
+RUNS = {
+    run.name: run
+    for group in ("first", "new", "last look")
+    for run in group_of(group)
+    if run.number in CHOSEN[run.family]
+}
+SEEDS = range(2)
+AFTERMATH = 60
+"""Steps that a broken run goes on for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seeded(Run):
+    """A run with another seed; at 0 its own."""
+
+    again: int = 0
+
+    @property
+    def seed(self) -> int:
+        return super().seed + self.again
+
+
+class Sparing(Trainer):
+    """One that looks at its skill at every fourth step."""
+
+    def skill(self) -> float:
+        if self.guard.step % 4 == 0:
+            self._skill = super().skill()
+        return self._skill
+
+
+class Growing:
+    """beta* of 4, and up to 16 while energies run away: the brake is pulled, and never let go.
+
+    It rises while the spread of f on negatives has grown by 1.25 within 60 rows (where none
+    competes it holds), and falls slowly back to 4 else, while the weights are not uniform.
+    """
+
+    def __init__(self, cap: float) -> None:
+        self.value = self.least = min(4.0, cap)
+        self.most = min(16.0, cap)
+        self.rows: deque[tuple[float, ...]] = deque(maxlen=60)
+
+    def __call__(self, step: int) -> float:
+        return self.value
+
+    def observe(self, row: Mapping[str, float]) -> None:
+        new = tuple(row.get(tag, math.nan) for tag in ("ess", "grad_scale", "f_neg/std"))
+        if not all(map(math.isfinite, new)):
+            return
+        self.rows.append(new)
+        ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
+        before = statistics.median([own[2] for own in self.rows][:20])
+        if len(self.rows) >= 30 and spread > 1.25 * before:
+            self.value = min(self.value * (1.02 if scale >= 0.5 else 1.0), self.most)
+        elif scale < 0.5 or ess < 1 / 1.1:
+            self.value = max(self.value / 1.005, self.least)
+
+
+FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0}
+ARMS = {each: each for each in FIXED}
+ARMS |= {"growing": "4, more while f spreads", "fresh": "4, but 0.2 from noise"}
+CELLS = {
+    f"{name}_{arm}_s{seed}": {"run": name, "arm": arm, "seed": seed}
+    for seed in SEEDS
+    for arm in ARMS
+    for name, run in RUNS.items()
+    if arm != "fresh" or run.sampler == "short"
+}
+
+
+def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
+    """One cell: a run, as far as it goes, its beta* at most half of the output scale."""
+    del folder
+    own = Seeded(**dataclasses.asdict(RUNS[run]), again=seed)
+    cap = (own.output_scale or math.inf) / 2
+    rule = Growing(cap) if arm == "growing" else None
+    trainer = Sparing(own, beta_star=rule or min(FIXED.get(arm, 0.2), cap))
+    watch, rows = Watch(own.scale), []
+    for step in range(STEPS.get(own.data, 400)):
+        rows.append(trainer.step())
+        if rule is not None:
+            rule.observe(rows[-1])
+        since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
+        if since is not None and step - since >= AFTERMATH:
+            break
+    trainer.guard.close()
+    trace = traced(rows)
+    fate = fate_of(trace, scale=own.scale)
+    tags = ("ess", "grad_scale", "energy_gap", "beta_star")
+    late = {tag: float(np.median(trace[tag][-50:])) for tag in tags}
+    known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
+    at_bounds = float(np.mean(np.isin(trace["beta_star"], [4.0, 16.0]))) if rule else 1.0
+    return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
+
+
+def by_cell(rows: Rows) -> pd.DataFrame:
+    """A line for each cell; "fresh" has those of 4 where no chain begins from noise."""
+    frame = pd.DataFrame(rows)
+    frame["family"] = frame["run"].map(lambda name: RUNS[name].family)
+    frame["is_lost"] = frame["fate"].isin(["dead", "collapsed"])
+    fresh = set(frame.loc[frame["arm"] == "fresh", "run"])
+    others = frame[(frame["arm"] == "4") & ~frame["run"].isin(fresh)]
+    frame = pd.concat([frame, others.assign(arm="fresh")], ignore_index=True)
+    # Of the skill at the end, against that of the fixed beta* that is best in its setting.
+    means = frame.groupby(["run", "arm"])["last"].mean().unstack()
+    frame["regret"] = frame["run"].map(means[list(FIXED)].max(axis=1)) - frame["last"]
+    return frame
+
+
+def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
+    """A line of the table of arms."""
+    own, of_4 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "4"))
+    lost, counts = own["is_lost"], own["fate"].value_counts()
+    low, high = binomtest(int(lost.sum()), len(own)).proportion_ci()
+    regret = own[~lost].groupby("family")["regret"].mean().to_numpy()
+    rng = np.random.default_rng(0)
+    drawn = rng.choice(regret, (2000, len(regret))).mean(1)
+    worst, best = np.quantile(drawn, [0.975, 0.025])
+    worse, better = int((lost & ~of_4["is_lost"]).sum()), int((~lost & of_4["is_lost"]).sum())
+    return {
+        "β*, at most o/2": ARMS[arm],
+        "lost": f"{lost.sum()} of {len(own)} ({low:.2f} to {high:.2f})",
+        "limping": str(counts.get("limping", 0)),
+        "healthy": str(counts.get("healthy", 0)),
+        "lost where 4 lives, lives where 4 is lost": f"{worse}, {better}",
+        "regret, points": f"{regret.mean():.1f} ({best:.1f} to {worst:.1f})",
+        "GradScale": f"{own['grad_scale'].median():.2f}",
+        "ESS": f"{own['ess'].median():.2f}",
+        "ESS < 0.1, of the healthy": str(((own["ess"] < 0.1) & (own["fate"] == "healthy")).sum()),
+    }
+
+
+def of_family(family: str, frame: pd.DataFrame) -> dict[str, str]:
+    """A line of the table of families: how many are lost, limp and are healthy."""
+    own = frame[frame["family"] == family]
+    line = {"family": family, "runs": str(len(own[own["arm"] == "4"]))}
+    for arm, title in ARMS.items():
+        counts = own[own["arm"] == arm]["fate"].value_counts()
+        lost = counts.get("dead", 0) + counts.get("collapsed", 0)
+        line[title] = f"{lost} / {counts.get('limping', 0)} / {counts.get('healthy', 0)}"
+    return line
+
+
+def slots(rows: Rows) -> dict[str, str]:
+    frame = by_cell(rows)
+    is_last = frame["family"].isin(LAST_LOOK)
+    parts = {"arms": frame[~is_last], "last-look": frame[is_last]}
+    return {name: table_of([of_arm(arm, own) for arm in ARMS]) for name, own in parts.items()} | {
+        "families": table_of([of_family(family, frame) for family in CHOSEN])
+    }
+
+
+GRID = Grid("beta_star", CELLS, measure, slots, trains_here=True)
+
+if __name__ == "__main__":
+    sys.exit(GRID.main())
