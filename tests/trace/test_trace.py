@@ -75,7 +75,8 @@ PROVEN = {
         'beta_star=0.5, convention="energy", log_dir="runs/1")',
     ),
     "LOSS_MODULE": (
-        "self.loss_fn, self.sample = ebmguard.guard(None, self.sample, model=self.net, ",
+        "self.loss_fn, self.sample = ebmguard.guard(None, self.sample, model=self.net, "
+        'beta_star=0.5, log_dir="runs/1")',  # its optimizer is made elsewhere
         "return self.loss_fn(self.net(x), self.net(x_q))",
     ),
     "TWICE": (
