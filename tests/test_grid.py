@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from benchmarks import digits, grid, true_scale
+from benchmarks import grid, true_scale
 from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
 from benchmarks.remedies import CELLS, REMEDIES, best, config_of, iterations
 from ebmguard.errors import ConfigError
@@ -219,13 +218,3 @@ def test_the_best_that_samples_ever_were_is_of_looks_in_a_row(tmp_path):
     # Four of five are 1 at best.
     found = best(tmp_path, measure)
     assert found == pytest.approx({"best_fid": (0.6 - 1) ** 2, "best_is": 0.6})
-
-
-def test_a_run_on_digits_keeps_the_medians_of_its_gap(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "MARKS", (3, 5, 20))
-    monkeypatch.setattr(digits, "WINDOW", 3)
-    found = digits.measure(tmp_path / "run", 0.5, 0, 6)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    gaps = [abs(json.loads(line)["energy_gap"]) for line in lines]
-    assert found["gaps"] == {3: sorted(gaps[:3])[1], 5: sorted(gaps[2:5])[1]}
-    assert found["beta_star"] == 0.5

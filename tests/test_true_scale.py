@@ -29,7 +29,7 @@ def data():
 @pytest.fixture(scope="module")
 def flow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(true_scale_model, "FLOW_UPDATES", 600)
+        patch.setattr(true_scale_model, "FLOW_UPDATES", 300)
         return Data.load("flow")
 
 
@@ -109,8 +109,8 @@ def test_converged_chains_have_the_weights_of_the_tempered_density(data):
 def test_chains_stay_on_the_base_where_g_is_flat(name):
     chains = Chains(name, 64, torch.Generator().manual_seed(0), members=2)
     before = chains.rows.clone()
-    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(20)], 1)
-    count = 20 * (256 if name == "more" else 64)
+    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(10)], 1)
+    count = 10 * (256 if name == "more" else 64)
     assert drawn.shape == (2, count, 64)
     # The mean of |u|² is 64 and its standard deviation √128; Langevin steps of 0.2 widen by 1%.
     squares = drawn.square().sum(2).mean(1)
@@ -225,22 +225,15 @@ def test_kernels_are_summed_exactly():
     ("cell", "base"),
     [
         (Cell("mala", 0, betas=(0.0, 0.2)), "-21.5"),
-        (Cell("adaptive", 0, betas=(0.1,)), "-21.5"),
         (Cell("annealed", 0, betas=(1.0,)), "-21.5"),
-        (Cell("persistent", 0, "mnist", (0.1,)), "-17.2"),
         (Cell("fresh", 0, "flow", (0.1,)), "-21."),
     ],
 )
-def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
-    if cell.data == "mnist":
-        request.getfixturevalue("data_root")
-        known = {"the base": -17.27, "10 Gaussians": 5.92, "kernels": -53.62}  # take minutes
-        monkeypatch.setattr(true_scale, "yardsticks", lambda data: known)
-    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
+def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch):
+    small = {"UPDATES": 3, "JUDGED": (2, 3), "judged": partial(judged, temperatures=20)}
+    for name, value in (small | {"CONVERGED": 2}).items():
+        monkeypatch.setattr(true_scale_cell, name, value)
     monkeypatch.setattr(true_scale_model, "FLOW_UPDATES", 30)
-    monkeypatch.setattr(true_scale_cell, "JUDGED", (2, 3))
-    monkeypatch.setattr(true_scale_cell, "judged", partial(judged, temperatures=20))
-    monkeypatch.setattr(true_scale_cell, "CONVERGED", 2)
     monkeypatch.setattr(true_scale, "UPDATES", 3)
     monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
     row = {"cell": cell.name, **asdict(cell), **true_scale.measure(tmp_path, **asdict(cell))}
@@ -250,9 +243,7 @@ def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
     for member in members:
         assert member["lost_at"] is None
         assert [own["updates"] for own in member["judged"]] == [2, 3]
-        known = member["judged"][0]["median"]
-        assert ("acceptance" in known) == (cell.sampler == "mala")
-        assert ("sampler/steps" in known) == (cell.sampler == "adaptive")
+        assert ("acceptance" in member["judged"][0]["median"]) == (cell.sampler == "mala")
     page = "\n".join(true_scale.slots([row, yards]).values())
     # After three updates g is flat: the base's own number, as the yardstick has it.
     assert page.count(base) >= 2
@@ -267,11 +258,9 @@ def test_a_lost_member_is_told_and_the_others_go_on(tmp_path, monkeypatch):
             for value in self.values:
                 value.data[1] = math.nan
 
-    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
-    monkeypatch.setattr(true_scale_cell, "JUDGED", (3,))
-    monkeypatch.setattr(true_scale_cell, "CONVERGED", 2)
-    monkeypatch.setattr(true_scale_cell, "judged", lambda g, data: {})
-    monkeypatch.setattr(true_scale_cell, "Networks", Spoilt)
+    small = {"UPDATES": 3, "JUDGED": (3,), "CONVERGED": 2, "judged": lambda g, data: {}}
+    for name, value in (small | {"Networks": Spoilt}).items():
+        monkeypatch.setattr(true_scale_cell, name, value)
     cell = Cell("fresh", 0, betas=(0.0, 0.2))
     first, second = true_scale_cell.measure(tmp_path, **asdict(cell))["members"]
     assert second == {"beta": 0.2, "lost_at": 1, "judged": [], "first_error": 1}
