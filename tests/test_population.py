@@ -180,10 +180,10 @@ def at_fifty(rows):
 
 
 def test_what_the_rules_find_in_the_population():
-    """Every second of the recorded runs through the rules as they are: the page's, as a floor."""
-    runs = [each for each in load("first", "new") if each.run.number % 2]
+    """A third of the recorded runs through the rules as they are: the page, as a floor."""
+    runs = [each for each in load("first", "new") if each.run.number % 3 == 0]
     fates = Counter(each.fate.name for each in runs)
-    assert min(fates["dead"], fates["healthy"]) >= 60
+    assert min(fates["dead"], fates["healthy"]) >= 40
 
     def shares(detect, *names):
         found = scores(verdicts_of(runs, detect))
