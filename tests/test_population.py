@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -111,11 +110,9 @@ def test_a_run_is_drawn_from_its_family_alone():
     assert len(KINDS) >= 24
 
 
-@pytest.mark.parametrize("family", ["noise-levels", "energy-scales", "sets-lion"])
+@pytest.mark.parametrize("family", ["waves-gru", "energy-scales", "sets-lion"])
 def test_a_run_is_recorded_as_the_guard_saw_it(family, tmp_path, monkeypatch):
     """A few steps: the rows are the guard's, to 12 bits, and a packed file has them again."""
-    if family == "noise-levels" and "EBMGUARD_DATA" not in os.environ:
-        pytest.skip("needs EBMGUARD_DATA")
     run = replace(population({family: KINDS[family]}, 1)[0], steps=6)
     seen = record(run, tmp_path)
     assert seen["steps"] == 6

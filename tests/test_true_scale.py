@@ -27,7 +27,7 @@ def data():
 @pytest.fixture(scope="module")
 def flow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(true_scale_model, "FLOW_UPDATES", 300)
+        patch.setattr(true_scale_model, "FLOW_UPDATES", 150)
         return Data.load("flow")
 
 
@@ -108,8 +108,8 @@ def test_converged_chains_have_the_weights_of_the_tempered_density(data, monkeyp
 def test_chains_stay_on_the_base_where_g_is_flat(name):
     chains = Chains(name, 64, torch.Generator().manual_seed(0), members=2)
     before = chains.rows.clone()
-    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(10)], 1)
-    count = 10 * (256 if name == "more" else 64)
+    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(5)], 1)
+    count = 5 * (256 if name == "more" else 64)
     assert drawn.shape == (2, count, 64)
     # The mean of |u|² is 64 and its standard deviation √128; Langevin steps of 0.2 widen by 1%.
     squares = drawn.square().sum(2).mean(1)
@@ -215,8 +215,9 @@ def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch):
     for name, value in (small | {"CONVERGED": 2}).items():
         monkeypatch.setattr(true_scale_cell, name, value)
     monkeypatch.setattr(true_scale_model, "FLOW_UPDATES", 30)
-    monkeypatch.setattr(true_scale, "UPDATES", 3)
-    monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
+    own = {"UPDATES": 3, "PICTURE": tmp_path / "true_scale.png", "WIDTHS": (0.3,), "COMPONENTS": 2}
+    for name, value in own.items():
+        monkeypatch.setattr(true_scale, name, value)
     row = {"cell": cell.name, **asdict(cell), **true_scale.measure(tmp_path, **asdict(cell))}
     yards = {"data": cell.data, **true_scale.measure(tmp_path, None, cell.data)}
     members = row["members"]
