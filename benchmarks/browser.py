@@ -19,8 +19,6 @@ from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.support.ui import WebDriverWait
 
-__all__ = ["Page", "missing", "open_browser", "serve_tensorboard"]
-
 PROGRAMS = ("chromium", "chromedriver")
 
 # The text of all elements, those inside of shadow roots included, which innerText leaves out.

@@ -78,7 +78,6 @@ class Grid:
             done; a row has the settings of its cell and what came of it.
         judge: cells by name that are measured before the others, which need their folders; they
             have no rows in the frame.
-        page: where the page is.
         trains_here: whether ``measure`` has a loop of its own, and no command's: on one thread,
             and its log has no line of the guard's.
     """
@@ -88,14 +87,13 @@ class Grid:
     measure: Callable[..., Mapping[str, Any]]
     slots: Callable[[Rows], Mapping[str, str]]
     judge: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    page: Path | None = None
     trains_here: bool = False
 
     def main(self, words: Sequence[str] | None = None) -> int:
         """The command: measure what is not done, and fill the page; returns the exit status."""
         parser = argparse.ArgumentParser(description=f"{self.name}: {len(self.cells)} cells")
         parser.add_argument("--runs", type=Path, default=Path("runs") / self.name)
-        parser.add_argument("--table", type=Path, default=self.page or RESULTS / f"{self.name}.md")
+        parser.add_argument("--table", type=Path, default=RESULTS / f"{self.name}.md")
         parser.add_argument("--workers", type=int, default=2, help="cells at a time")
         parser.add_argument("--address", default="local", help="where Ray is: auto, or HOST:PORT")
         parser.add_argument("--table-only", action="store_true", help="measure nothing")

@@ -75,18 +75,13 @@ CASES = {
 }
 
 
-def plain_loss(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-    """The contrastive difference (Eq. 3)."""
-    return f_neg.mean() - f_pos.mean()
-
-
 class Trainer:
     """A JEM trainer: replay buffer, SGLD, contrastive loss and cross-entropy, Adam.
 
     The learning rate is 0, so that all steps do the same work.
 
     Attributes:
-        plain: the plain contrastive loss, and the plain sampler, a function of the network.
+        plain: the contrastive difference (Eq. 3), and the plain sampler, a function of the network.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
@@ -100,7 +95,7 @@ class Trainer:
         self.images = torch.rand(size, generator=self.rng, device=device) * 2 - 1
         self.labels = torch.arange(case.batch, device=device) % 10
         self.case = case
-        self.plain: tuple[Loss, Sampler] = plain_loss, self.sample
+        self.plain: tuple[Loss, Sampler] = lambda pos, neg: neg.mean() - pos.mean(), self.sample
 
     def adam(self, lr: float) -> torch.optim.Optimizer:
         """An optimizer of the network."""

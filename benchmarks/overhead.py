@@ -23,13 +23,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 HERE = Path(__file__).parents[1]
 GPU_BLOCK = 50
 PROCESSES = 4
 """Of a checkout, one after the other: where the memory of one lies costs or saves some per cent."""
 NAMES = ("mlp", "digits", "cifar")
+Kind = tuple[str, str]
 WARM_UP = 3
 """Steps of each kind at least: caches, allocators, the sampler calls that the guard measures."""
 
@@ -98,35 +99,28 @@ def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callabl
         asked.close()
 
 
-class Blocks(NamedTuple):
-    """What one checkout's blocks of a kind were, a list over rounds.
-
-    Attributes:
-        ms: of a step, CPU time; on a GPU wall time.
-        peak: MiB that the process has held so far.
-    """
-
-    ms: list[float]
-    peak: list[float]
-
-
 def compare(
     roots: dict[str, Path], name: str, steps: int, given: argparse.Namespace
-) -> dict[tuple[str, str], Blocks]:
-    """Blocks by checkout and kind, alternating there and back; the first ones are not counted."""
+) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]]]:
+    """By checkout and kind, over rounds: ms of a step, and MiB that the process has held so far.
+
+    Blocks alternate there and back; the time of the first ones is not counted. It is CPU time, on a
+    GPU wall time.
+    """
     counts = "cpu" if given.device == "cpu" else "wall"
-    found = {(x, kind): Blocks([], []) for x in roots for kind in ("plain", "guarded")}
+    kinds = [(x, kind) for x in roots for kind in ("plain", "guarded")]
+    ms, peak = ({kind: list[float]() for kind in kinds} for _ in range(2))
     for generation in range(min(PROCESSES, given.rounds)):
         with ExitStack() as stack:
             of = {x: stack.enter_context(worker(at, name, given)) for x, at in roots.items()}
-            for (x, kind), own in found.items():
-                own.peak.append(of[x](kind, max(WARM_UP, steps))["peak"])
+            for x, kind in kinds:
+                peak[x, kind].append(of[x](kind, max(WARM_UP, steps))["peak"])
             for seed in range(generation, given.rounds, PROCESSES):
-                for (x, kind), own in list(found.items())[:: (-1) ** (seed // PROCESSES)]:
+                for x, kind in kinds[:: (-1) ** (seed // PROCESSES)]:
                     took = of[x](kind, steps, seed)
-                    own.ms.append(1e3 * took[counts])
-                    own.peak.append(took["peak"])
-    return found
+                    ms[x, kind].append(1e3 * took[counts])
+                    peak[x, kind].append(took["peak"])
+    return ms, peak
 
 
 def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespace) -> None:
@@ -135,29 +129,29 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
     from .jem_step import CASES
     from .timing import spread
 
-    def ratio(a: Blocks, b: Blocks) -> str:
-        return spread([x / y for x, y in zip(a.ms, b.ms, strict=True)], ".4f")
+    def ratio(a: list[float], b: list[float]) -> str:
+        return spread([x / y for x, y in zip(a, b, strict=True)], ".4f")
 
     threads = f"{given.threads} thread(s)" if given.threads else "threads as PyTorch has them"
     print(f"{given.device}, {threads}, {given.rounds} rounds")
     for name in names:
         case, lines = CASES[name], []
         steps = given.steps or (case.block if given.device == "cpu" else GPU_BLOCK)
-        found = compare(roots, name, steps, given)
+        ms, peak = compare(roots, name, steps, given)
         for x in roots:
-            plain, guarded = found[x, "plain"], found[x, "guarded"]
-            added = statistics.median(a - b for a, b in zip(guarded.ms, plain.ms, strict=True))
-            held = min(plain.peak)
-            line = {"package": x, "unguarded, ms": f"{statistics.median(plain.ms):.2f}"}
+            plain, guarded = ms[x, "plain"], ms[x, "guarded"]
+            added = statistics.median(a - b for a, b in zip(guarded, plain, strict=True))
+            held, most = min(peak[x, "plain"]), max(peak[x, "guarded"])
+            line = {"package": x, "unguarded, ms": f"{statistics.median(plain):.2f}"}
             line |= {
                 "ratio: median (quartiles)": ratio(guarded, plain),
                 "added, ms": f"{added:.2f}",
             }
-            line |= {"goal": case.goal, "MiB": f"{held:.0f} + {max(guarded.peak) - held:.0f}"}
+            line |= {"goal": case.goal, "MiB": f"{held:.0f} + {most - held:.0f}"}
             lines.append(line)
         print(f"\n{case.title}\n\n{table_of(lines)}", flush=True)
         if len(roots) > 1:
-            own = (ratio(*(found[x, kind] for x in roots)) for kind in ("plain", "guarded"))
+            own = (ratio(*(ms[x, kind] for x in roots)) for kind in ("plain", "guarded"))
             print("\nbefore / now: plain {}, guarded {}".format(*own), flush=True)
 
 

@@ -9,6 +9,7 @@ A run in the middle of a cell is resumed from its checkpoint.
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import sys
 import time
@@ -62,27 +63,21 @@ Measure = Callable[[torch.Tensor], dict[str, Any]]
 """Scores samples (N, C, H, W): FID, IS and their number."""
 
 
-def batches(sgld_steps: int) -> int:
-    """Batches of 64 energies with a gradient in a training step: chains, positives, negatives."""
-    return sgld_steps + 2
-
-
 def iterations(settings: Mapping[str, Any]) -> int:
-    """Training steps for the compute of the default's."""
-    own = batches(settings.get("sgld_steps", DIGITS.sgld_steps))
-    return STEPS * batches(DIGITS.sgld_steps) // own
+    """Training steps for the compute of the default's.
+
+    Of batches of 64 energies with a gradient: each step of the chains, positives and negatives.
+    """
+    own = settings.get("sgld_steps", DIGITS.sgld_steps) + 2
+    return int(STEPS * (DIGITS.sgld_steps + 2) // own)
 
 
 def name_of(remedy: str, seed: int, *, longer: bool = False) -> str:
     """Of a cell: words and numbers alone."""
-    plain = remedy.replace("β", "beta")
-    words = "".join(c if c.isalnum() or c == "." else " " for c in plain).split()
+    words = re.findall(r"[\w.]+", remedy.replace("β", "beta"))
     return "_".join([*words, f"s{seed}", *(["longer"] if longer else [])])
 
 
-CLASSIFIER: dict[str, dict[str, Any]] = {
-    JUDGE: {"remedy": None, "seed": JUDGE_SEED, "longer": False}
-}
 CELLS: dict[str, dict[str, Any]] = {  # every remedy of a seed before the next seed
     name_of(remedy, seed): {"remedy": remedy, "seed": seed, "longer": False}
     for seed in SEEDS
@@ -230,6 +225,7 @@ def slots(rows: Rows) -> dict[str, str]:
     }
 
 
+CLASSIFIER = {JUDGE: {"remedy": None, "seed": JUDGE_SEED, "longer": False}}
 GRID = Grid("remedies", CELLS, measure, slots, CLASSIFIER)
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from ebmguard.reference_training.judge.evaluator import Evaluator
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink
 
-from .grid import Grid, Rows, number, percent, read_json, table
+from .grid import Grid, Rows, number, percent, table
 
 STEPS = 2000
 LONG = 6000
@@ -49,7 +49,6 @@ LOST = 1e4
 # What counts as saved.
 LEAST_LR, LARGEST_GAP, LEAST_GRAD_SCALE, LEAST_ACCURACY = 0.1, 20.0, 0.5, 0.97
 LAST = 100
-# The ladder of a seed comes before β* → 2, which takes what it has run.
 CELLS = {
     f"{policy}_s{seed}": {"policy": policy, "seed": seed}
     for seed in SEEDS
@@ -58,21 +57,6 @@ CELLS = {
 
 
 def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
-    """Train a cell, or take the run that it would repeat to the bit.
-
-    The first rung of the ladder is β* → 2, so that as long as a run needs no second rollback it is
-    also that of β* → 2 alone.
-    """
-    twin = folder.with_name(f"ladder_s{seed}.json")
-    if policy == "beta2" and twin.is_file():
-        result: dict[str, Any] = read_json(twin)
-        first = result["judged"][0]
-        if len(first["rollbacks"]) <= 1:
-            return result | {"ended": None, "judged": [first]}
-    return train(folder, policy, seed)
-
-
-def train(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     """Train a cell to its end, and say what came of it."""
     stages = (STEPS, LONG) if policy in LASTING else (STEPS,)
     torch.set_num_threads(1)
@@ -156,23 +140,17 @@ def train(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     return {"diverged_at": lost, "ended": ended, "judged": judged}
 
 
-def why_not(result: Any) -> str:
-    """What a run lacks to have reached its end alive, and by more than standing still."""
-    gap, scale = result["median_abs_gap"], result["reference_grad_scale"]
-    reasons = {
-        f"ended at step {result['reached']}": result["reached"] < result["until"],
-        f"learning rate {result['lr']:.2g} of the first": result["lr"] < LEAST_LR,
-        f"|gap| {gap:.3g}": not gap < LARGEST_GAP,
-        f"GradScale {scale:.2g}": not scale >= LEAST_GRAD_SCALE,
-        f"accuracy {percent(result['accuracy'])}": result["accuracy"] < LEAST_ACCURACY,
-        "parameters that are not finite": not result["parameters_finite"],
-    }
-    return ", ".join(text for text, failed in reasons.items() if failed)
+def saved(own: pd.DataFrame) -> int:
+    """How many runs reached their end alive, and by more than standing still."""
+    held = (own["reached"] >= own["until"]) & own["parameters_finite"]
+    held &= (own["lr"] >= LEAST_LR) & (own["median_abs_gap"] < LARGEST_GAP)
+    held &= (own["reference_grad_scale"] >= LEAST_GRAD_SCALE) & (own["accuracy"] >= LEAST_ACCURACY)
+    return int(held.sum())
 
 
 COLUMNS = {
     "policy": lambda own: POLICIES[own["policy"].iloc[0]][0],
-    "saved": lambda own: f"{(own['why_not'] == '').sum()} of {len(own)}",
+    "saved": lambda own: f"{saved(own)} of {len(own)}",
     "until step": lambda own: f"{own['until'].iloc[0]:,}",
     "reached it": lambda own: str((own["reached"] >= own["until"]).sum()),
     "rollbacks (median, most)": lambda own: f"{own['count'].median():g}, {own['count'].max()}",
@@ -184,7 +162,7 @@ COLUMNS = {
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    judged = [{**run, **each, "why_not": why_not(each)} for run in rows for each in run["judged"]]
+    judged = [{**run, **each} for run in rows for each in run["judged"]]
     frame = pd.DataFrame(judged).assign(count=[len(row["rollbacks"]) for row in judged])
     of = dict(iter(frame.groupby(["until", "policy"])))
     cells = [(until, policy) for until in (STEPS, LONG) for policy in POLICIES]

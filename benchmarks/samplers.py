@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from ebm.samplers import HMC, MALA, LangevinDynamics
@@ -30,28 +30,23 @@ CPU = torch.device("cpu")
 Density = Callable[[Tensor], Tensor]
 
 
-class Case(NamedTuple):
-    """A density, the dimensions of its samples, and the standard deviation of a step's noise."""
-
-    f: Density
-    dim: int
-    noise_std: float
-
-
 def bowl(x: Tensor) -> Tensor:
     """Negative energy of N(0, I)."""
     return -0.5 * x.square().sum(1)
 
 
-def cases() -> dict[str, Case]:
-    """By name; the energy of the network has a bowl around it, so that it has a density."""
+def cases() -> dict[str, tuple[Density, int, float]]:
+    """By name: a density, the dimensions of its samples, the standard deviation of a step's noise.
+
+    The energy of the network has a bowl around it, so that it has a density.
+    """
     torch.manual_seed(0)
     layers = [nn.Linear(2, 128), nn.SiLU(), nn.Linear(128, 128), nn.SiLU(), nn.Linear(128, 1)]
     net = nn.Sequential(*layers, nn.Flatten(0)).requires_grad_(requires_grad=False)
     return {
-        "Gaussian, 2D": Case(bowl, 2, 0.8),
-        "Gaussian, 100D": Case(bowl, 100, 0.3),
-        "MLP, 2-128-128-1": Case(lambda x: net(x) + bowl(x), 2, 0.8),
+        "Gaussian, 2D": (bowl, 2, 0.8),
+        "Gaussian, 100D": (bowl, 100, 0.3),
+        "MLP, 2-128-128-1": (lambda x: net(x) + bowl(x), 2, 0.8),
     }
 
 
@@ -101,12 +96,12 @@ def main() -> None:
     torch.set_num_threads(1)
     print(provenance(CPU, ["python", "-m", "benchmarks.samplers", *sys.argv[1:]]), end="\n\n")
     lines = []
-    for name, case in cases().items():
+    for name, (f, dim, noise_std) in cases().items():
         for chains in options.chains:
-            x = torch.randn(chains, case.dim, generator=torch.Generator().manual_seed(1))
-            for sampler, both in walks(case.noise_std).items():
+            x = torch.randn(chains, dim, generator=torch.Generator().manual_seed(1))
+            for sampler, both in walks(noise_std).items():
                 line = {"energy": name, "chains": str(chains), "sampler": sampler}
-                lines.append(line | measured(*both, case.f, x, options.rounds))
+                lines.append(line | measured(*both, f, x, options.rounds))
     print(table_of(lines))
 
 

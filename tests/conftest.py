@@ -50,7 +50,7 @@ HEAVY_WORDS = re.compile(
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
     *("never_silent/test_steps.py", "never_silent/test_ties.py"),
-    *("test_gpu_benchmarks.py", "test_grid.py", "test_long_runs.py"),
+    *("test_gpu_benchmarks.py", "test_grid.py"),
     *("test_population.py", "test_true_scale.py"),
     *("whole/test_close.py", "whole/test_files.py"),
 )

@@ -1,8 +1,9 @@
-"""The benchmarks of a GPU, tried on the CPU: what they measure and write."""
+"""The benchmarks of speed and of a GPU, tried on the CPU: what they measure and write."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from functools import partial
 
@@ -10,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_steps
+from benchmarks import gpu, gpu_steps, long_run, overhead
 from benchmarks.gpu_steps import CASES, LOOP, OURS, config_of
 from benchmarks.loops import JemLoop, ShortRunLoop, step_flop
 from benchmarks.timing import Iterations, Turn, alternate
@@ -18,6 +19,7 @@ from ebmguard.reference_training.engine.loop import train
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.presets import CIFAR10
+from ebmguard.report import RecordedRun
 from ebmguard.samplers import sgld
 from ebmguard.sinks import read_jsonl
 
@@ -36,16 +38,10 @@ def case(request):
     return CASES[request.param]
 
 
-def jem_layers():
-    layers = [(3, 16, 3, 32)]  # channels in and out, kernel, output resolution
-    channels = 16
-    for wide, before, after in ((160, 32, 32), (320, 32, 16), (640, 16, 8)):
-        layers += [(channels, wide, 3, before), (wide, wide, 3, after)]
-        layers += [(channels, wide, 1, after)] + 6 * [(wide, wide, 3, after)]
-        channels = wide
-    return [*layers, (640, 10, 1, 1)]
-
-
+# Channels in and out, kernel, output resolution.
+WIDE = [(3, 16, 3, 32), (640, 10, 1, 1)]
+for i, o, before, after in ((16, 160, 32, 32), (160, 320, 32, 16), (320, 640, 16, 8)):
+    WIDE += [(i, o, 3, before), (i, o, 1, after), *7 * [(o, o, 3, after)]]
 # At nf = 64.
 SHORT = [(3, 64, 3, 32), (64, 128, 4, 16), (128, 256, 4, 8), (256, 512, 4, 4), (512, 1, 4, 1)]
 
@@ -53,8 +49,8 @@ SHORT = [(3, 64, 3, 32), (64, 128, 4, 16), (128, 256, 4, 8), (256, 512, 4, 4), (
 @pytest.mark.parametrize(
     ("loop", "settings", "layers", "langevin", "images"),
     [
-        (JemLoop, SCENARIOS["1"], jem_layers(), 20 * 64, 192),
-        (JemLoop, SCENARIOS["3"], jem_layers(), 20 * 8, 136),
+        (JemLoop, SCENARIOS["1"], WIDE, 20 * 64, 192),
+        (JemLoop, SCENARIOS["3"], WIDE, 20 * 8, 136),
         (ShortRunLoop, CIFAR10, SHORT, 100 * 64, 128),
     ],
 )
@@ -136,18 +132,6 @@ def test_the_loop_of_short_runs_learns_the_difference_of_mean_energies(tmp_path,
     torch.testing.assert_close(found, list(expected), rtol=1e-4, atol=1e-6)
     moved = [not torch.equal(p, before) for p, before in zip(parameters, start, strict=True)]
     assert moved == [True] * (len(moved) - 1) + [False]  # a shift of f is no difference
-
-
-def test_the_loop_of_short_runs_draws_noisy_images_and_chains(tmp_path):
-    loop = ShortRunLoop(small(SHORTRUN, tmp_path / "run", batch=2000, noise_std=0.5), CPU)
-    x = loop.draw()
-    # Of nearest images, the rest is the noise.
-    apart = (x[:50, None] - loop.images).flatten(2).square().mean(2).min(1).values.sqrt()
-    assert apart.mean() == pytest.approx(loop.settings.data_noise, rel=0.05)
-    for p in loop.f.parameters():
-        p.data.zero_()
-    chains = loop.sample()  # on a flat energy: U(-1, 1) and the noise of each step
-    assert chains.var() == pytest.approx(1 / 3 + K * 0.5**2, rel=0.02)
 
 
 def test_one_iteration_at_a_time_is_the_whole_training(case, tmp_path):
@@ -250,16 +234,61 @@ def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp
     assert "### next" in kept
 
 
-def test_a_device_that_is_not_there_is_said(tmp_path, capsys):
+def test_a_device_that_is_not_there_is_said_and_a_training_goes_on(tmp_path, capsys):
     assert gpu.main(["--device", "nowhere", "--out", str(tmp_path / "gpu.md")]) == 2
     assert "--device cpu --small" in capsys.readouterr().out
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_training_goes_on_where_it_was(tmp_path):
-    begin = gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
     (tmp_path / "jem-0").mkdir()
+    assert "--resume" not in gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
     (tmp_path / "jem-0" / "config.json").write_text("{}")
-    again = gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
-    assert "--resume" not in begin
-    assert again == ("ebmguard", "train", "jem", "--out", str(tmp_path / "jem-0"), "--resume")
+    assert "--resume" in gpu.commands("train", "cpu", 1.0, tmp_path, small=True)[0]
+
+
+# -- overhead and long runs ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def other(tmp_path):
+    """A checkout of the same package, which says when it is imported."""
+    for room in ("ebmguard", "reference_training"):
+        shutil.copytree(overhead.HERE / room, tmp_path / room)
+    with (tmp_path / "ebmguard" / "__init__.py").open("a") as file:
+        file.write(f"\nopen({str(tmp_path / 'imported')!r}, 'a').write(__file__ + '\\n')\n")
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_two_checkouts_are_measured_in_turns(other, capsys):
+    overhead.main(["--only", "mlp", "--rounds", "2", "--steps", "1", "--against", str(other)])
+    lines = capsys.readouterr().out.splitlines()
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line[:2] == "| "][2:]
+    assert [row[1] for row in rows] == ["before", "now"]
+    for row in rows:
+        assert float(row[2]) > 0
+        assert float(row[3].split()[0]) > 1  # with everything attached no step is free
+    assert lines[-1].startswith("before / now: plain ")
+    # A process for each round had the other checkout, and all of its package; the rest did not.
+    imported = (other / "imported").read_text().splitlines()
+    assert imported == 2 * [str(other / "ebmguard" / "__init__.py")]
+
+
+def test_a_folder_to_read_has_the_rows_that_are_asked_for(tmp_path):
+    lines = ['"energy_gap": 0.5, "recovery/attempt": 0.0}']
+    run = long_run.write_run(tmp_path / "run", 200, lines)
+    found = RecordedRun.read(run, ["energy_gap"])
+    assert (found.row_count, found.step, len(found.attempts)) == (200, 189, 2)
+    assert min(long_run.taken(["watch", str(run), "--once"]).values()) > 0
+
+
+def test_a_long_run_leaves_nothing_open_and_counts_its_bytes(tmp_path):
+    training = long_run.Training(tmp_path)
+    for _ in range(5):
+        training.step()
+    held = training.held()
+    training.end()
+    training.begin()
+    training.blow_up()
+    training.step()
+    assert training.held() == held
+    training.end()
+    sizes = long_run.sizes(tmp_path)
+    assert min(sizes[name] for name in ("metrics.jsonl", "event files")) > 0

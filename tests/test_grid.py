@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from torch import Tensor
 
-from benchmarks import digits, grid, true_scale
+from benchmarks import grid, true_scale
 from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
-from benchmarks.remedies import CELLS, REMEDIES, best, config_of, iterations
+from benchmarks.remedies import CELLS, REMEDIES, config_of, iterations
 from ebmguard.errors import ConfigError
 from tests.reference_training.sweep.parts import environment
 
@@ -130,16 +127,13 @@ def test_a_page_of_which_nothing_is_known_stays_as_it_is(tmp_path):
     assert page.read_text() == PAGE
 
 
-@pytest.mark.parametrize("slots", [{"sum": "1"}, {"source": "x", "sum": "1", "more": "2"}])
-def test_a_page_has_the_slots_that_are_filled(slots):
-    with pytest.raises(ValueError, match=r"slots for \['source', 'sum'\]"):
-        filled(PAGE, slots)
-
-
-def test_what_people_wrote_around_slots_stays():
+def test_slots_are_filled_and_what_people_wrote_around_them_stays():
     text = filled(PAGE, {"source": "new\n\nlines", "sum": "7"})
     assert text == PAGE.replace("old", "new\n\nlines").replace(">0<", ">7<")
     assert filled(text, {"source": "old", "sum": "0"}) == PAGE
+    for slots in ({"sum": "1"}, {"source": "x", "sum": "1", "more": "2"}):
+        with pytest.raises(ValueError, match=r"slots for \['source', 'sum'\]"):
+            filled(PAGE, slots)
 
 
 def test_rows_are_what_they_were(tmp_path):
@@ -206,26 +200,3 @@ def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):
     assert {config.settings.iterations for config in longer} == {4000, 6000}
     assert iterations({}) == 2000
     assert len({str(config.to_json()) for config in usual[: len(REMEDIES)]}) == len(REMEDIES)
-
-
-def test_the_best_that_samples_ever_were_is_of_looks_in_a_row(tmp_path):
-    def measure(x: Tensor) -> dict[str, Any]:
-        return {"fid": float((x.mean() - 1) ** 2), "is": float(x.mean())}
-
-    (tmp_path / "samples").mkdir()
-    assert best(tmp_path, measure) == {"best_fid": None, "best_is": None}
-    for step, byte in enumerate([0, 255, 255, 255, 255, 0, 0, 255]):  # -1 and 1
-        np.save(tmp_path / "samples" / f"{50 * step:08d}.npy", np.full((2, 1, 3, 3), byte, "u1"))
-    # Four of five are 1 at best.
-    found = best(tmp_path, measure)
-    assert found == pytest.approx({"best_fid": (0.6 - 1) ** 2, "best_is": 0.6})
-
-
-def test_a_run_on_digits_keeps_the_medians_of_its_gap(tmp_path, monkeypatch):
-    monkeypatch.setattr(digits, "MARKS", (3, 5, 20))
-    monkeypatch.setattr(digits, "WINDOW", 3)
-    found = digits.measure(tmp_path / "run", 0.5, 0, 6)
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    gaps = [abs(json.loads(line)["energy_gap"]) for line in lines]
-    assert found["gaps"] == {3: sorted(gaps[:3])[1], 5: sorted(gaps[2:5])[1]}
-    assert found["beta_star"] == 0.5

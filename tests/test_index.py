@@ -101,40 +101,25 @@ def test_links_of_the_rows_lead_somewhere():
 GOOD = dict(zip(HEAD, ["Figure 2", "**holds**", "4", "5", "3", "`ebmguard figure 2`"], strict=True))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"verdict": ""},
-        {"verdict": "holds"},
-        {"verdict": "**not run**"},
-        {"command": ""},
-        {"ours": ""},
-        {"seeds": ""},
-    ],
-    ids=str,
-)
-def test_a_row_that_lacks_something_is_seen(change):
+LACKING = ["verdict", "command", "ours", "seeds"]
+BOLD: list[tuple[dict[str, str], bool]] = [
+    ({"seeds": "1"}, True),
+    ({"seeds": "5; 2"}, True),
+    ({"seeds": "exact; 2"}, False),
+    ({"seeds": "1", "verdict": "**holds in part**: one seed"}, False),
+    ({"ours": "5 of 5 seeds"}, True),
+    ({"ours": "5 of 5 (0.90 to 1.00) seeds"}, True),
+    ({"ours": "[5 of 5](toys.md) (0.48 to 1.00) seeds"}, False),
+    ({"ours": "none of 27 runs"}, True),
+    ({"ours": "two runs of five", "verdict": "**not seen**"}, True),
+]
+
+
+def test_a_row_that_lacks_something_or_is_too_bold_is_seen():
     assert not problem(GOOD)
-    assert problem(GOOD | change)
-
-
-@pytest.mark.parametrize(
-    ("change", "fine"),
-    [
-        ({"seeds": "1"}, False),
-        ({"seeds": "5; 2"}, False),
-        ({"seeds": "exact; 2"}, True),
-        ({"seeds": "1", "verdict": "**holds in part**: one seed"}, True),
-        ({"ours": "5 of 5 seeds"}, False),
-        ({"ours": "5 of 5 (0.90 to 1.00) seeds"}, False),
-        ({"ours": "[5 of 5](toys.md) (0.48 to 1.00) seeds"}, True),
-        ({"ours": "none of 27 runs"}, False),
-        ({"ours": "two runs of five", "verdict": "**not seen**"}, False),
-    ],
-    ids=str,
-)
-def test_a_verdict_that_is_too_bold_is_seen(change, fine):
-    assert (not too_bold(GOOD | change)) == fine
+    changes = [{name: ""} for name in LACKING] + [{"verdict": x} for x in ("holds", "**not run**")]
+    assert all(problem(GOOD | change) for change in changes)
+    assert [change for change, is_bold in BOLD if bool(too_bold(GOOD | change)) != is_bold] == []
 
 
 MOST_WORDS = {
@@ -227,21 +212,15 @@ def test_studies_that_are_gone_are_in_the_commits_that_are_named():
         assert not done.returncode, file
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "ebmguard fly",
-        "ebmguard figure 99",
-        "ebmguard figure 2 --speed 3",
-        "ebmguard train toy --scenario moon",
-        "python -m benchmarks.no_such",
-        "python -m benchmarks.digits --speed",
-        "pytest tests/test_index.py::test_no_such",
-        "make it so",
-    ],
+NOT_THERE = (
+    *("ebmguard fly", "ebmguard figure 99", "ebmguard figure 2 --speed 3"),
+    *("ebmguard train toy --scenario moon", "python -m benchmarks.no_such", "make it so"),
+    *("python -m benchmarks.digits --speed", "pytest tests/test_index.py::test_no_such"),
 )
-def test_a_command_that_is_not_there_is_seen(command):
-    assert not parses(command)
+
+
+def test_commands_that_are_not_there_are_seen():
+    assert [command for command in NOT_THERE if parses(command)] == []
 
 
 def test_nothing_of_the_paper_and_the_response_is_left_out():

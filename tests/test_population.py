@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -87,24 +86,19 @@ def test_an_error_is_true_if_the_run_breaks_or_loses_points_soon():
     assert [verdict(gone, [step]).in_time for step in (150, 250, 399)] == [False, True, True]
 
 
-def test_thresholds_are_chosen_without_the_family_left_out():
+def test_thresholds_are_chosen_without_the_family_left_out(monkeypatch):
     """What the one family asks for is not chosen where that is left out."""
     points = [tuple(values[i] for values in GRID.values()) for i in (0, -1)]
     dead = replace(verdict(recorded(gap=BREAKS), [305]), lost=0.0)
-    missed = replace(dead, in_time=False)
 
     def at(point, family):
-        found = dead if (point == points[0]) == (family == "a") else missed
-        return replace(found, family=family)
+        is_found = (point == points[0]) == (family == "a")
+        return replace(dead, family=family, in_time=is_found)
 
     grid = {p: [at(p, "a")] + [at(p, "b")] * 5 for p in points}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.population.leave_out._neighbours", lambda point: [point])
-        assert [chosen(grid), chosen(grid, without="b"), chosen(grid, without="a")] == [
-            points[1],
-            points[0],
-            points[1],
-        ]
+    monkeypatch.setattr("benchmarks.population.leave_out._neighbours", lambda point: [point])
+    found = [chosen(grid, without=family) for family in (None, "b", "a")]
+    assert found == [points[1], points[0], points[1]]
 
 
 def test_a_run_is_drawn_from_its_family_alone():
@@ -116,14 +110,9 @@ def test_a_run_is_drawn_from_its_family_alone():
     assert len(KINDS) >= 24
 
 
-NEW_KINDS = ("toy-langevin", "waves-gru", "noise-levels", "energy-scales", "sets-lion")
-
-
-@pytest.mark.parametrize("family", NEW_KINDS)
+@pytest.mark.parametrize("family", ["waves-gru", "energy-scales", "sets-lion"])
 def test_a_run_is_recorded_as_the_guard_saw_it(family, tmp_path, monkeypatch):
     """A few steps: the rows are the guard's, to 12 bits, and a packed file has them again."""
-    if family == "noise-levels" and "EBMGUARD_DATA" not in os.environ:
-        pytest.skip("needs EBMGUARD_DATA")
     run = replace(population({family: KINDS[family]}, 1)[0], steps=6)
     seen = record(run, tmp_path)
     assert seen["steps"] == 6
@@ -156,11 +145,7 @@ DETECTIONS: dict[str, tuple[str, Any, list[int]]] = {
     "spreads of 0.5": ("the same, no floor", STEEP, [303]),
     "a peak, and again": ("gap over 30 spreads", AGAIN, [50, 150, 250, 350]),
     "an episode for each, as energies touch": ("the same, in episodes", AGAIN, [50, 150, 250, 350]),
-    "a gap that grows is worse by e^0.9": (
-        "the same, in episodes",
-        STEEP[:308],
-        [304, 305, 306, 307],
-    ),
+    "a gap that grows by e^0.9": ("the same, in episodes", STEEP[:308], [304, 305, 306, 307]),
     "over 1,000": ("gap over 1,000", STEEP, [307]),
     "no number": ("gap over 1,000", np.where(STEP < 300, QUIET, np.nan), [300]),
     "five deviations": ("gap, z over 5", AGAIN[100:200], [50]),
@@ -192,25 +177,21 @@ def at_fifty(rows):
 
 
 def test_what_the_rules_find_in_the_population():
-    """The recorded rows through the rules as they are: what the page says, as a floor."""
-    runs = load("first", "new")
+    """A third of the recorded runs through the rules as they are: the page, as a floor."""
+    runs = [each for each in load("first", "new") if each.run.number % 3 == 0]
     fates = Counter(each.fate.name for each in runs)
-    assert min(fates["dead"], fates["healthy"]) >= 60
-    found = {
-        title: scores(verdicts_of(runs, detect))
-        for title, detect in {"rules": shipped, **BASELINES}.items()
-    }
+    assert min(fates["dead"], fates["healthy"]) >= 40
 
-    def share(title, name):
-        count, of = found[title][name]
-        return count / of
+    def shares(detect, *names):
+        found = scores(verdicts_of(runs, detect))
+        return [count / of for count, of in (found[name] for name in names)]
 
-    assert share("rules", "healthy, false") <= 1 / 25
-    assert share("rules", "in time") >= 0.8
-    assert share("rules", "under 5 points") >= 0.8
-    for title in BASELINES:  # none is better in both
-        is_found = share(title, "in time") > share("rules", "in time")
-        assert not (is_found and share(title, "healthy, false") <= share("rules", "healthy, false"))
+    false, in_time, early = shares(shipped, "healthy, false", "in time", "under 5 points")
+    assert false <= 1 / 25
+    assert min(in_time, early) >= 0.8
+    for title, detect in BASELINES.items():  # none is better in both
+        others, found = shares(detect, "healthy, false", "in time")
+        assert not (found > in_time and others <= false), title
 
 
 def test_rows_lack_what_was_not_known():

@@ -17,8 +17,6 @@ from benchmarks import true_scale, true_scale_cell, true_scale_model
 from benchmarks.true_scale_cell import JUDGED, UPDATES, Cell, Chains, judged, negatives
 from benchmarks.true_scale_model import Couplings, Data, Network, Networks, standard, whole
 from ebmguard.likelihood import Gaussian
-from ebmguard.samplers import sgld
-from ebmguard.steering import AdaptiveSteps
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +27,7 @@ def data():
 @pytest.fixture(scope="module")
 def flow():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(true_scale_model, "FLOW_UPDATES", 600)
+        patch.setattr(true_scale_model, "FLOW_UPDATES", 150)
         return Data.load("flow")
 
 
@@ -85,8 +83,9 @@ def test_log_z_from_both_sides(a, data):
     assert found["test"] == pytest.approx(of_images, rel=1e-5)
 
 
-def test_converged_chains_have_the_weights_of_the_tempered_density(data):
+def test_converged_chains_have_the_weights_of_the_tempered_density(data, monkeypatch):
     """g = c u₁ moves the mean of u₁ by c; tempered chains are behind by β c."""
+    monkeypatch.setattr(true_scale_cell, "CONVERGED", 200)
     c, beta = 1.0, 0.5
 
     def slope(u):
@@ -109,8 +108,8 @@ def test_converged_chains_have_the_weights_of_the_tempered_density(data):
 def test_chains_stay_on_the_base_where_g_is_flat(name):
     chains = Chains(name, 64, torch.Generator().manual_seed(0), members=2)
     before = chains.rows.clone()
-    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(20)], 1)
-    count = 20 * (256 if name == "more" else 64)
+    drawn = torch.cat([chains(Bowl(0.0)) for _ in range(5)], 1)
+    count = 5 * (256 if name == "more" else 64)
     assert drawn.shape == (2, count, 64)
     # The mean of |u|² is 64 and its standard deviation √128; Langevin steps of 0.2 widen by 1%.
     squares = drawn.square().sum(2).mean(1)
@@ -124,24 +123,6 @@ def test_chains_stay_on_the_base_where_g_is_flat(name):
     assert moved[0] < before.shape[1]
     assert (chains.acceptance is not None) == (name in ("mala", "hmc"))
     assert chains.plan() == ((64, 4) if name == "finer" else (16, 1))
-
-
-def test_adaptive_chains_take_as_many_and_as_fine_steps_as_the_guard_says(data, monkeypatch):
-    eager = partial(AdaptiveSteps, floor=0.999, clear=0.9995)  # 64 / 65 at most: more at every row
-    monkeypatch.setattr(true_scale_cell, "AdaptiveSteps", eager)
-    networks = Networks(Network(data.gaussian, data.flow.inverse), 1)
-    rng = torch.Generator().manual_seed(0)
-    cell = Cell("adaptive", 0, betas=(0.1,))
-    _, loss_of, chains = negatives(cell, networks, rng)
-    plans = [chains.plan()]
-    for _ in range(3):
-        loss_of(data.noisy[0][: true_scale_cell.BATCH])
-        plans.append(chains.plan())
-    assert plans == [(16, 1), (32, 2), (64, 4), (64, 4)]
-    again, g = torch.Generator().set_state(rng.get_state()), whole(Bowl(0.5))
-    start = standard(64).sample(true_scale_cell.BATCH, again)[None]
-    fine = sgld(g, start, steps=64, step_size=0.1**2 / 2, noise_std=0.1, generator=again)
-    torch.testing.assert_close(chains(Bowl(0.5)), fine, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", [8, 14])
@@ -225,24 +206,18 @@ def test_kernels_are_summed_exactly():
     ("cell", "base"),
     [
         (Cell("mala", 0, betas=(0.0, 0.2)), "-21.5"),
-        (Cell("adaptive", 0, betas=(0.1,)), "-21.5"),
         (Cell("annealed", 0, betas=(1.0,)), "-21.5"),
-        (Cell("persistent", 0, "mnist", (0.1,)), "-17.2"),
         (Cell("fresh", 0, "flow", (0.1,)), "-21."),
     ],
 )
-def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
-    if cell.data == "mnist":
-        request.getfixturevalue("data_root")
-        known = {"the base": -17.27, "10 Gaussians": 5.92, "kernels": -53.62}  # take minutes
-        monkeypatch.setattr(true_scale, "yardsticks", lambda data: known)
-    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
+def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch):
+    small = {"UPDATES": 3, "JUDGED": (2, 3), "judged": partial(judged, temperatures=20)}
+    for name, value in (small | {"CONVERGED": 2}).items():
+        monkeypatch.setattr(true_scale_cell, name, value)
     monkeypatch.setattr(true_scale_model, "FLOW_UPDATES", 30)
-    monkeypatch.setattr(true_scale_cell, "JUDGED", (2, 3))
-    monkeypatch.setattr(true_scale_cell, "judged", partial(judged, temperatures=20))
-    monkeypatch.setattr(true_scale_cell, "CONVERGED", 2)
-    monkeypatch.setattr(true_scale, "UPDATES", 3)
-    monkeypatch.setattr(true_scale, "PICTURE", tmp_path / "true_scale.png")
+    own = {"UPDATES": 3, "PICTURE": tmp_path / "true_scale.png", "WIDTHS": (0.3,), "COMPONENTS": 2}
+    for name, value in own.items():
+        monkeypatch.setattr(true_scale, name, value)
     row = {"cell": cell.name, **asdict(cell), **true_scale.measure(tmp_path, **asdict(cell))}
     yards = {"data": cell.data, **true_scale.measure(tmp_path, None, cell.data)}
     members = row["members"]
@@ -250,9 +225,7 @@ def test_a_cell_and_its_page(cell, base, tmp_path, monkeypatch, request):
     for member in members:
         assert member["lost_at"] is None
         assert [own["updates"] for own in member["judged"]] == [2, 3]
-        known = member["judged"][0]["median"]
-        assert ("acceptance" in known) == (cell.sampler == "mala")
-        assert ("sampler/steps" in known) == (cell.sampler == "adaptive")
+        assert ("acceptance" in member["judged"][0]["median"]) == (cell.sampler == "mala")
     page = "\n".join(true_scale.slots([row, yards]).values())
     # After three updates g is flat: the base's own number, as the yardstick has it.
     assert page.count(base) >= 2
@@ -267,11 +240,9 @@ def test_a_lost_member_is_told_and_the_others_go_on(tmp_path, monkeypatch):
             for value in self.values:
                 value.data[1] = math.nan
 
-    monkeypatch.setattr(true_scale_cell, "UPDATES", 3)
-    monkeypatch.setattr(true_scale_cell, "JUDGED", (3,))
-    monkeypatch.setattr(true_scale_cell, "CONVERGED", 2)
-    monkeypatch.setattr(true_scale_cell, "judged", lambda g, data: {})
-    monkeypatch.setattr(true_scale_cell, "Networks", Spoilt)
+    small = {"UPDATES": 3, "JUDGED": (3,), "CONVERGED": 2, "judged": lambda g, data: {}}
+    for name, value in (small | {"Networks": Spoilt}).items():
+        monkeypatch.setattr(true_scale_cell, name, value)
     cell = Cell("fresh", 0, betas=(0.0, 0.2))
     first, second = true_scale_cell.measure(tmp_path, **asdict(cell))["members"]
     assert second == {"beta": 0.2, "lost_at": 1, "judged": [], "first_error": 1}

@@ -103,15 +103,12 @@ def record_missing(arguments: argparse.Namespace) -> None:
         pack(folder, file)
 
 
-Found = Mapping[str, Sequence[Verdict]]
-
-
 def verdicts_of(runs: Sequence[Recorded], detect: Detect) -> list[Verdict]:
     """What a detector is worth on each run."""
     return [verdict(each, detect(each.frame)) for each in runs]
 
 
-def all_verdicts(runs: Sequence[Recorded], own: Mapping[str, Detect]) -> Found:
+def all_verdicts(runs: Sequence[Recorded], own: Mapping[str, Detect]) -> dict[str, list[Verdict]]:
     """By detector: rules of another day, the rules that are shipped, baselines and one's own."""
     kept = {
         title: [verdict(each, steps[each.run.name]) for each in runs]

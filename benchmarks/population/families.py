@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Task = Literal["jem", "ebm", "joint"]
 RUNS, NEW_RUNS, LONG_RUNS = 16, 18, 8
 """Runs of each family."""
 GROUPS = ("first", "new", "last look", "long")
@@ -45,7 +44,7 @@ class Run:
     data: str
     lr: float
     optimizer: str = "adam"
-    task: Task = "jem"
+    task: Literal["jem", "ebm", "joint"] = "jem"
     network: str = "mlp"
     width: int = 64
     activation: str = "leaky_relu"

@@ -53,16 +53,6 @@ def worth(verdicts: Iterable[Verdict]) -> float:
     return share("in time") + share("under 5 points") - _FALSE * share("healthy, false")
 
 
-def at(point: Point) -> dict[str, Any]:
-    """The numbers of a point."""
-    return {name: type(getattr(RULE, name))(value) for name, value in zip(GRID, point, strict=True)}
-
-
-def judged_on_grid(runs: Sequence[Recorded]) -> dict[Point, list[Verdict]]:
-    """Every point of the grid on every run."""
-    return {point: judged_at(runs, **at(point)) for point in itertools.product(*GRID.values())}
-
-
 def _neighbours(point: Point) -> Iterator[Point]:
     """A point of the grid and those one step away along an axis."""
     yield point
@@ -88,7 +78,10 @@ def chosen(grid: Mapping[Point, Sequence[Verdict]], without: str | None = None) 
 
 def leave_one_out(runs: Sequence[Recorded]) -> dict[str, tuple[Point, list[Verdict]]]:
     """By family: the point chosen without it, and what the rule says of it there."""
-    grid, found = judged_on_grid(runs), {}
+    grid, found = dict[Point, list[Verdict]](), {}
+    for point in itertools.product(*GRID.values()):
+        named = zip(GRID, point, strict=True)
+        grid[point] = judged_at(runs, **{x: type(getattr(RULE, x))(value) for x, value in named})
     for family in sorted({each.run.family for each in runs}):
         point = chosen(grid, without=family)
         found[family] = point, [v for v in grid[point] if v.family == family]

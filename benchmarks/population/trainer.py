@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,17 +25,17 @@ _BUFFER = 1000
 
 def make_optimizer(run: Run, parameters: Any) -> torch.optim.Optimizer:
     """The optimizer of a run, as people build it."""
-    if run.optimizer == "sgd":
-        return torch.optim.SGD(parameters, run.lr)
-    if run.optimizer == "momentum":
-        return torch.optim.SGD(parameters, run.lr, momentum=0.9, weight_decay=5e-4)
-    if run.optimizer in ("lion", "sign"):
-        return Lion(parameters, run.lr, *((0.9, 0.99) if run.optimizer == "lion" else (0.0, 0.0)))
-    if run.optimizer == "rmsprop":
-        return torch.optim.RMSprop(parameters, run.lr)
-    if run.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, run.lr, betas=(0.9, 0.999), weight_decay=0.01)
-    return torch.optim.Adam(parameters, run.lr, betas=(0.9, 0.999))
+    kinds: dict[str, Any] = {
+        "sgd": torch.optim.SGD,
+        "momentum": partial(torch.optim.SGD, momentum=0.9, weight_decay=5e-4),
+        "lion": partial(Lion, of_step=0.9, of_mean=0.99),
+        "sign": partial(Lion, of_step=0.0, of_mean=0.0),
+        "rmsprop": torch.optim.RMSprop,
+        "adamw": partial(torch.optim.AdamW, betas=(0.9, 0.999), weight_decay=0.01),
+        "adam": partial(torch.optim.Adam, betas=(0.9, 0.999)),
+    }
+    made: torch.optim.Optimizer = kinds[run.optimizer](parameters, lr=run.lr)
+    return made
 
 
 class Lion(torch.optim.Optimizer):
