@@ -1,4 +1,4 @@
-"""Which beta* does well where nobody has chosen one: fixed ones and rules, on the population.
+"""Which beta* does well where nobody has chosen one: fixed ones and a rule, on the population.
 
 python -m benchmarks.beta_star               # all cells, two at a time
 python -m benchmarks.beta_star --table-only  # the tables of what has been run
@@ -76,81 +76,45 @@ class Sparing(Trainer):
         return self._skill
 
 
-@dataclasses.dataclass
-class Rule:
-    """beta* from the rows: towards an effective sample size, or by the spread of energies.
+class Growing:
+    """beta* of 4, and up to 16 while energies run away: the brake is pulled, and never let go.
 
-    Attributes:
-        value: beta* now, at first the starting one.
-        least, most: its bounds.
-        ess: the target of ESS as a share of the negatives; 1: beta* falls where nothing raises it.
-        up, down: factors of one row.
-        guarded: whether beta* rises, and never falls, while the spread of f on negatives grows by
-            1.25 within 60 rows; and falls where no negative competes and it does not.
-        per_spread: beta* is this, divided by that spread; 0: by ESS.
+    It rises while the spread of f on negatives has grown by 1.25 within 60 rows (where none
+    competes it holds), and falls slowly back to 4 else, while the weights are not uniform.
     """
 
-    value: float
-    least: float
-    most: float
-    ess: float = 0.5
-    up: float = 1.02
-    down: float = 1.005
-    guarded: bool = True
-    per_spread: float = 0.0
-
-    def __post_init__(self) -> None:
+    def __init__(self, cap: float) -> None:
+        self.value = self.least = min(4.0, cap)
+        self.most = min(16.0, cap)
         self.rows: deque[tuple[float, ...]] = deque(maxlen=60)
-        self._bound(self.value)
-
-    def under(self, cap: float) -> Rule:
-        """This rule, whose bounds are at most that."""
-        return dataclasses.replace(self, most=min(self.most, cap), least=min(self.least, cap))
-
-    def _bound(self, value: float) -> None:
-        self.value = max(min(value, self.most), self.least)
 
     def __call__(self, step: int) -> float:
         return self.value
 
     def observe(self, row: Mapping[str, float]) -> None:
         new = tuple(row.get(tag, math.nan) for tag in ("ess", "grad_scale", "f_neg/std"))
-        if all(map(math.isfinite, new)) and self.least < self.most:
-            self.rows.append(new)
-            last = [statistics.median(each) for each in zip(*[*self.rows][-10:], strict=True)]
-            if self.per_spread:
-                self._bound(self.per_spread / (last[2] or 1.0))
-            else:
-                self._bound(self.value * self._factor(*last))
-
-    def _factor(self, ess: float, scale: float, spread: float) -> float:
-        before = statistics.median([row[2] for row in self.rows][:20])
-        grows = self.guarded and len(self.rows) >= 30 and spread > 1.25 * before
-        if self.guarded and scale < 0.5:
-            return 1.0 if grows else 1 / self.down
-        if grows or ess > 1.1 * self.ess:
-            return self.up
-        return 1 / self.down if ess < self.ess / 1.1 else 1.0
+        if not all(map(math.isfinite, new)):
+            return
+        self.rows.append(new)
+        ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
+        before = statistics.median([own[2] for own in self.rows][:20])
+        if len(self.rows) >= 30 and spread > 1.25 * before:
+            self.value = min(self.value * (1.02 if scale >= 0.5 else 1.0), self.most)
+        elif scale < 0.5 or ess < 1 / 1.1:
+            self.value = max(self.value / 1.005, self.least)
 
 
 FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0, "0": 0.0, "1": 1.0}
-RULES: dict[str, dict[str, Any]] = {
-    "growing": {"value": 4.0, "least": 4.0, "most": 16.0, "ess": 1.0},
-    "guarded": {"value": 0.5, "least": 0.02, "most": 10.0},
-    "ess": {"value": 0.5, "least": 0.02, "most": 10.0, "down": 1.02, "guarded": False},
-    "spread": {"value": 0.5, "least": 0.02, "most": 10.0, "per_spread": 2.0},
-}
 ARMS = {each: each for each in FIXED} | {
     "fresh": "4, but 0.2 from noise",
     "growing": "4, more while f spreads",
-    "guarded": "to ESS 0.5, up while f spreads",
-    "ess": "to ESS 0.5",
-    "spread": "2 / spread",
 }
+TWICE = ("4", "2", "0.5", "growing", "fresh")
+"""Arms with both seeds."""
 CELLS = {
     f"{name}_{arm}_s{seed}": {"run": name, "arm": arm, "seed": seed}
     for seed in SEEDS
-    for arm in ARMS
+    for arm in (TWICE if seed else ARMS)
     for name, run in RUNS.items()
     if arm != "fresh" or run.sampler == "short"
 }
@@ -161,11 +125,11 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     del folder
     own = Seeded(**dataclasses.asdict(RUNS[run]), again=seed)
     cap = (own.output_scale or math.inf) / 2
-    rule, at_bounds = Rule(**RULES.get(arm, RULES["growing"])).under(cap), 0
-    trainer = Sparing(own, beta_star=rule if arm in RULES else min(FIXED.get(arm, 0.2), cap))
+    rule = Growing(cap)
+    fixed = min(FIXED.get(arm, 0.2), cap)
+    trainer = Sparing(own, beta_star=rule if arm == "growing" else fixed)
     watch, rows = Watch(own.scale), []
     for step in range(STEPS.get(own.data, 400)):
-        at_bounds += rule.value in (rule.least, rule.most)
         rows.append(trainer.step())
         rule.observe(rows[-1])
         since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
@@ -179,12 +143,12 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     tags["beta_star"] = "beta_star"
     late = {name: float(np.median(trace[tag][-50:])) for name, tag in tags.items()}
     known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
-    share = round(at_bounds / len(rows), 3) if arm in RULES else 1.0
-    return known | late | {"last": round(fate.last, 2), "at_bounds": share}
+    at_bounds = float(np.isin(trace["beta_star"], (rule.least, rule.most)).mean())
+    return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
 
 
 def by_cell(rows: Rows) -> pd.DataFrame:
-    """A line for each cell; "fresh" has those of 4 where no chain begins from noise."""
+    """A line for each cell; "fresh" has those of 4 where no chain begins anew."""
     frame = pd.DataFrame(rows)
     frame["family"] = frame["run"].map(lambda name: RUNS[name].family)
     frame["is_lost"] = frame["fate"].isin(["dead", "collapsed"])
@@ -199,20 +163,21 @@ def by_cell(rows: Rows) -> pd.DataFrame:
 
 def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
     """A line of the table of arms."""
-    own, of_4 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "4"))
+    own, of_2 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "2"))
     lost, counts = own["is_lost"], own["fate"].value_counts()
+    lost_at_2 = of_2["is_lost"].reindex(own.index)
     low, high = binomtest(int(lost.sum()), len(own)).proportion_ci()
     regret = own[~lost].groupby("family")["regret"].mean().to_numpy()
     rng = np.random.default_rng(0)
     drawn = rng.choice(regret, (2000, len(regret))).mean(1)
     worst, best = np.quantile(drawn, [0.975, 0.025])
-    worse, better = int((lost & ~of_4["is_lost"]).sum()), int((~lost & of_4["is_lost"]).sum())
+    worse, better = int((lost & ~lost_at_2).sum()), int((~lost & lost_at_2).sum())
     return {
         "β*, at most o/2": ARMS[arm],
         "lost": f"{lost.sum()} of {len(own)} ({low:.2f} to {high:.2f})",
         "limping": str(counts.get("limping", 0)),
         "healthy": str(counts.get("healthy", 0)),
-        "lost where 4 lives, lives where 4 is lost": f"{worse}, {better}",
+        "lost where 2 lives, lives where 2 is lost": f"{worse}, {better}",
         "regret, points": f"{regret.mean():.1f} ({best:.1f} to {worst:.1f})",
         "GradScale": f"{own['grad_scale'].median():.2f}",
         "ESS": f"{own['ess'].median():.2f}",
