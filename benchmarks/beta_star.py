@@ -104,13 +104,17 @@ class Growing:
             self.value = max(self.value / 1.005, self.least)
 
 
-FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0}
-ARMS = {each: each for each in FIXED}
-ARMS |= {"growing": "4, more while f spreads", "fresh": "4, but 0.2 from noise"}
+FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0, "0": 0.0, "1": 1.0}
+ARMS = {each: each for each in FIXED} | {
+    "fresh": "4, but 0.2 from noise",
+    "growing": "4, more while f spreads",
+}
+TWICE = ("4", "2", "0.5", "growing", "fresh")
+"""Arms with both seeds."""
 CELLS = {
     f"{name}_{arm}_s{seed}": {"run": name, "arm": arm, "seed": seed}
     for seed in SEEDS
-    for arm in ARMS
+    for arm in (TWICE if seed else ARMS)
     for name, run in RUNS.items()
     if arm != "fresh" or run.sampler == "short"
 }
@@ -121,28 +125,30 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     del folder
     own = Seeded(**dataclasses.asdict(RUNS[run]), again=seed)
     cap = (own.output_scale or math.inf) / 2
-    rule = Growing(cap) if arm == "growing" else None
-    trainer = Sparing(own, beta_star=rule or min(FIXED.get(arm, 0.2), cap))
+    rule = Growing(cap)
+    fixed = min(FIXED.get(arm, 0.2), cap)
+    trainer = Sparing(own, beta_star=rule if arm == "growing" else fixed)
     watch, rows = Watch(own.scale), []
     for step in range(STEPS.get(own.data, 400)):
         rows.append(trainer.step())
-        if rule is not None:
-            rule.observe(rows[-1])
+        rule.observe(rows[-1])
         since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
         if since is not None and step - since >= AFTERMATH:
             break
     trainer.guard.close()
     trace = traced(rows)
     fate = fate_of(trace, scale=own.scale)
-    tags = ("ess", "grad_scale", "energy_gap", "beta_star")
-    late = {tag: float(np.median(trace[tag][-50:])) for tag in tags}
+    at = "" if rows[0]["beta_star"] else "ref/"  # where all weights are alike
+    tags = {"ess": f"{at}ess", "grad_scale": f"{at}grad_scale", "energy_gap": "energy_gap"}
+    tags["beta_star"] = "beta_star"
+    late = {name: float(np.median(trace[tag][-50:])) for name, tag in tags.items()}
     known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
-    at_bounds = float(np.mean(np.isin(trace["beta_star"], [4.0, 16.0]))) if rule else 1.0
+    at_bounds = float(np.isin(trace["beta_star"], (rule.least, rule.most)).mean())
     return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
 
 
 def by_cell(rows: Rows) -> pd.DataFrame:
-    """A line for each cell; "fresh" has those of 4 where no chain begins from noise."""
+    """A line for each cell; "fresh" has those of 4 where no chain begins anew."""
     frame = pd.DataFrame(rows)
     frame["family"] = frame["run"].map(lambda name: RUNS[name].family)
     frame["is_lost"] = frame["fate"].isin(["dead", "collapsed"])
@@ -157,20 +163,21 @@ def by_cell(rows: Rows) -> pd.DataFrame:
 
 def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
     """A line of the table of arms."""
-    own, of_4 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "4"))
+    own, of_2 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "2"))
     lost, counts = own["is_lost"], own["fate"].value_counts()
+    lost_at_2 = of_2["is_lost"].reindex(own.index)
     low, high = binomtest(int(lost.sum()), len(own)).proportion_ci()
     regret = own[~lost].groupby("family")["regret"].mean().to_numpy()
     rng = np.random.default_rng(0)
     drawn = rng.choice(regret, (2000, len(regret))).mean(1)
     worst, best = np.quantile(drawn, [0.975, 0.025])
-    worse, better = int((lost & ~of_4["is_lost"]).sum()), int((~lost & of_4["is_lost"]).sum())
+    worse, better = int((lost & ~lost_at_2).sum()), int((~lost & lost_at_2).sum())
     return {
         "β*, at most o/2": ARMS[arm],
         "lost": f"{lost.sum()} of {len(own)} ({low:.2f} to {high:.2f})",
         "limping": str(counts.get("limping", 0)),
         "healthy": str(counts.get("healthy", 0)),
-        "lost where 4 lives, lives where 4 is lost": f"{worse}, {better}",
+        "lost where 2 lives, lives where 2 is lost": f"{worse}, {better}",
         "regret, points": f"{regret.mean():.1f} ({best:.1f} to {worst:.1f})",
         "GradScale": f"{own['grad_scale'].median():.2f}",
         "ESS": f"{own['ess'].median():.2f}",

@@ -1,6 +1,6 @@
 """Keeps energy-based model training alive.
 
-    loss_fn, sample_q = guard(None, sample_q, beta_star=0.5, output_scale=20_000, log_dir="runs")
+    loss_fn, sample_q = guard(None, sample_q, log_dir="runs")
 
 reweights the negatives by exp(β* f), lets every positive serve as its own extra negative, runs the
 sampler on (1 - β) f, and watches the run. See :func:`guard`, and :mod:`ebmguard.objective` for the

@@ -38,13 +38,13 @@ __all__ = [
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
-BETA_STAR = 4.0
+BETA_STAR = 2.0
 """β* where none is given, at most half of the output scale: ``docs/settings.md`` says why."""
 _UNKNOWN_SCALE = 1.0  # what an unknown output scale counts as: textbook Langevin's
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
-_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 4, o 20,000
+_NEGLIGIBLE = 1e-3  # share of the energy that no sampler shows: JEM's β* is 2, o 20,000
 _NEEDS_SCALE = (
     "beta= needs the output scale: add output_scale= (20_000 for JEM), or step_size= and "
     "noise_std= of the sampler, or give beta_star= = beta * output_scale instead."

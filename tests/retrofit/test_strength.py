@@ -34,7 +34,7 @@ def at(step: int = 0, **arguments):
         ({"beta_star": -2, "output_scale": 10}, -2.0, 1.2),
         ({"beta_star": 2, "sampler_scale": 0.5}, 2.0, 0.5),
         ({}, 0.5, 1.0),
-        ({"output_scale": JEM}, 4.0, 1 - 4 / JEM),
+        ({"output_scale": JEM}, 2.0, 1 - 2 / JEM),
         ({"output_scale": 1}, 0.5, 0.5),
         ({"output_scale": 0.01}, 0.005, 0.5),
         ({"output_scale": 3, "sampler_scale": 0.25}, 1.5, 0.25),
