@@ -101,8 +101,9 @@ def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, a
     assert len(masks.backwards) == 2
 
 
-@pytest.mark.parametrize("part", ["module", "classify"])
-@pytest.mark.parametrize("labels", [(), (torch.tensor([7, 2]),)], ids=["f(x)", "f(x, y)"])
+@pytest.mark.parametrize(
+    ("part", "labels"), [("module", (torch.tensor([7, 2]),)), ("classify", ())]
+)
 def test_compiled_networks_are_tempered(masks, part, labels):
     torch.manual_seed(0)
     net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
