@@ -72,12 +72,14 @@ def read_celeba(root: Path) -> Images:
         f"{root / 'celeba'}, or name the folder that holds celeba by --data-root or the "
         "environment variable EBMGUARD_DATA.",
     )
-    train, valid, test = (
-        Faces([folder / name for name in part], root / CACHE)
-        for part in (names[:TRAIN], names[TRAIN : TRAIN + VALID], names[TRAIN + VALID :])
-    )
-    labels = [np.zeros(len(part), dtype=np.int64) for part in (train, valid, test)]
-    return Images(train, labels[0], test, labels[2], (valid, labels[1]))
+    ends = {"train": TRAIN, "valid": TRAIN + VALID, "test": len(names)}
+    return {
+        part: (
+            Faces([folder / name for name in names[begin:end]], root / CACHE),
+            np.zeros(end - begin, dtype=np.int64),
+        )
+        for (part, end), begin in zip(ends.items(), (0, *ends.values()), strict=False)
+    }
 
 
 class Faces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -21,24 +22,9 @@ class Pixels(Protocol):
         """The images of some rows, (N,) -> (N, C, H, W)."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """The published images, in their published order.
-
-    Attributes:
-        train_x: (N, C, H, W) uint8.
-        train_y: (N,) int64, from 0.
-        test_x: (T, C, H, W) uint8.
-        test_y: (T,) int64, from 0.
-        valid: images (V, C, H, W) uint8 and labels (V,) of a validation set, where one is
-            published; else it is taken from the training images.
-    """
-
-    train_x: Pixels
-    train_y: NDArray[np.int64]
-    test_x: Pixels
-    test_y: NDArray[np.int64]
-    valid: tuple[Pixels, NDArray[np.int64]] | None = None
+Images = Mapping[str, tuple[Pixels, NDArray[np.int64]]]
+"""The parts "train", "test" and, where one is published, "valid" of a data set, in their published
+order: images (N, C, H, W) uint8, and their labels (N,) from 0."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
@@ -115,43 +114,40 @@ def load_data(
             one, the set has fewer images than asked for, or they cannot be made that small.
         ImportError: the package that carries or reads the data is not installed.
     """
-    for setting, value, least in (
-        ("train_images", train_images, 1),
-        ("valid_images", valid_images, 0),
-        ("test_images", test_images, 1),
-    ):
-        if value is not None and value < least:
-            raise ConfigError(f"{setting} is {value}, expected {least} or more")
+    counts = {"valid": valid_images, "train": train_images, "test": test_images}
+    for part, count in counts.items():
+        least = 0 if part == "valid" else 1
+        if count is not None and count < least:
+            raise ConfigError(f"{part}_images is {count}, expected {least} or more")
     if name not in _SETS:
         raise ConfigError(f"data is {name!r}, expected one of {', '.join(DATA_SETS)}")
     own, is_digits = _SETS[name], name == "digits"
     images = own.read(Path() if is_digits else _root(name, root))
-    order = np.arange(len(images.train_x))
+    rows = {part: np.arange(len(x)) for part, (x, _) in images.items()}
     if not is_digits:
-        np.random.RandomState(SPLIT_SEED).shuffle(order)
+        np.random.RandomState(SPLIT_SEED).shuffle(rows["train"])
     if valid_images is None:
-        valid_images = 0 if is_digits else VALID_IMAGES
-    if images.valid is None:
-        valid_x, valid_y = images.train_x, images.train_y
-        valid = _first(valid_images, order, name, "valid_images", spare=1)
-        order = order[valid_images:]
-    else:
-        valid_x, valid_y = images.valid
-        valid = _first(valid_images, np.arange(len(valid_x)), name, "valid_images")
-    train = _first(train_images, order, name, "train_images")
-    test = _first(test_images, np.arange(len(images.test_x)), name, "test_images")
-
-    def pixels(x: NDArray[np.uint8]) -> torch.Tensor:
-        return torch.from_numpy(x if image_size is None else shrunk(x, image_size))
-
+        counts["valid"] = 0 if is_digits else VALID_IMAGES
+    found: dict[str, torch.Tensor] = {}
+    for part, count in counts.items():
+        is_taken = part not in images  # from the training images, which keep one
+        x, y = images["train" if is_taken else part]
+        left = rows["train" if is_taken else part]
+        most = len(left) - is_taken
+        if count is not None and count > most:
+            raise ConfigError(
+                f"{part}_images is {count}, expected at most {most}: {name} has no more"
+            )
+        if is_taken:
+            rows["train"] = left[count:]
+        pixels = x[left[:count]]
+        found[f"{part}_x"] = torch.from_numpy(
+            pixels if image_size is None else shrunk(pixels, image_size)
+        )
+        found[f"{part}_y"] = torch.from_numpy(y[left[:count]])
     return ImageData(
         name=name,
-        train_x=pixels(images.train_x[train]),
-        train_y=torch.from_numpy(images.train_y[train]),
-        valid_x=pixels(valid_x[valid]),
-        valid_y=torch.from_numpy(valid_y[valid]),
-        test_x=pixels(images.test_x[test]),
-        test_y=torch.from_numpy(images.test_y[test]),
+        **found,
         classes=own.classes,
         levels=own.levels,
         pad=own.pad,
@@ -175,15 +171,6 @@ def _root(name: str, root: Path | None) -> Path:
             f"--data-root or the environment variable {ROOT_VARIABLE}"
         )
     return root
-
-
-def _first(
-    count: int | None, rows: NDArray[np.int64], name: str, setting: str, spare: int = 0
-) -> NDArray[np.int64]:
-    most = len(rows) - spare
-    if count is not None and count > most:
-        raise ConfigError(f"{setting} is {count}, expected at most {most}: {name} has no more")
-    return rows[:count]
 
 
 _kept = lru_cache(maxsize=1)(load_data)

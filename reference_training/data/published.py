@@ -76,8 +76,10 @@ def _cifar(root: Path, files: PublishedFiles, key: bytes) -> Images:
 
     *train_names, test_name = files.md5
     images, labels = zip(*map(batch, train_names), strict=True)
-    test_x, test_y = batch(test_name)
-    return Images(np.concatenate(images), np.concatenate(labels), test_x, test_y)
+    return {
+        "train": (np.concatenate(images), np.concatenate(labels)),
+        "test": batch(test_name),
+    }
 
 
 MNIST = PublishedFiles(
@@ -97,9 +99,10 @@ def read_mnist(root: Path, files: PublishedFiles = MNIST) -> Images:
     """60,000 training and 10,000 test digits, grey, 28x28 (LeCun et al. 1998)."""
     folder = files.find(root)
     train_x, train_y, test_x, test_y = (_idx(files.read(folder / name)) for name in files.md5)
-    return Images(
-        train_x[:, None], train_y.astype(np.int64), test_x[:, None], test_y.astype(np.int64)
-    )
+    return {
+        "train": (train_x[:, None], train_y.astype(np.int64)),
+        "test": (test_x[:, None], test_y.astype(np.int64)),
+    }
 
 
 def _idx(content: bytes) -> NDArray[np.uint8]:
@@ -134,7 +137,7 @@ def read_svhn(root: Path, files: PublishedFiles = SVHN) -> Images:
         return images, content["y"].ravel().astype(np.int64) % 10
 
     train_name, test_name = files.md5
-    return Images(*part(train_name), *part(test_name))
+    return {"train": part(train_name), "test": part(test_name)}
 
 
 DIGITS_TEST = 360
@@ -157,7 +160,7 @@ def read_digits(_: object = None) -> Images:
     train, test = train_test_split(
         range(len(labels)), test_size=DIGITS_TEST, stratify=labels, random_state=DIGITS_SEED
     )
-    return Images(images[train], labels[train], images[test], labels[test])
+    return {"train": (images[train], labels[train]), "test": (images[test], labels[test])}
 
 
 FREY_FILE = "frey_rawface.mat"
@@ -197,6 +200,8 @@ def read_frey(root: Path) -> Images:
         )
     # (D, N), every image row by row.
     images = np.ascontiguousarray(found.T).reshape(FRAMES, 1, FREY_HEIGHT, FREY_WIDTH)
-    train, valid, test = np.split(images, [FREY_TRAIN, FRAMES - FREY_TEST])
-    labels = [np.zeros(len(part), dtype=np.int64) for part in (train, valid, test)]
-    return Images(train, labels[0], test, labels[2], (valid, labels[1]))
+    parts = np.split(images, [FREY_TRAIN, FRAMES - FREY_TEST])
+    return {
+        name: (part, np.zeros(len(part), dtype=np.int64))
+        for name, part in zip(("train", "valid", "test"), parts, strict=True)
+    }

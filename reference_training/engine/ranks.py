@@ -90,10 +90,19 @@ class Ranks:
             return tensors
         import torch
 
-        from .average import Average
+        class Mean(torch.autograd.Function):
+            """Every rank has it; so what each one's loss asks of it, on average, is each part's."""
+
+            @staticmethod
+            def forward(_: Any, x: Tensor) -> Tensor:
+                return self.average(x.clone())
+
+            @staticmethod
+            def backward(_: Any, grad: Tensor) -> Tensor:
+                return self.average(grad.clone())
 
         flat = torch.cat([x.flatten() for x in tensors])
-        mean: Tensor = Average.apply(flat, self.average)  # type: ignore[no-untyped-call]
+        mean: Tensor = Mean.apply(flat)  # type: ignore[no-untyped-call]
         parts = torch.split(mean, [x.numel() for x in tensors])
         return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +45,15 @@ def check_picture(file: Path) -> None:
             f"{file} cannot be written: a picture's name ends in one of "
             + ", ".join(sorted(formats))
         )
-    if not file.parent.is_dir():
-        raise ConfigError(f"{file} cannot be written: {file.parent} is not a folder; make it first")
-    if file.is_dir():
-        raise ConfigError(f"{file} cannot be written: it is a folder; give the name of a file")
-    if not os.access(file if file.exists() else file.parent, os.W_OK):
+    is_new = not file.exists()
+    try:
+        file.open("ab").close()
+        if is_new:
+            file.unlink()
+    except OSError as error:
         raise ConfigError(
-            f"{file} cannot be written: no permission; allow it, or choose another folder"
-        )
+            f"{file} cannot be written: {error.strerror}; choose another file"
+        ) from error
 
 
 def save_picture(figure: Figure, file: Path) -> None:

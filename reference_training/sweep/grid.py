@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import itertools
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from ..engine.run_config import RunConfig, below, command_words, refuse, short
 if TYPE_CHECKING:  # the help needs no torch
     from .cell import Cell
 
-COMMON = ("out", "resume")
+COMMON = ("out", "resume", "no-resume")
 PREFIXES = {"scenario": "s", "data": "", "method": "", "beta_star": "b", "seed": "seed"}
 """What stands before a value in the name of a run's folder."""
 
@@ -44,8 +44,13 @@ class Grid(abc.ABC):
 
     trainer: ClassVar[type[RunConfig]]
     """Settings of a single run."""
-    axes: ClassVar[dict[str, str]]
-    """Fields with the values of the grid, and the setting of a run that each is for."""
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """Fields with the values of the grid, and the setting of a run that each is for."""
+        common = {field.name for field in fields(Grid)}
+        own = [field.name for field in fields(self) if field.name not in common]
+        return {name: name.removesuffix("s") for name in (*own, "seeds")}
 
     def page(self) -> str | None:
         """Text for OUT/table.md, where the trainer has tables.
@@ -81,7 +86,6 @@ class Grid(abc.ABC):
         given = {word.partition("=")[0].replace("_", "-") for word in self.training}
         own = [f"--{name.replace('_', '-')}" for name in (*COMMON, *self.axes.values())]
         problems += [f"{name} after -- is the grid's own to give" for name in own if name in given]
-        problems += ["--no-resume after -- is the grid's own to give"] * ("--no-resume" in given)
         refuse(problems, "a grid")
         names = [name for name in self.axes if name != "seeds"]
         grid = itertools.product(self.seeds, *(getattr(self, name) for name in names))

@@ -26,7 +26,6 @@ class BismGrid(Grid):
     """Ways to train; see ebmguard train bism --help."""
 
     trainer: ClassVar[type[RunConfig]] = BismConfig
-    axes: ClassVar[dict[str, str]] = {"methods": "method", "seeds": "seed"}
 
     def page(self) -> str | None:
         """The methods' table."""
@@ -49,11 +48,6 @@ class JemGrid(Grid):
     """Exponents of the guard's weights; 0 is the standard trainer."""
 
     trainer: ClassVar[type[RunConfig]] = JemConfig
-    axes: ClassVar[dict[str, str]] = {
-        "scenarios": "scenario",
-        "beta_stars": "beta_star",
-        "seeds": "seed",
-    }
 
     def page(self) -> str | None:
         """The tables of the grid's runs."""
@@ -76,7 +70,6 @@ class ShortRunGrid(Grid):
     """Exponents of the guard's weights on raw outputs; 0 is the standard trainer."""
 
     trainer: ClassVar[type[RunConfig]] = ShortRunConfig
-    axes: ClassVar[dict[str, str]] = {"data": "data", "beta_stars": "beta_star", "seeds": "seed"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,4 +84,3 @@ class ToyGrid(Grid):
     """Scenarios by name; see ebmguard train toy --help."""
 
     trainer: ClassVar[type[RunConfig]] = ToyConfig
-    axes: ClassVar[dict[str, str]] = {"scenarios": "scenario", "seeds": "seed"}

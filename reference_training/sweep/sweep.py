@@ -86,7 +86,7 @@ class Sweep:
                 "HOST:PORT of one that `ray start --head` has begun"
             ) from error
         try:
-            self._need = self._needed(ray)
+            self._kind = self._kind_of(ray)
             yield
         finally:
             for task in self._tasks:  # something went wrong here: nothing goes on unwatched
@@ -99,11 +99,12 @@ class Sweep:
         """Work until nothing is left, or until `stop` asks."""
         import ray
 
-        kind = "GPU" if "num_gpus" in self._need else "core"
+        kind = self._kind.replace("CPU", "core")
         self._view.say(f"{len(self._cells)} runs in {self._grid.out}, one {kind} each")
         is_told = False
         while self._tasks or (self._waiting and not stop.requested):
-            most = self._grid.workers or self._room(ray)
+            # No more than there is room for: Ray would take them in an order of its own.
+            most = self._grid.workers or max(1, self._count(self._kind, ray))
             while self._waiting and len(self._tasks) < most and not stop.requested:
                 self._submit(self._waiting.popleft(), ray)
             if stop.requested and not is_told:
@@ -121,23 +122,20 @@ class Sweep:
         self.unfinished += [self._cells[number] for number in self._waiting]
         self._write_table()
 
-    def _needed(self, ray: Any) -> dict[str, float]:
-        """What Ray is to keep free for each cell."""
-        device = self._cells[0].device
-        has_gpus = any(node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"])
+    def _kind_of(self, ray: Any) -> str:
+        """What each cell has one of: "GPU" where there are some, else "CPU"."""
+        device, has_gpus = self._cells[0].device, self._count("GPU", ray) > 0
         if device == "cuda" and not has_gpus:
             raise ConfigError(
                 "each run is to have a GPU, but no machine has one; give `-- --device cpu`"
             )
-        return (
-            {"num_cpus": 1} if device == "cpu" or not has_gpus else {"num_cpus": 0, "num_gpus": 1}
-        )
+        return "GPU" if has_gpus and device != "cpu" else "CPU"
 
-    def _room(self, ray: Any) -> int:
-        """Cells that the machines have room for now; Ray would take more in an order of its own."""
-        kind = "GPU" if "num_gpus" in self._need else "CPU"
+    @staticmethod
+    def _count(kind: str, ray: Any) -> int:
+        """How many of a kind the machines have now."""
         alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return max(1, sum(int(node.get(kind, 0)) for node in alive))
+        return sum(int(node.get(kind, 0)) for node in alive)
 
     def _submit(self, number: int, ray: Any) -> None:
         cell = self._cells[number]
@@ -152,9 +150,8 @@ class Sweep:
             kept = "skipped, another sweep is training it" if how is None else f"kept, {how}"
             self._view.ended(number, kept)
             return
-        remote = ray.remote(train_cell).options(
-            **self._need, max_retries=RETRIES, retry_exceptions=True
-        )
+        need = {"num_cpus": 1} if self._kind == "CPU" else {"num_cpus": 0, "num_gpus": 1}
+        remote = ray.remote(train_cell).options(**need, max_retries=RETRIES, retry_exceptions=True)
         begun = cell.begun_by and cell.begun_by.absolute()
         task = remote.remote(self._grid.words(cell), begun, cell.log.absolute(), os.getcwd())
         self._tasks[task] = number

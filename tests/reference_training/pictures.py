@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 def assert_no_text_on_text(figure: Figure) -> None:
     """No text of the picture lies on another, or leaves the picture."""
     renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw(renderer)
+    figure.draw_without_rendering()  # which places everything
     written = [text for text in figure.texts if text.get_text()]
     for axes in [axes for axes in figure.axes if axes.axison]:
         written += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]

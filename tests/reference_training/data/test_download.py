@@ -119,7 +119,7 @@ def test_what_was_cut_is_gone_on_with(published, tmp_path):
     publisher.cut = size
     download.fetch(files, tmp_path)
     assert publisher.asked == ["/cifar.tar.gz from 0", f"/cifar.tar.gz from {size // 2}"]
-    assert read_cifar10(tmp_path, files).train_x.shape == (10, 3, 32, 32)
+    assert read_cifar10(tmp_path, files)["train"][0].shape == (10, 3, 32, 32)
 
 
 @pytest.mark.parametrize("cut", [10**9, 1000])

@@ -67,12 +67,15 @@ def load_cifar100(cifar100, monkeypatch):
 def test_cifar100_is_read_with_its_fine_labels(cifar100):
     root, files, parts = cifar100
     images = read_cifar100(root, files)
-    assert images.train_x.dtype == np.uint8
-    assert images.train_y.dtype == np.int64
-    np.testing.assert_array_equal(images.train_x, parts["train"][0])
-    np.testing.assert_array_equal(images.train_y, parts["train"][1])
-    np.testing.assert_array_equal(images.test_x, parts["test"][0])
-    np.testing.assert_array_equal(images.test_y, parts["test"][1])
+    assert [x.dtype for x in images["train"]] == [np.uint8, np.int64]
+    assert_parts(images, parts["train"], parts["test"])
+
+
+def assert_parts(found, train, test):
+    """These are the images and the labels of both parts."""
+    for part, own in (("train", train), ("test", test)):
+        for array, expected in zip(found[part], own, strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("folder", ["svhn", "."])
@@ -87,11 +90,8 @@ def test_svhn_is_read_with_ten_as_the_digit_zero(tmp_path, folder):
         mat = {"X": images[part].transpose(2, 3, 1, 0), "y": y}
         savemat(tmp_path / folder / name, mat, do_compression=True)
     found = read_svhn(tmp_path, published_as_they_are(SVHN, tmp_path / folder))
-    assert found.train_x.dtype == np.uint8
-    np.testing.assert_array_equal(found.train_x, images[:20])
-    np.testing.assert_array_equal(found.test_x, images[20:])
-    np.testing.assert_array_equal(found.train_y, labels[:20])
-    np.testing.assert_array_equal(found.test_y, labels[20:])
+    assert found["train"][0].dtype == np.uint8
+    assert_parts(found, (images[:20], labels[:20]), (images[20:], labels[20:]))
 
 
 def test_svhn_without_scipy_says_what_to_install(tmp_path, monkeypatch):
@@ -116,11 +116,8 @@ def test_mnist_is_read_from_idx_files(tmp_path):
         (folder / name).write_bytes(gzip.compress(header + array.tobytes()))
     found = read_mnist(tmp_path, published_as_they_are(MNIST, folder))
     train_x, train_y, test_x, test_y = arrays.values()
-    np.testing.assert_array_equal(found.train_x, train_x[:, None])
-    np.testing.assert_array_equal(found.train_y, train_y)
-    np.testing.assert_array_equal(found.test_x, test_x[:, None])
-    np.testing.assert_array_equal(found.test_y, test_y)
-    assert found.test_y.dtype == np.int64
+    assert_parts(found, (train_x[:, None], train_y), (test_x[:, None], test_y))
+    assert found["test"][1].dtype == np.int64
 
 
 def test_split_is_that_of_jem(load_cifar100, cifar100):

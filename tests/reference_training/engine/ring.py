@@ -98,7 +98,6 @@ class RingGrid(Grid):  # type: ignore[misc]
 
     lrs: tuple[float, ...]
     trainer = RingConfig
-    axes: ClassVar[dict[str, str]] = {"lrs": "lr", "seeds": "seed"}
 
 
 if __name__ == "__main__":

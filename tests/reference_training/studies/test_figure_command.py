@@ -122,8 +122,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ({"runs": (), "seed": -1}, r"runs is empty(.|\n)*seed is -1"),
         ({"out": "x.what"}, r"a picture's name ends in one of .*png"),
         ({"out": "x.json"}, r"a picture's name ends in one of .*png"),
-        ({"out": "no/x.png"}, "no is not a folder"),
-        ({"out": "folder.png"}, r"folder\.png cannot be written: it is a folder"),
+        ({"out": "no/x.png"}, r"x\.png cannot be written: No such file or directory"),
+        ({"out": "folder.png"}, r"folder\.png cannot be written: Is a directory"),
         ({"device": "quantum"}, "device is 'quantum'"),
     ],
 )

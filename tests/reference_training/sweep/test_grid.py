@@ -8,6 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tyro
@@ -208,23 +209,19 @@ def test_torchrun_does_not_start_sweeps(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "gpus", "need"),
-    [
-        ("auto", 0, {"num_cpus": 1}),
-        ("cpu", 2, {"num_cpus": 1}),
-        ("auto", 2, {"num_cpus": 0, "num_gpus": 1}),
-        ("cuda", 0, None),
-    ],
+    ("device", "gpus", "kind"),
+    [("auto", 0, "CPU"), ("cpu", 2, "CPU"), ("auto", 2, "GPU"), ("cuda", 0, "")],
 )
-def test_each_cell_has_a_gpu_where_there_is_one(device, gpus, need):
+def test_each_cell_has_a_gpu_where_there_is_one(device, gpus, kind):
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0, **({"GPU": gpus} if gpus else {})}}]
+    ray: Any = SimpleNamespace(nodes=lambda: nodes)
     grid = parse(f"--scenarios digits --beta-stars 0 --out a -- --device {device}")
     sweep = Sweep(grid, cells := grid.cells(), View(cells))
-    if need is None:
+    if not kind:
         with pytest.raises(ConfigError, match="no machine has one; give `-- --device cpu`"):
-            sweep._needed(SimpleNamespace(nodes=lambda: nodes))
+            sweep._kind_of(ray)
     else:
-        assert sweep._needed(SimpleNamespace(nodes=lambda: nodes)) == need
+        assert sweep._kind_of(ray) == kind
 
 
 def test_a_run_whose_worker_is_gone_does_not_begin(monkeypatch):
