@@ -43,7 +43,7 @@ class Latent:
             noise: the draw's, ``(B, H)``.
         """
         h = self.posterior.draw(self._moments(phi, v.detach()), noise)
-        return self._weighed(v, h, self._moments(phi, v))
+        return -self.energy(v, h) - self.posterior.log_prob(self._moments(phi, v), h)
 
     def negative_elbo(self, phi: Parameters, v: Tensor, noise: Tensor) -> Tensor:
         """KL(q | posterior) but for what phi cannot change, of one draw each, ``(B,)``."""
@@ -56,12 +56,9 @@ class Latent:
         """
         moments = self._moments(phi, v)
         h = self.posterior.draw(moments, noise)
-        log_weight = self._weighed(v, h, moments)
+        log_weight = -self.energy(v, h) - self.posterior.log_prob(moments, h)
         (slope,) = torch.autograd.grad(log_weight.sum(), h, create_graph=True)
         return slope.square().sum(-1) / 2
-
-    def _weighed(self, v: Tensor, h: Tensor, moments: Tensor) -> Tensor:
-        return -self.energy(v, h) - self.posterior.log_prob(moments, h)
 
     def _moments(self, phi: Parameters, v: Tensor) -> Tensor:
         found: Tensor = functional_call(self.posterior, phi, (v,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Task
+from .config import BismConfig
+from .deep_config import DeepConfig
+from .matching import LogDensity
 from .presets import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
@@ -67,44 +70,48 @@ class WatchedModel(Task):
     """A model that trains by a loss of its own, with chains of it that the guard watches.
 
     Args:
+        config: of the run.
         record: of the run.
         settings: of its updates.
         entries: of a sample.
-        evaluations: of the run, the last one at its end.
     """
 
     unit = "update"
     chains: Chains
 
     def __init__(
-        self, record: Record, settings: UpdateSettings, *, entries: int, evaluations: int
+        self,
+        config: BismConfig | DeepConfig,
+        record: Record,
+        settings: UpdateSettings,
+        entries: int,
     ) -> None:
-        self.record, self._evaluations, self._held = record, evaluations, settings.held
-        self.draws = Draws(record.config.seed, record.device, record.ranks, settings.has_chains)
+        self.record, self._evaluations, self._held = record, config.evaluations, settings.held
+        self.title = f"{settings.method} on {config.data}"
+        self.draws = Draws(config.seed, record.device, record.ranks, settings.has_chains)
         # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
         # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
         # entries would carry all weight, though nothing is wrong with them.
-        self.loss_fn, _ = guard(
-            None,
-            None,
-            beta_star=0.0,
-            output_scale=1.0,
-            reference_beta_star=(2 * entries) ** -0.5,
-            **record.for_guard,
-        )
+        weaker = (2 * entries) ** -0.5
+        strength = {"beta_star": 0.0, "output_scale": 1.0, "reference_beta_star": weaker}
+        self.loss_fn, _ = guard(None, None, **strength, **record.for_guard)
         self.guards = {"guard": self.loss_fn.guard}
 
     @abc.abstractmethod
-    def measure(self) -> Mapping[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """What an evaluation finds, by name."""
 
     def evaluate(self, step: int) -> bool:
-        """Measure the model where that is due."""
+        """Measure the model where that is due, the last time at the end."""
         total = self.record.config.total_steps
         before, now = (done * self._evaluations // total for done in (step - 1, step))
         if now > before:
             self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
         return now > before
+
+    def results(self) -> dict[str, Any]:
+        """How the model does at the end."""
+        return self.measure()
 
     def _seen(self, v: Tensor) -> Tensor:
         """This rank's part of a minibatch, with the noise of the data that the model learns."""
@@ -114,11 +121,7 @@ class WatchedModel(Task):
         return v + self._held * torch.randn(v.shape, generator=self.draws.chains, device=v.device)
 
     def _watch(
-        self,
-        f: Callable[[Tensor], Tensor],
-        v: Tensor,
-        samples: Tensor,
-        numbers: Mapping[str, Tensor],
+        self, f: LogDensity, v: Tensor, samples: Tensor, numbers: Mapping[str, Tensor]
     ) -> Tensor:
         """Show the guard a step with such numbers, once this rank's chains stand at `samples`."""
         self.chains.v = samples
