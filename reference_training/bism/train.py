@@ -23,11 +23,7 @@ from .watched import TEST_SEED, Chains, WatchedModel, told
 
 
 class Clock:
-    """CPU seconds, those before a resume included; what else runs on the machine is not in them.
-
-    Attributes:
-        updates: of the updates alone.
-    """
+    """CPU seconds of the updates and of all, those before a resume included."""
 
     def __init__(self) -> None:
         self.updates, self._began = 0.0, process_time()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from ebmguard import guard
 
-from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Task
@@ -29,36 +28,25 @@ class Draws(Streams):
     """Random numbers of the data, of the updates and of the watched chains.
 
     Every rank draws the same minibatches and the same numbers of an update, and keeps its part of
-    them. Those of chains are its own.
-
-    Args:
-        seed: of the run.
-        device: of the training.
-        ranks: who trains.
-        chains_alone: whether those of the updates are of chains.
+    them. Those of chains are its own, as those of updates are if they are of chains alone.
     """
 
-    def __init__(self, seed: int, device: torch.device, ranks: Ranks, chains_alone: bool) -> None:
-        own = ranks.own_seed
-        seeds = 3 * seed, own(3 * seed + 1) if chains_alone else 3 * seed + 1, own(3 * seed + 2)
-        self.data, self.update, self.chains = (
-            torch.Generator(device).manual_seed(each) for each in seeds
-        )
-        super().__init__({"data": self.data, "update": self.update, "chains": self.chains})
+    def __init__(self, record: Record, chains_alone: bool) -> None:
+        seed, own = 3 * record.config.seed, record.ranks.own_seed
+        seeds = seed, own(seed + 1) if chains_alone else seed + 1, own(seed + 2)
+        own_streams = [torch.Generator(record.device).manual_seed(each) for each in seeds]
+        self.data, self.update, self.chains = own_streams
+        super().__init__(dict(zip(("data", "update", "chains"), own_streams, strict=True)))
 
 
 class Chains:
-    """Chains of the model as it trains.
-
-    Attributes:
-        v: where they stand, ``(count, visible)``.
-    """
+    """Chains of the model as it trains, with where they stand, ``(count, ...)``."""
 
     def __init__(self, v: Tensor) -> None:
         self.v = v
 
     def state_dict(self) -> Tensor:
-        """Where they stand."""
+        """For a checkpoint."""
         return self.v
 
     def load_state_dict(self, state: Tensor) -> None:
@@ -70,8 +58,7 @@ class WatchedModel(Task):
     """A model that trains by a loss of its own, with chains of it that the guard watches.
 
     Args:
-        config: of the run.
-        record: of the run.
+        config, record: of the run.
         settings: of its updates.
         entries: of a sample.
     """
@@ -88,7 +75,7 @@ class WatchedModel(Task):
     ) -> None:
         self.record, self._evaluations, self._held = record, config.evaluations, settings.held
         self.title = f"{settings.method} on {config.data}"
-        self.draws = Draws(config.seed, record.device, record.ranks, settings.has_chains)
+        self.draws = Draws(record, settings.has_chains)
         # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
         # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
         # entries would carry all weight, though nothing is wrong with them.

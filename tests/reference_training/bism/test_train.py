@@ -47,7 +47,7 @@ def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
 def test_a_density_of_noisy_data_is_watched_beside_noisy_data(tmp_path):
     # Beside clean ones the gap of such a model is up to 64 / 2, half the squares of the noise.
     options: dict[str, Any] = {"data": "digits", "method": "dsm", "noise_std": 1.0, "lr": 3e-3}
-    go(tmp_path / "run", **options, iterations=400, batch=100, evaluations=1)
+    go(tmp_path / "run", **options, iterations=300, batch=100, evaluations=1)
     gaps = load(tmp_path / "run").rows["energy_gap"]
     assert gaps.iloc[-50:].abs().mean() < 64 / 2 / 10
 
@@ -74,18 +74,11 @@ def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
     assert ess.iloc[-1] < 0.1 if rule else ess.iloc[20:].min() > 0.3
 
 
-def test_training_moves_towards_the_data(tmp_path):
-    before = go(tmp_path / "short", method="dsm", iterations=3, lr=0.01)
-    after = go(tmp_path / "long", method="dsm", iterations=600, lr=0.01, noise_std=0.1)
-    assert after["kl"] < before["kl"] / 2
-
-
 def test_methods_side_by_side(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="nothing there holds"):
         page(tmp_path)
     runs = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed) for seed in range(3)]
-    go(tmp_path / "cd1_0", method="cd1")
     assert "mdsm" not in page(tmp_path)
     go(tmp_path / "mdsm_0", method="mdsm")
     *lines, _, noisy = page(tmp_path).splitlines()
@@ -97,7 +90,7 @@ def test_methods_side_by_side(tmp_path):
     assert cells[4] == f"{sorted(run['kl'] for run in runs)[1]:.3f}"
     # A part of the run's time is that of its 30 updates.
     assert 0 < 30 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
-    assert by_method["cd1"].split("|")[2].strip() == "1"
+    assert by_method["mdsm"].split("|")[2].strip() == "1"
 
 
 def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
