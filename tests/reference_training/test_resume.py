@@ -42,7 +42,7 @@ def of_bism(kind: Any) -> Callable[..., Any]:
 
 
 TOYS = ("gmm-default", "circles-degenerate", "mixture1d-restricted", "gmm-good+exploding")
-BETAS = (("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3"))
+BETAS = (("0", "0.5"), ("0:0.9", "0.3"), ("0.1+0.5+0.9", "0.3"), ("0.1+0.2:0.9", "0.3"))
 PSEUDO: dict[str, Any] = {"model": "wide", "method": "pcd2"}
 TRAINERS = {
     "jem": Trainer(
@@ -82,7 +82,7 @@ TRAINERS = {
         toy_train.train,
         toy,
         (7,),
-        {f"{name} {b[0]}": {"scenario": name, "betas": b} for name in TOYS for b in BETAS},
+        {name: {"scenario": name, "betas": b} for name, b in zip(TOYS, BETAS, strict=True)},
     ),
     "rbm": Trainer(
         rbm_train.train,

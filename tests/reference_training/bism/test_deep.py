@@ -72,7 +72,7 @@ def test_the_log_weight_is_f_less_the_divergence_of_the_posterior():
     torch.testing.assert_close(elbo, log_p.logsumexp(1) - divergence)
     torch.testing.assert_close(log_q.exp() @ states, model.means(v))
     # Cold draws are all but bits: the mean of the log weight comes close to the exact one.
-    many, count = v.repeat(2000, 1, 1, 1), 2000
+    many, count = v.repeat(500, 1, 1, 1), 500
     with torch.no_grad():
         drawn = latent.log_weight(dict(q.named_parameters()), many, q.noise(len(many), rng()))
     spread = drawn.view(count, BATCH).std(0) / math.sqrt(count)

@@ -63,9 +63,9 @@ def test_chains_end_where_a_quadratic_energy_takes_them():
 def test_training_moves_samples_towards_images(tmp_path):
     """The images are mostly black, chains begin at a mean of 1/2."""
     options = {"method": "sr5", "train_images": 200, "lr": 1e-3, "channels": 4}
-    after = go(DeepConfig, tmp_path, iterations=120, evaluations=120, **options)
+    after = go(DeepConfig, tmp_path, iterations=100, evaluations=25, **options)
     first, *_ = read_jsonl(tmp_path / "evaluations.jsonl")
-    assert after["reconstruction_error"] < 0.85 * first["reconstruction_error"]
+    assert after["reconstruction_error"] < 0.9 * first["reconstruction_error"]
 
 
 @pytest.mark.parametrize(
