@@ -176,24 +176,6 @@ def test_with_the_exact_posterior_it_is_score_matching_of_f(seed):
     torch.testing.assert_close(weight(v), model(v))
 
 
-def test_a_trained_posterior_comes_close_to_the_exact_one():
-    model = rbm()
-    v = model.gibbs(torch.zeros(256, 2, dtype=WIDE), 50, rng(1))
-    torch.manual_seed(0)
-    posterior = BernoulliPosterior(2, 4).double()
-    latent, generator = Latent(model.energy, posterior), rng(2)
-    phi = {name: p.detach() for name, p in posterior.named_parameters()}
-
-    def lower(parameters):
-        return latent.negative_elbo(parameters, v, posterior.noise(256, generator)).mean()
-
-    found, _ = descend(lower, phi, Moments.none(phi), Adam(0.02), 500)
-    logits = torch.func.functional_call(posterior, found, (v,)).sigmoid()
-    exact = model.posterior_logits(v).sigmoid()
-    before = (posterior(v).sigmoid() - exact).abs().mean()
-    assert (logits - exact).abs().mean() < before / 4
-
-
 def test_a_gaussian_posteriors_density_and_draws():
     torch.manual_seed(0)
     posterior = GaussianPosterior((1, 8, 8), hidden=3, channels=(2, 3, 4)).double()

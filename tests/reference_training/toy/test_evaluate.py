@@ -192,23 +192,6 @@ def test_samples_outside_the_grid_are_wrong():
     assert all(math.isnan(value) for value in undefined.values())
 
 
-@pytest.mark.parametrize("scenario", ["gmm-shifted", "gmm-degenerate"])
-def test_samples_are_those_of_the_langevin_chain(scenario):
-    """A Gaussian chain in closed form: the whole f, whatever a member's β."""
-    evaluator = evaluator_of(scenario, betas=("0.9",))
-    settings = evaluator.settings
-    curvature = 0.02
-    samples = evaluator.samples(Quadratic(curvature), 0)
-    assert samples.shape == (1, 10_000, 2)
-    mean, variance = settings.init_mean, settings.init_std**2
-    for _ in range(settings.sgld_steps):
-        kept = 1 - settings.step_size * curvature
-        mean, variance = kept * mean, kept**2 * variance + settings.noise_std**2
-    error = math.sqrt(variance / 10_000)
-    assert samples.mean((0, 1)).tolist() == pytest.approx([mean] * 2, abs=4 * error)
-    assert samples.var((0, 1)).tolist() == pytest.approx([variance] * 2, rel=4 * 2**0.5 / 100)
-
-
 def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):
     monkeypatch.setattr(evaluate, "SAMPLES", 200)
     monkeypatch.setattr(evaluate, "SAMPLES_AT_ONCE", 100)
