@@ -16,12 +16,7 @@ __all__ = ["Independent", "bracket", "joint_path"]
 
 @dataclass(frozen=True)
 class Independent:
-    """v and h in one row, every entry on its own.
-
-    Attributes:
-        visible: of v; its factor holds standard deviations.
-        hidden: of h.
-    """
+    """v and h in one row, every entry on its own; the factor of v's holds standard deviations."""
 
     visible: Gaussian
     hidden: Bernoulli
@@ -71,13 +66,8 @@ def bracket(
 ) -> Bracket:
     """Both sides of log Z, and the verdict on them.
 
-    Args:
-        model: any.
-        v: where long chains start, ``(2 B, visible)``, such as data. They first go as many Gibbs
-            steps as there are temperatures; the base is fitted to one half of their ends, and the
-            other half walks back.
-        temperatures: of the annealing.
-        generator: on the model's device.
+    Long chains start at v, ``(2 B, visible)``, such as data, and first go as many Gibbs steps as
+    there are temperatures. The base is fitted to one half of their ends; the other half walks back.
     """
     v = model.gibbs(v, temperatures, generator)
     h = model.sample_hidden(v, generator)

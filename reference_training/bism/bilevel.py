@@ -29,10 +29,8 @@ class Moments(NamedTuple):
     @classmethod
     def none(cls, parameters: Parameters) -> Moments:
         """Before the first step."""
-        first, second = (
-            {name: torch.zeros_like(x) for name, x in parameters.items()} for _ in range(2)
-        )
-        return cls(0, first, second)
+        zeros = {name: torch.zeros_like(x) for name, x in parameters.items()}
+        return cls(0, zeros, zeros)
 
 
 @dataclass(frozen=True)
@@ -79,20 +77,16 @@ def descend(
 
     Args:
         loss: of the parameters, a scalar; called once a step, it may draw random numbers.
-        parameters, moments: where to begin; they stay as they are.
-        adam: the optimizer's settings.
-        steps: how many, from 0.
+        parameters, moments, adam, steps: where to begin, which stays as it is; and how to go on.
         unrolled: keep the graph, so that what comes out can be differentiated in whatever the loss
             depends on. Otherwise it is detached.
         averages: of gradients over those who do the same with other data; none by default.
     """
     for _ in range(steps):
         kept = unrolled and all(x.requires_grad for x in parameters.values())
-        leaves = (
-            parameters
-            if kept
-            else {name: x.detach().requires_grad_() for name, x in parameters.items()}
-        )
+        leaves = parameters
+        if not kept:
+            leaves = {name: x.detach().requires_grad_() for name, x in parameters.items()}
         found = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=unrolled)
         with torch.set_grad_enabled(unrolled):
             gradients = dict(zip(leaves, averages(found), strict=True))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -17,17 +17,18 @@ from ..engine.record import Record
 from ..engine.task import Part
 from .deep import make_model, pixels
 from .deep_config import DeepConfig
-from .methods import Update
-from .short_run import ShortRunModel
+from .methods import BETAS, Update
+from .short_run import BATCH, reconstruction_error, short_runs
 from .watched import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
-_TEST_BATCH = 250
+DATA_STD = 0.03
+"""Noise on the images of an update of short runs, as those have it."""
 
 
-class DeepLatentModel(WatchedModel):
-    """A deep energy-based model of images, with latents or fully visible.
+class ImageModel(WatchedModel):
+    """A deep energy-based model of images.
 
     Args:
         config: the settings.
@@ -36,17 +37,23 @@ class DeepLatentModel(WatchedModel):
 
     def __init__(self, config: DeepConfig, record: Record) -> None:
         self.config, self.settings = config, config.settings
-        s = self.settings
         self.data = config.load_data().to(record.device)
         entries = pixels(self.data, self.data.train_x[:1]).numel()
-        super().__init__(record, s, entries=entries, evaluations=config.evaluations)
-        self.title = f"{s.method} on {config.data}, {config.model} model"
+        super().__init__(config, record, self.settings, entries)
+        self.title += f", {config.model} model"
         self.model = make_model(config, self.data)
+
+
+class DeepLatentModel(ImageModel):
+    """A model with a posterior, or fully visible."""
+
+    def __init__(self, config: DeepConfig, record: Record) -> None:
+        super().__init__(config, record)
+        s, (network, posterior) = self.settings, (self.model.network, self.model.posterior)
         self.chains = Chains(self._seen(self._images(self.draws.chains)))
-        network, posterior = self.model.network, self.model.posterior
         self.update = Update(network, s, self.draws.update, posterior, self._walk, record.ranks)
         self.parts: dict[str, Part] = {
-            "network": self.model.network,
+            "network": network,
             "update": self.update,
             "draws": self.draws,
             "chains": self.chains,
@@ -63,13 +70,9 @@ class DeepLatentModel(WatchedModel):
         """The loss of test images at noise and latents that are the same in every evaluation."""
         rng = torch.Generator(self.record.device).manual_seed(TEST_SEED)
         loss, test = 0.0, self.data.test_x
-        for part in torch.split(test, _TEST_BATCH):  # each has every noise of the range
+        for part in torch.split(test, BATCH):  # each has every noise of the range
             loss += self.update.held_out(pixels(self.data, part), rng) * len(part) / len(test)
         return {"test_loss": loss}
-
-    def results(self) -> dict[str, Any]:
-        """How the model does on test images."""
-        return self.measure()
 
     def _walk(self, v: Tensor, steps: int, rng: Generator) -> Tensor:
         f = self.model.log_density(rng)
@@ -81,9 +84,63 @@ class DeepLatentModel(WatchedModel):
         return pixels(self.data, self.data.train_x[chosen])
 
 
+class ShortRunModel(ImageModel):
+    """A model whose posterior and whose samples are chains of K steps.
+
+    Cold ones start from noise at every update. Warm, the latents of an image start where they were
+    when it was last seen, and the negatives where they came.
+    """
+
+    def __init__(self, config: DeepConfig, record: Record) -> None:
+        super().__init__(config, record)
+        s, self.network = self.settings, self.model.network
+        self.runs = short_runs(config, self.data, self.network, self.draws.chains)
+        self.is_warm = s.method.startswith("p")
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=s.lr, betas=BETAS)
+        v, h = self.runs.noise(s.batch)
+        self.chains, self.latents = Chains(v), Chains(h)
+        size = len(self.data.train_x), s.hidden
+        self.inferred = Chains(torch.randn(size, generator=self.runs.rng, device=record.device))
+        self.parts: dict[str, Part] = {
+            "network": self.network,
+            "optimizer": self.optimizer,
+            "draws": self.draws,
+            "chains": self.chains,
+            "latents": self.latents,
+            "inferred": self.inferred,
+        }
+
+    def step(self, step: int) -> Tensor:
+        """One update by the difference of the energies, which the guard has too."""
+        rng, images = self.draws.data, self.data.train_x
+        rows = torch.randperm(len(images), generator=rng, device=rng.device)[: self.settings.batch]
+        v = pixels(self.data, images[rows])
+        v = v + DATA_STD * torch.randn(v.shape, generator=rng, device=rng.device)
+        if self.is_warm:
+            h, starts = self.inferred.v[rows], (self.chains.v, self.latents.v)
+        else:
+            (_, h), starts = self.runs.noise(len(v)), self.runs.noise(len(v))
+        self.inferred.v[rows] = h = self.runs.infer(v, h)
+        self.chains.v, self.latents.v = self.runs.synthesize(*starts)
+        energy = self.network.energy
+        f_pos, f_neg = -energy(v, h), -energy(self.chains.v, self.latents.v)
+        loss = self.loss_fn(f_pos, f_neg)
+        self.optimizer.param_groups[0]["lr"] = self.settings.rate(step) * self.settings.lr
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return self.chains.v
+
+    def measure(self) -> dict[str, float]:
+        """Mean squared error of a pixel of reconstructed test images, always of the same noise."""
+        rng = torch.Generator(self.record.device).manual_seed(TEST_SEED)
+        error = reconstruction_error(replace(self.runs, rng=rng), self.data)
+        return {"reconstruction_error": error}
+
+
 def build(config: DeepConfig, record: Record) -> WatchedModel:
     """The task that the method asks for."""
-    kinds: tuple[Callable[[DeepConfig, Record], WatchedModel], ...] = DeepLatentModel, ShortRunModel
+    kinds: tuple[Callable[[DeepConfig, Record], ImageModel], ...] = DeepLatentModel, ShortRunModel
     return kinds[config.is_short_run](config, record)
 
 

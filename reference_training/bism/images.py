@@ -20,10 +20,7 @@ trainers, the faces' that of the published noise and learning rate."""
 class Checkerboard:
     """Two squares of four in the unit square, as published: uniform on those of one colour."""
 
-    @property
-    def dim(self) -> int:
-        """2."""
-        return 2
+    dim = 2
 
     def sample(self, n: int, generator: Generator) -> Tensor:
         """Independent samples, ``(n, 2)`` float32."""
@@ -44,15 +41,13 @@ class FlatImages:
     Args:
         data: on the device of the generators to come.
         black: the number that black is.
+
+    Attributes:
+        dim: entries of an image.
     """
 
     def __init__(self, data: ImageData, black: float) -> None:
-        self._data, self._black = data, black
-
-    @property
-    def dim(self) -> int:
-        """Entries of an image."""
-        return self._data.train_x[0].numel()
+        self._data, self._black, self.dim = data, black, data.train_x[0].numel()
 
     def sample(self, n: int, generator: Generator) -> Tensor:
         """Training images drawn with replacement, ``(n, dim)`` float32."""

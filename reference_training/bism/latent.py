@@ -42,7 +42,8 @@ class Latent:
             v: ``(B, ...)``.
             noise: the draw's, ``(B, H)``.
         """
-        return self._weighed(phi, v, self.posterior.draw(self._moments(phi, v.detach()), noise))
+        h = self.posterior.draw(self._moments(phi, v.detach()), noise)
+        return -self.energy(v, h) - self.posterior.log_prob(self._moments(phi, v), h)
 
     def negative_elbo(self, phi: Parameters, v: Tensor, noise: Tensor) -> Tensor:
         """KL(q | posterior) but for what phi cannot change, of one draw each, ``(B,)``."""
@@ -53,13 +54,11 @@ class Latent:
 
         Of real h: on bits the gradient of a relaxation says nothing about the posterior.
         """
-        h = self.posterior.draw(self._moments(phi, v), noise)
-        log_weight = self._weighed(phi, v, h)
+        moments = self._moments(phi, v)
+        h = self.posterior.draw(moments, noise)
+        log_weight = -self.energy(v, h) - self.posterior.log_prob(moments, h)
         (slope,) = torch.autograd.grad(log_weight.sum(), h, create_graph=True)
         return slope.square().sum(-1) / 2
-
-    def _weighed(self, phi: Parameters, v: Tensor, h: Tensor) -> Tensor:
-        return -self.energy(v, h) - self.posterior.log_prob(self._moments(phi, v), h)
 
     def _moments(self, phi: Parameters, v: Tensor) -> Tensor:
         found: Tensor = functional_call(self.posterior, phi, (v,))

@@ -30,18 +30,14 @@ Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
 class Levels(NamedTuple):
-    """Both levels of one update, before it is done.
-
-    Attributes:
-        before: phi_0, after the K steps.
-        after: phi_N, differentiable in the model's parameters where N > 0.
-        upper: the loss of any phi, differentiable in it and in the model's parameters; its random
-            numbers are the same at every call.
-    """
+    """Both levels of one update, before it is done."""
 
     before: Parameters
+    """phi_0, after the K steps."""
     after: Parameters
+    """phi_N, differentiable in the model's parameters where N > 0."""
     upper: Callable[[Parameters], Tensor]
+    """The loss of any phi, differentiable in it and in the model's; always of the same draws."""
 
 
 class Update:

@@ -8,11 +8,6 @@ from dataclasses import dataclass, replace
 
 from ..engine.run_config import below, not_positive
 
-__all__ = [
-    *("BILEVEL", "CHAINS", "HELD", "MATCHING", "METHODS", "POSTERIORS", "PUBLISHED", "SMALL"),
-    *("DeepSettings", "UpdateSettings"),
-]
-
 MATCHING = ("dsm", "ssm", "mdsm")
 BILEVEL = tuple(f"bi{name}" for name in MATCHING)
 POSTERIORS = (*BILEVEL, "vnce")
@@ -69,14 +64,12 @@ class UpdateSettings:
         low, high = self.noise_range
         if not 0 < low < high:
             problems.append(f"noise_range is {low} to {high}, expected 0 < least < most")
-        problems += [
-            f"{name} is {value!r}, expected {' or '.join(known)}"
-            for name, value, known in (
-                ("noise_spacing", self.noise_spacing, ("geometric", "linear")),
-                ("lower", self.lower, ("elbo", "fisher")),
-            )
-            if value not in known
-        ]
+        for name, known in (
+            ("noise_spacing", ("geometric", "linear")),
+            ("lower", ("elbo", "fisher")),
+        ):
+            if (value := getattr(self, name)) not in known:
+                problems.append(f"{name} is {value!r}, expected {' or '.join(known)}")
         named = (*MATCHING, *POSTERIORS, "nce")
         if self.method not in named and not CHAINS.fullmatch(self.method):
             problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")

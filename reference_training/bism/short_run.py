@@ -7,7 +7,7 @@ Langevin steps in h, the negatives by K in (v, h), and the gradient of the energ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,18 +16,13 @@ from torch import Generator, Tensor
 from ebmguard.samplers import sgld
 
 from ..data import ImageData
-from ..engine.record import Record
-from ..engine.task import Part
-from .deep import DeepEnergy, make_model, pixels
+from .deep import DeepEnergy, pixels
 from .deep_config import DeepConfig
-from .methods import BETAS
-from .watched import TEST_SEED, Chains, WatchedModel
 
 STEP, STD = 0.1, 0.01
 """Of a Langevin step, x += STEP df/dx + STD z; 1, the short runs' own, is too long for squares."""
-DATA_STD = 0.03
-"""Noise on the images of an update, as short runs have it."""
-_BATCH = 250
+BATCH = 250
+"""Test images that pass together."""
 
 
 @dataclass(frozen=True)
@@ -83,74 +78,6 @@ class ShortRuns:
         return sgld(f, x, steps=self.steps, step_size=STEP, noise_std=STD, generator=self.rng)
 
 
-class ShortRunModel(WatchedModel):
-    """A deep model whose posterior and whose samples are chains of K steps.
-
-    Cold ones start from noise at every update. Warm, the latents of an image start where they were
-    when it was last seen, and the negatives where they came.
-
-    Args:
-        config: the settings, of a method with short runs.
-        record: of the run.
-    """
-
-    def __init__(self, config: DeepConfig, record: Record) -> None:
-        self.config, self.settings = config, config.settings
-        s, device = self.settings, record.device
-        self.data = config.load_data().to(device)
-        entries = pixels(self.data, self.data.train_x[:1]).numel()
-        super().__init__(record, s, entries=entries, evaluations=config.evaluations)
-        self.title = f"{s.method} on {config.data}, latent model"
-        self.network = make_model(config, self.data).network
-        self.runs = short_runs(config, self.data, self.network, self.draws.chains)
-        self.is_warm = s.method.startswith("p")
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=s.lr, betas=BETAS)
-        v, h = self.runs.noise(s.batch)
-        self.chains, self.latents = Chains(v), Chains(h)
-        size = len(self.data.train_x), s.hidden
-        self.inferred = Chains(torch.randn(size, generator=self.runs.rng, device=device))
-        self.parts: dict[str, Part] = {
-            "network": self.network,
-            "optimizer": self.optimizer,
-            "draws": self.draws,
-            "chains": self.chains,
-            "latents": self.latents,
-            "inferred": self.inferred,
-        }
-
-    def step(self, step: int) -> Tensor:
-        """One update by the difference of the energies, which the guard has too."""
-        rng, images = self.draws.data, self.data.train_x
-        rows = torch.randperm(len(images), generator=rng, device=rng.device)[: self.settings.batch]
-        v = pixels(self.data, images[rows])
-        v = v + DATA_STD * torch.randn(v.shape, generator=rng, device=rng.device)
-        if self.is_warm:
-            h, starts = self.inferred.v[rows], (self.chains.v, self.latents.v)
-        else:
-            (_, h), starts = self.runs.noise(len(v)), self.runs.noise(len(v))
-        self.inferred.v[rows] = h = self.runs.infer(v, h)
-        self.chains.v, self.latents.v = self.runs.synthesize(*starts)
-        energy = self.network.energy
-        f_pos, f_neg = -energy(v, h), -energy(self.chains.v, self.latents.v)
-        loss = self.loss_fn(f_pos, f_neg)
-        self.optimizer.param_groups[0]["lr"] = self.settings.rate(step) * self.settings.lr
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return self.chains.v
-
-    def measure(self) -> dict[str, float]:
-        """Mean squared error of a pixel of reconstructed test images, always of the same noise."""
-        rng = torch.Generator(self.record.device).manual_seed(TEST_SEED)
-        return {
-            "reconstruction_error": reconstruction_error(replace(self.runs, rng=rng), self.data)
-        }
-
-    def results(self) -> dict[str, Any]:
-        """How well it reconstructs."""
-        return self.measure()
-
-
 def short_runs(
     config: DeepConfig, data: ImageData, network: DeepEnergy, rng: Generator
 ) -> ShortRuns:
@@ -162,7 +89,7 @@ def short_runs(
 def reconstruction_error(runs: ShortRuns, data: ImageData) -> float:
     """Mean squared error of a pixel, over the test images; an image is in [0, 1]."""
     total = 0.0
-    for part in torch.split(data.test_x, _BATCH):
+    for part in torch.split(data.test_x, BATCH):
         v = pixels(data, part)
         total += (runs.given(runs.latents(v)) - v).square().mean().item() * len(v)
     return total / len(data.test_x)

@@ -14,8 +14,6 @@ HEAD = (
     "method", "seeds", "log-likelihood", "range", "KL", "Fisher", "ms an update", "seconds in all"
 )  # fmt: skip
 NOISY = "mdsm and bimdsm learn the density of data with noise of 0.1, whose log-likelihood this is"
-# What not every run has.
-_OF_SOME = ("log_likelihood", "kl", "log_likelihood_low", "log_likelihood_high", "bracket_holds")
 
 
 def page(out: Path) -> str:
@@ -33,27 +31,20 @@ def page(out: Path) -> str:
         raise ConfigError(f"{out} holds no finished run of `ebmguard train bism`")
     done = runs.dropna(subset="fisher")
     done = done.assign(ms=1000 * done["update_cpu_seconds"] / done["steps"])
-    done = done.reindex(columns=dict.fromkeys((*done.columns, *_OF_SOME)))
+    exact, low, high = (f"log_likelihood{end}" for end in ("", "_low", "_high"))
+    numbers = ["fisher", "ms", "cpu_seconds", "kl", exact, low, high]
+    done = done.reindex(columns=dict.fromkeys((*done.columns, *numbers, "bracket_holds")))
     rows = []
     for method, of in done.groupby("method", sort=False):
-        middle = of[["fisher", "ms", "cpu_seconds", *_OF_SOME[:-1]]].median()
-        ends = ["log_likelihood"] * 2
-        if isnan(middle["log_likelihood"]):
-            ends = ["log_likelihood_low", "log_likelihood_high"]
-        nats = " to ".join(f"{middle[end]:.3f}" for end in dict.fromkeys(ends))
-        if of["bracket_holds"].eq(False).any():
-            nats = "no bracket"
+        middle = of[numbers].median()
+        ends = [low, high] if isnan(middle[exact]) else [exact]
+        nats = " to ".join(f"{middle[end]:.3f}" for end in ends)
+        nats = "no bracket" if of["bracket_holds"].eq(False).any() else nats
+        spread = f"{of[ends[0]].min():.3f} to {of[ends[-1]].max():.3f}"
+        kl = NONE if isnan(middle["kl"]) else f"{middle['kl']:.3f}"
+        times = f"{middle['ms']:.2f}", f"{middle['cpu_seconds']:.1f}"
         rows.append(
-            [
-                str(method),
-                str(len(of)),
-                nats,
-                f"{of[ends[0]].min():.3f} to {of[ends[1]].max():.3f}",
-                NONE if isnan(middle["kl"]) else f"{middle['kl']:.3f}",
-                f"{middle['fisher']:.2f}",
-                f"{middle['ms']:.2f}",
-                f"{middle['cpu_seconds']:.1f}",
-            ]
+            [str(method), str(len(of)), nats, spread, kl, f"{middle['fisher']:.2f}", *times]
         )
     said = f"\n{NOISY}\n" if {"mdsm", "bimdsm"} & {row[0] for row in rows} else ""
     return f"{markdown_table(HEAD, rows)}\n{said}"

@@ -23,11 +23,7 @@ from .watched import TEST_SEED, Chains, WatchedModel, told
 
 
 class Clock:
-    """CPU seconds, those before a resume included; what else runs on the machine is not in them.
-
-    Attributes:
-        updates: of the updates alone.
-    """
+    """CPU seconds of the updates and of all, those before a resume included."""
 
     def __init__(self) -> None:
         self.updates, self._began = 0.0, process_time()
@@ -60,8 +56,7 @@ class LatentModel(WatchedModel):
         self.config = config
         self.distribution = open_data(config.data, config.data_root, device)
         dim = self.distribution.dim
-        super().__init__(record, config, entries=dim, evaluations=config.evaluations)
-        self.title = f"{config.method} on {config.data}"
+        super().__init__(config, record, config, dim)
         weights = torch.Generator().manual_seed(config.seed)
         self.model = GaussianBernoulliRBM(dim, config.hidden, weights).to(device)
         self.chains = Chains(torch.zeros(ranks.share(config.batch), dim, device=device))
@@ -106,8 +101,8 @@ class LatentModel(WatchedModel):
     def results(self) -> dict[str, Any]:
         """How close the model came, of many latents with a bracket of the nats per sample, and how
         much CPU time that took."""
-        found, config = self.measure(), self.config
-        if config.hidden > MOST_ENUMERATED:
+        found = self.measure()
+        if self.config.hidden > MOST_ENUMERATED:
             found |= self._bracketed()
         clock = {"update_cpu_seconds": self.clock.updates, "cpu_seconds": self.clock.whole()}
         return found | clock

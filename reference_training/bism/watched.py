@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,10 +11,12 @@ from torch import Tensor
 
 from ebmguard import guard
 
-from ..engine.ranks import Ranks
 from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Task
+from .config import BismConfig
+from .deep_config import DeepConfig
+from .matching import LogDensity
 from .presets import UpdateSettings
 
 EVALUATIONS = "evaluations.jsonl"
@@ -26,36 +28,25 @@ class Draws(Streams):
     """Random numbers of the data, of the updates and of the watched chains.
 
     Every rank draws the same minibatches and the same numbers of an update, and keeps its part of
-    them. Those of chains are its own.
-
-    Args:
-        seed: of the run.
-        device: of the training.
-        ranks: who trains.
-        chains_alone: whether those of the updates are of chains.
+    them. Those of chains are its own, as those of updates are if they are of chains alone.
     """
 
-    def __init__(self, seed: int, device: torch.device, ranks: Ranks, chains_alone: bool) -> None:
-        own = ranks.own_seed
-        seeds = 3 * seed, own(3 * seed + 1) if chains_alone else 3 * seed + 1, own(3 * seed + 2)
-        self.data, self.update, self.chains = (
-            torch.Generator(device).manual_seed(each) for each in seeds
-        )
-        super().__init__({"data": self.data, "update": self.update, "chains": self.chains})
+    def __init__(self, record: Record, chains_alone: bool) -> None:
+        seed, own = 3 * record.config.seed, record.ranks.own_seed
+        seeds = seed, own(seed + 1) if chains_alone else seed + 1, own(seed + 2)
+        own_streams = [torch.Generator(record.device).manual_seed(each) for each in seeds]
+        self.data, self.update, self.chains = own_streams
+        super().__init__(dict(zip(("data", "update", "chains"), own_streams, strict=True)))
 
 
 class Chains:
-    """Chains of the model as it trains.
-
-    Attributes:
-        v: where they stand, ``(count, visible)``.
-    """
+    """Chains of the model as it trains, with where they stand, ``(count, ...)``."""
 
     def __init__(self, v: Tensor) -> None:
         self.v = v
 
     def state_dict(self) -> Tensor:
-        """Where they stand."""
+        """For a checkpoint."""
         return self.v
 
     def load_state_dict(self, state: Tensor) -> None:
@@ -67,44 +58,47 @@ class WatchedModel(Task):
     """A model that trains by a loss of its own, with chains of it that the guard watches.
 
     Args:
-        record: of the run.
+        config, record: of the run.
         settings: of its updates.
         entries: of a sample.
-        evaluations: of the run, the last one at its end.
     """
 
     unit = "update"
     chains: Chains
 
     def __init__(
-        self, record: Record, settings: UpdateSettings, *, entries: int, evaluations: int
+        self,
+        config: BismConfig | DeepConfig,
+        record: Record,
+        settings: UpdateSettings,
+        entries: int,
     ) -> None:
-        self.record, self._evaluations, self._held = record, evaluations, settings.held
-        self.draws = Draws(record.config.seed, record.device, record.ranks, settings.has_chains)
+        self.record, self._evaluations, self._held = record, config.evaluations, settings.held
+        self.title = f"{settings.method} on {config.data}"
+        self.draws = Draws(record, settings.has_chains)
         # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
         # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
         # entries would carry all weight, though nothing is wrong with them.
-        self.loss_fn, _ = guard(
-            None,
-            None,
-            beta_star=0.0,
-            output_scale=1.0,
-            reference_beta_star=(2 * entries) ** -0.5,
-            **record.for_guard,
-        )
+        weaker = (2 * entries) ** -0.5
+        strength = {"beta_star": 0.0, "output_scale": 1.0, "reference_beta_star": weaker}
+        self.loss_fn, _ = guard(None, None, **strength, **record.for_guard)
         self.guards = {"guard": self.loss_fn.guard}
 
     @abc.abstractmethod
-    def measure(self) -> Mapping[str, Any]:
+    def measure(self) -> dict[str, Any]:
         """What an evaluation finds, by name."""
 
     def evaluate(self, step: int) -> bool:
-        """Measure the model where that is due."""
+        """Measure the model where that is due, the last time at the end."""
         total = self.record.config.total_steps
         before, now = (done * self._evaluations // total for done in (step - 1, step))
         if now > before:
             self.record.folder.append_rows(EVALUATIONS, [{"step": step, **self.measure()}])
         return now > before
+
+    def results(self) -> dict[str, Any]:
+        """How the model does at the end."""
+        return self.measure()
 
     def _seen(self, v: Tensor) -> Tensor:
         """This rank's part of a minibatch, with the noise of the data that the model learns."""
@@ -114,11 +108,7 @@ class WatchedModel(Task):
         return v + self._held * torch.randn(v.shape, generator=self.draws.chains, device=v.device)
 
     def _watch(
-        self,
-        f: Callable[[Tensor], Tensor],
-        v: Tensor,
-        samples: Tensor,
-        numbers: Mapping[str, Tensor],
+        self, f: LogDensity, v: Tensor, samples: Tensor, numbers: Mapping[str, Tensor]
     ) -> Tensor:
         """Show the guard a step with such numbers, once this rank's chains stand at `samples`."""
         self.chains.v = samples

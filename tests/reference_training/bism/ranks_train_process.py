@@ -22,13 +22,11 @@ WORLD = 2
 CASES: dict[str, tuple[Config, dict[str, Any]]] = {
     **{
         f"{method} of an RBM": (BismConfig, {"method": method, "iterations": 6, "lr": 0.01})
-        for method in ("bidsm", "bissm", "bimdsm", "dsm", "mdsm", "nce", "vnce", "pcd2")
+        for method in ("bidsm", "vnce", "pcd2")
     },
     "a minibatch for each inner step": (BismConfig, {"iterations": 6, "fresh_inner": True}),
-    "a deep model": (DeepConfig, {"iterations": 4, "lr": 0.01}),
-    "a deep model, unrolled": (DeepConfig, {"iterations": 4, "unrolled_steps": 2}),
+    "a deep model, unrolled": (DeepConfig, {"iterations": 4, "unrolled_steps": 2, "lr": 0.01}),
     "deep bits": (DeepConfig, {"iterations": 4, "posterior": "bernoulli", "method": "bidsm"}),
-    "visible": (DeepConfig, {"iterations": 4, "model": "visible"}),
     "visible, by chains": (DeepConfig, {"iterations": 4, "model": "visible", "method": "pcd2"}),
 }
 

@@ -10,7 +10,7 @@ from ebmguard.reference_training.bism.annealed import Independent, bracket, join
 
 from .parts import binary_states, rbm, rng
 
-SEEDS = 20
+SEEDS = 8
 
 
 def starts(model, count, seed):
@@ -54,7 +54,7 @@ def test_the_base_is_the_product_of_its_parts():
 
 def test_steps_keep_the_densities_between():
     # Few temperatures and many moves: weights are right only if each density is kept.
-    model, count = rbm(), 20_000
+    model, count = rbm(), 10_000
     v = starts(model, 500, 3)
     base = Independent.fit(v, model.sample_hidden(v, rng(4)), 0.1)
     schedule = Schedule((0.0, 0.3, 0.6, 1.0))

@@ -47,7 +47,7 @@ def test_log_z_by_sum_quadrature_and_annealed_importance_sampling():
 
 
 def test_gibbs_samples_have_the_models_moments():
-    model, count = rbm(), 40_000
+    model, count = rbm(), 20_000
     v = model.gibbs(torch.zeros(count, 2, dtype=torch.float64), 100, rng(4))
     states = binary_states(4)
     means = model.visible_mean(states)
@@ -65,8 +65,3 @@ def test_gibbs_samples_have_the_models_moments():
         apart = abs(v[:, index].mean() - mean[index]) / (std[index] / math.sqrt(count))
         assert apart < 5
         torch.testing.assert_close(v[:, index].std(), std[index], rtol=0.05, atol=0)
-
-
-def test_the_first_weights_are_the_generators():
-    first, again = (GaussianBernoulliRBM(3, 2, rng(7)).state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)

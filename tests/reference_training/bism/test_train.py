@@ -47,7 +47,7 @@ def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
 def test_a_density_of_noisy_data_is_watched_beside_noisy_data(tmp_path):
     # Beside clean ones the gap of such a model is up to 64 / 2, half the squares of the noise.
     options: dict[str, Any] = {"data": "digits", "method": "dsm", "noise_std": 1.0, "lr": 3e-3}
-    go(tmp_path / "run", **options, iterations=400, batch=100, evaluations=1)
+    go(tmp_path / "run", **options, iterations=300, batch=100, evaluations=1)
     gaps = load(tmp_path / "run").rows["energy_gap"]
     assert gaps.iloc[-50:].abs().mean() < 64 / 2 / 10
 
@@ -74,20 +74,14 @@ def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
     assert ess.iloc[-1] < 0.1 if rule else ess.iloc[20:].min() > 0.3
 
 
-def test_training_moves_towards_the_data(tmp_path):
-    before = go(tmp_path / "short", method="dsm", iterations=3, lr=0.01)
-    after = go(tmp_path / "long", method="dsm", iterations=600, lr=0.01, noise_std=0.1)
-    assert after["kl"] < before["kl"] / 2
-
-
 def test_methods_side_by_side(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="nothing there holds"):
         page(tmp_path)
-    runs = [go(tmp_path / f"dsm_{seed}", method="dsm", seed=seed) for seed in range(3)]
-    go(tmp_path / "cd1_0", method="cd1")
+    few = {"iterations": 8, "evaluations": 1}
+    runs = [go(tmp_path / f"dsm_{i}", method="dsm", seed=i, **few) for i in range(3)]
     assert "mdsm" not in page(tmp_path)
-    go(tmp_path / "mdsm_0", method="mdsm")
+    go(tmp_path / "mdsm_0", method="mdsm", **few)
     *lines, _, noisy = page(tmp_path).splitlines()
     assert "noise of 0.1" in noisy
     by_method = {line.split("|")[1].strip(): line for line in lines}
@@ -95,14 +89,14 @@ def test_methods_side_by_side(tmp_path):
     low, middle, high = sorted(run["log_likelihood"] for run in runs)
     assert cells[1:4] == ["3", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
     assert cells[4] == f"{sorted(run['kl'] for run in runs)[1]:.3f}"
-    # A part of the run's time is that of its 30 updates.
-    assert 0 < 30 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
-    assert by_method["cd1"].split("|")[2].strip() == "1"
+    # A part of the run's time is that of its updates.
+    assert 0 < 8 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
+    assert by_method["mdsm"].split("|")[2].strip() == "1"
 
 
 def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
     digits: dict[str, Any] = {"data": "digits", "noise_std": 0.3, "temperatures": 200}
-    exact = go(tmp_path / "dsm", **digits, method="dsm", hidden=5)
+    exact = go(tmp_path / "dsm", **digits, method="dsm", hidden=5, evaluations=1)
     assert "kl" not in exact
     assert "verdict" not in exact
     found = go(tmp_path / "cd1", **digits, method="cd1", hidden=21)
@@ -119,6 +113,7 @@ def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
 
 def test_no_likelihood_is_shown_where_the_sides_do_not_bracket_it(tmp_path):
     options: dict[str, Any] = {"data": "digits", "hidden": 21, "ais_chains": 4, "temperatures": 1}
+    options |= {"iterations": 5, "evaluations": 1}
     assert not go(tmp_path / "dsm", **options, method="dsm")["bracket_holds"]
     assert "no bracket" in page(tmp_path)
 

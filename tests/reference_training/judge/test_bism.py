@@ -149,7 +149,9 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     has_latents = "model" not in options
     assert ("accuracy" in found) == has_latents == ("linear classifier" in said)
     assert (folder / "figures" / "samples_interpolated.png").is_file() == has_latents
-    model = load_run(folder, CPU, None)[1]
+    assert load_run(folder, CPU, "elsewhere")[0].data_root == "elsewhere"
+    trained, model, *_ = load_run(folder, CPU, None)
+    assert trained.data_root is None
     assert found["parameters"] == sum(p.numel() for p in model.network.parameters())
 
 
@@ -165,12 +167,6 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
 def test_settings_that_cannot_be_meant_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         EvaluateBism(**{"run": Path("run"), "features": "judge", **options}).check()
-
-
-def test_the_data_may_have_moved_since(tmp_path):
-    folder = run(tmp_path / "run")
-    assert load_run(folder, CPU, "elsewhere")[0].data_root == "elsewhere"
-    assert load_run(folder, CPU, None)[0].data_root is None
 
 
 def test_a_run_of_another_trainer_is_refused(tmp_path):

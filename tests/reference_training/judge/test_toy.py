@@ -18,12 +18,17 @@ def test_annealing_agrees_with_the_quadrature(tmp_path, capsys, monkeypatch, sce
     out = tmp_path / "run"
     go(config_for(out, scenario=scenario, betas=("0", "0.5"), seeds=1, evaluations=1))
     monkeypatch.undo()
+    assert run(EvaluateToy(run=out, device="cpu")) == 0
+    without = json.loads((out / "evaluation.json").read_text())["members"]
+    assert "log_z" not in without[0]
+    assert "KL by" not in capsys.readouterr().out
     config = EvaluateToy(run=out, device="cpu", likelihood=True, temperatures=40)
     assert run(config) == 0
     printed = capsys.readouterr().out
     stored = json.loads((out / "evaluation.json").read_text())
     assert [member["beta"] for member in stored["members"]] == ["0", "0.5"]
-    for member in stored["members"]:
+    for member, plain in zip(stored["members"], without, strict=True):
+        assert {k: member[k] for k in plain} == plain
         low, high = member["log_z"]
         assert member["holds"], member["verdict"]
         # The ends are two standard errors away; one of many networks may need four.
@@ -32,13 +37,3 @@ def test_annealing_agrees_with_the_quadrature(tmp_path, capsys, monkeypatch, sce
         assert low - (high - low) < member["kl"] < high + (high - low)
         assert f"{low:.3f} to {high:.3f}" in printed
     assert table(stored) in printed
-
-
-def test_without_annealing_it_is_the_quadrature_alone(tmp_path, capsys, monkeypatch):
-    small_evaluations(monkeypatch)
-    out = tmp_path / "run"
-    go(config_for(out, betas=("0",), seeds=1, evaluations=1))
-    assert run(EvaluateToy(run=out, device="cpu")) == 0
-    (member,) = json.loads((out / "evaluation.json").read_text())["members"]
-    assert "log_z" not in member
-    assert "KL by" not in capsys.readouterr().out

@@ -53,7 +53,7 @@ def test_where_the_upper_loss_is_quadratic_all_is_known(follows):
 
 def begin(steps: int, seed: int = 0):
     model, generator = rbm(seed=seed), rng(seed)
-    settings = UpdateSettings(noise_std=STD, lr=0.02, inner_steps=40, unrolled_steps=steps)
+    settings = UpdateSettings(noise_std=STD, lr=0.02, inner_steps=10, unrolled_steps=steps)
     return model, Update(model, settings, generator), generator
 
 
@@ -74,8 +74,7 @@ def test_the_gradient_with_the_exact_posterior_is_score_matching_of_f():
     assert norms["gradient"] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("steps", [0, 3])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("steps", "seed"), [(0, 0), (3, 0), (3, 1)])
 def test_the_error_stays_below_its_bound(steps, seed):
     model, update, generator = begin(steps, seed)
     state = {name: x.clone() for name, x in update.posterior.state_dict().items()}
@@ -97,9 +96,9 @@ def test_the_error_stays_below_its_bound(steps, seed):
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     options = {"iterations": 5, "batch": 20, "evaluations": 1, "test_samples": 50}
-    for n, k, seed in ((2, 2, 0), (2, 2, 1), (0, 2, 0), (2, 0, 0)):
+    for n, k, seed in ((2, 2, 0), (2, 2, 1), (0, 2, 0)):
         out = folder / f"{n}_{k}_{seed}"
-        own = {"unrolled_steps": n, "inner_steps": k, "seed": seed, "fresh_inner": k == 0}
+        own = {"unrolled_steps": n, "inner_steps": k, "seed": seed}
         train(*BismConfig(out=out, **options, **own).open())
     train(*BismConfig(out=folder / "dsm", method="dsm", **options).open())
     return folder
@@ -112,14 +111,13 @@ def test_figure_of_runs(runs, tmp_path, capsys):
     assert main(["figure", "bilevel", "--runs", *words, *options]) == 0
     rows = json.loads(picture.with_suffix(".json").read_text())["rows"]
     steps = [(row["unrolled_steps"], row["inner_steps"], row["runs"]) for row in rows]
-    assert steps == [(0, 2, 1), (2, 0, 1), (2, 2, 2)]
-    assert rows[0]["drift"] == 0
-    assert rows[0]["left"] == 1
+    assert steps == [(0, 2, 1), (2, 2, 2)]
+    assert (rows[0]["drift"], rows[0]["left"]) == (0, 1)
     of_seeds = [
         json.loads((runs / f"2_2_{seed}" / "results.json").read_text())["log_likelihood"]
         for seed in range(2)
     ]
-    assert rows[2]["log_likelihood"] == pytest.approx(sum(of_seeds) / 2)
+    assert rows[1]["log_likelihood"] == pytest.approx(sum(of_seeds) / 2)
     shown = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in shown.splitlines()]
     assert ["2", "2", "2"] in cells

@@ -43,7 +43,7 @@ def numbers(values):
 
 
 def test_densities_are_those_of_the_model_its_samples_and_the_truth(tmp_path):
-    runs = fabricate(tmp_path, "2", resolution=200, samples=2000)
+    runs = fabricate(tmp_path, "2", resolution=80, samples=500)
     frame = members(runs, ToyFigure(name="2"))
     (row,) = frame[(frame["scenario"] == "gmm-default") & (frame["beta"] == "0.5")].to_dict(
         "records"
@@ -54,19 +54,19 @@ def test_densities_are_those_of_the_model_its_samples_and_the_truth(tmp_path):
         [shown for shown, _ in row["picture"][name]] for name in ("truth", "learned", "sampled")
     )
     np.testing.assert_allclose(log_truth, np.log(truth + 1e-10))
-    assert truth.shape == (200, 200)
+    assert truth.shape == (80, 80)
     assert truth.sum() * cell == pytest.approx(1, abs=1e-3)
     # The made-up energies are the true log density times a slope.
     power = truth ** made_up("0.5", "default", 0)["energy_scale"]
     bright = truth > 0.01
     np.testing.assert_allclose(learned[bright], (power / power.sum() / cell)[bright], rtol=1e-3)
     # Rows are y, columns are x: the kernel estimate of scipy at the points (x, y).
-    x, y = np.meshgrid(run.axis[::20], run.axis[::20])
+    x, y = np.meshgrid(run.axis[::8], run.axis[::8])
     index = run.members.index[run.members["beta"] == "0.5"][0]
     samples = run.samples[index].astype(np.float64)
     published = gaussian_kde(samples.T, bw_method=DISTRIBUTIONS["gmm"].kde_factor)
     expected = published(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
-    assert np.abs(sampled[::20, ::20] - expected).max() < 0.1 * expected.max()
+    assert np.abs(sampled[::8, ::8] - expected).max() < 0.1 * expected.max()
 
 
 def test_the_trade_off_shows_medians_and_ranges(tmp_path):

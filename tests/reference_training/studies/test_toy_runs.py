@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from typing import Any
 
 import numpy as np
@@ -103,47 +102,20 @@ def test_trains_what_is_missing_draws_and_tabulates(trained, tmp_path, capsys):
     assert len(trained) == 2
 
 
-def test_of_several_samplers_the_curves_stand_in_the_place_of_the_trade_off(
-    trained, tmp_path, capsys
-):
-    assert command.run(ToyFigure(name="mixture", out=tmp_path, seeds=1)) == 0
-    files = sorted(file.name for file in tmp_path.glob("*.png"))
-    assert files == ["curves.png", "figure_mixture.png"]
-
-
 def test_an_unfinished_run_is_resumed(trained, tmp_path, capsys):
     config = ToyFigure(name="1d", out=tmp_path)
     own = training(config, "mixture1d-default")
     RunFolder.create(own.out, own.to_json())
     assert command.run(config) == 0
-    assert [asked.resume for asked in trained] == [True]
     assert "resuming mixture1d-default" in capsys.readouterr().out
     assert (tmp_path / "figure_1d.png").is_file()
-
-
-def test_a_run_that_is_being_made_longer_is_not_finished(trained, tmp_path, capsys):
-    short = training(ToyFigure(name="1d", out=tmp_path, iterations=300), "mixture1d-default")
-    write_run(short, resolution=8, samples=5)
+    # One that is being made longer has the results of the shorter one.
     longer = ToyFigure(name="1d", out=tmp_path, iterations=500)
     # As `ebmguard train toy --resume --iterations 500` leaves it where Ctrl-C stops it.
     settings = training(longer, "mixture1d-default").to_json()
-    (short.out / "config.json").write_text(json.dumps(settings))
+    (own.out / "config.json").write_text(json.dumps(settings))
     assert command.run(longer) == 0
-    assert [(asked.resume, asked.iterations) for asked in trained] == [(True, 500)]
-
-
-def test_another_trainers_folder_is_refused(trained, tmp_path):
-    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits", "seed": 0})
-    with pytest.raises(ConfigError, match="scenario: digits there, mixture1d-default here"):
-        command.run(ToyFigure(name="1d", out=tmp_path))
-    assert trained == []
-
-
-def test_nothing_is_trained_where_nothing_can_be_drawn(trained, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pictures need matplotlib"):
-        command.run(ToyFigure(name="1d", out=tmp_path))
-    assert trained == []
+    assert [(asked.resume, asked.iterations) for asked in trained] == [(True, None), (True, 500)]
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capsys):
@@ -168,21 +140,19 @@ def test_a_run_with_other_settings_is_refused_before_anything_is_trained(trained
         command.run(ToyFigure(name="5", out=tmp_path, seeds=2, iterations=300))
     with pytest.raises(ConfigError, match="seeds"):
         command.run(ToyFigure(name="2", out=tmp_path / "new", seeds=0))
+    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits", "seed": 0})
+    with pytest.raises(ConfigError, match="scenario: digits there, mixture1d-default here"):
+        command.run(ToyFigure(name="1d", out=tmp_path))
     assert trained == []
-
-
-def test_a_short_run_is_evaluated_after_every_update(tmp_path):
-    def of(iterations: int | None) -> Any:
-        return training(ToyFigure(name="6", out=tmp_path, iterations=iterations), "gmm-shifted")
-
-    of(10).check()
-    assert [of(n).evaluations for n in (1, 10, 20, 21, None)] == [1, 10, 20, 20, 20]
-    with pytest.raises(ConfigError, match="iterations is 0"):
-        of(0).check()
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_can_be_trained_as_it_is_specified(name: Any, tmp_path):
     for scenario in FIGURES[name].scenarios:
-        training(ToyFigure(name=name, out=tmp_path), scenario).check()
+        # A short run is evaluated after every update.
+        for iterations, evaluations in ((None, 20), (1, 1), (10, 10), (21, 20)):
+            config = ToyFigure(name=name, out=tmp_path, iterations=iterations)
+            own = training(config, scenario)
+            own.check()
+            assert own.evaluations == evaluations
     assert ToyFigure(name=name).folder.parts == ("figures", name)

@@ -50,7 +50,7 @@ def course_of(tmp_path, evaluations=(), **settings) -> Course:
     folder = RunFolder(config.out, {})
     folder.figures.mkdir(parents=True, exist_ok=True)
     evaluator: Any = Script(evaluations)
-    return Course(config, folder, evaluator, None)  # type: ignore[arg-type]
+    return Course(config, folder, evaluator, None)
 
 
 def run_through(course: Course, updates: int) -> None:

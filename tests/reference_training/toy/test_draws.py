@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
@@ -24,39 +22,6 @@ def draws_of(betas=("0", "0.5"), seeds=(5, 6), scenario="gmm-default", **changes
 
 def update(draws):
     return [draws.positives(), *draws.chains(4)]
-
-
-def assert_equal(one, other):
-    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_goes_on_where_a_saved_state_stands():
-    draws = draws_of()
-    first = update(draws)
-    file = io.BytesIO()
-    torch.save(draws.state_dict(), file)
-    file.seek(0)
-    wanted = [update(draws) for _ in range(3)]
-    resumed = draws_of()
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for one in wanted:
-        assert_equal(update(resumed), one)
-    assert_equal(update(draws_of()), first)
-
-
-def test_refuses_the_state_of_another_number_of_seeds():
-    with pytest.raises(
-        ConfigError, match="of the streams seed 5, seed 6; expected seed 5, seed 6, seed 7"
-    ):
-        draws_of(seeds=(5, 6, 7)).load_state_dict(draws_of().state_dict())
-
-
-def test_refuses_the_state_of_another_kind_of_device():
-    draws = draws_of()
-    # The size of a GPU's.
-    states = {name: torch.zeros(16, dtype=torch.uint8) for name in draws.state_dict()}
-    with pytest.raises(ConfigError, match="another kind of device than 'cpu'"):
-        draws.load_state_dict(states)
 
 
 def test_a_seed_draws_the_same_whoever_is_beside_it():

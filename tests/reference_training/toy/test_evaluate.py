@@ -142,30 +142,19 @@ def test_the_optimum_is_that_of_each_members_beta():
     assert sum(math.isnan(row["oracle_r2"]) for row in rows) == 18
 
 
-def test_the_optimum_is_weighted_by_the_data():
-    evaluator = evaluator_of("circles-degenerate", ("0.9",))
-    log_p = evaluator.truth.numpy()
-    log_q = -(evaluator.grid.points.numpy() ** 2) @ [1, 1] / 8
-    target, p = (log_p - log_q) / 0.9, np.exp(log_p) / np.exp(log_p).sum()
-    f = target + evaluator.grid.points[:, 0].numpy()
-    (row,) = evaluator.measure(torch.from_numpy(f).unsqueeze(0))
-    variances = [np.cov(v, aweights=p, bias=True) for v in (f - target, target)]
-    assert row["oracle_r2"] == pytest.approx(1 - variances[0] / variances[1])
-
-
 @pytest.mark.parametrize(
     ("data", "floor"), [("gmm", 0.005), ("circles", 0.011), ("mixture1d", 0.0006)]
 )
 def test_perfect_samples_reach_the_floor(data, floor):
     evaluator = evaluator_of(f"{data}-default", seeds=(0, 1))
     distribution = DISTRIBUTIONS[data]
-    for n in (2_500, 10_000):
-        perfect = torch.stack([distribution.sample(n, generator(seed)) for seed in (0, 1)])
-        rows = evaluator.measure_samples(perfect)
-        for row in rows:
-            assert row["kl_sgld"] == pytest.approx(floor * 10_000 / n, rel=0.5)
-            # Pinsker's inequality.
-            assert 0 < row["tv_sgld"] <= math.sqrt(row["kl_sgld"] / 2)
+    perfect = torch.stack([distribution.sample(10_000, generator(seed)) for seed in (0, 1)])
+    for row in evaluator.measure_samples(perfect):
+        assert row["kl_sgld"] == pytest.approx(floor, rel=0.5)
+        assert 0 < row["tv_sgld"] <= math.sqrt(row["kl_sgld"] / 2)  # Pinsker's inequality
+    # The floor falls as 1/n.
+    for row in evaluator.measure_samples(perfect[:, :2_500]):
+        assert row["kl_sgld"] == pytest.approx(4 * floor, rel=0.5)
 
 
 def test_sample_metrics_are_those_of_the_kernel_estimate():
@@ -201,23 +190,6 @@ def test_samples_outside_the_grid_are_wrong():
     assert rest["tv_sgld"] == pytest.approx(0.5, abs=0.01)
     assert outside == {"kl_sgld": math.inf, "tv_sgld": pytest.approx(1)}
     assert all(math.isnan(value) for value in undefined.values())
-
-
-@pytest.mark.parametrize("scenario", ["gmm-shifted", "gmm-degenerate"])
-def test_samples_are_those_of_the_langevin_chain(scenario):
-    """A Gaussian chain in closed form: the whole f, whatever a member's β."""
-    evaluator = evaluator_of(scenario, betas=("0.9",))
-    settings = evaluator.settings
-    curvature = 0.02
-    samples = evaluator.samples(Quadratic(curvature), 0)
-    assert samples.shape == (1, 10_000, 2)
-    mean, variance = settings.init_mean, settings.init_std**2
-    for _ in range(settings.sgld_steps):
-        kept = 1 - settings.step_size * curvature
-        mean, variance = kept * mean, kept**2 * variance + settings.noise_std**2
-    error = math.sqrt(variance / 10_000)
-    assert samples.mean((0, 1)).tolist() == pytest.approx([mean] * 2, abs=4 * error)
-    assert samples.var((0, 1)).tolist() == pytest.approx([variance] * 2, rel=4 * 2**0.5 / 100)
 
 
 def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):

@@ -48,12 +48,8 @@ def test_the_published_numbers(data, n_pos, n_neg, init_std):
     assert (base.init_mean, base.init_std) == (0.0, init_std)
     assert base.init_std == DISTRIBUTIONS[data].init_std
     assert base.step_size == 1.0  # the drift of the published code has no factor
-
-
-def test_the_learning_rate_of_the_circles_is_constant():
-    """Section 4.1 adapts that of the GMM alone."""
-    scenario = SCENARIOS["circles-default"]
-    assert {scenario.lr_at(step) for step in range(0, 10_000, 99)} == {scenario.lr}
+    # Section 4.1 adapts the learning rate of the GMM alone.
+    assert (base.lr_at(5000) == base.lr) is (data == "circles")
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -95,9 +91,6 @@ def test_ten_times_the_langevin_step_leaves_the_output_scale(data):
     assert shifted.step_size == pytest.approx(10 * base.step_size)
     assert shifted.output_scale == pytest.approx(base.output_scale)
     assert base.output_scale == pytest.approx(2 / base.noise_std**2)
-
-
-def test_the_output_scale_of_the_published_code():
     published = dataclasses.replace(SCENARIOS["gmm-default"], noise_std=0.01)
     assert published.output_scale == pytest.approx(20_000)
 
@@ -150,7 +143,3 @@ def test_all_problems_are_in_one_error():
 def test_samplers_that_cannot_draw(changes, match):
     with pytest.raises(ConfigError, match=match):
         dataclasses.replace(SCENARIOS["gmm-default"], **changes).check()
-
-
-def test_what_is_unusual_can_be_meant():
-    dataclasses.replace(SCENARIOS["gmm-default"], sgld_steps=0, init_mean=-3.0).check()

@@ -82,13 +82,13 @@ def in_float64(monkeypatch):
 def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, scenario, double, limit):
     if double:
         in_float64(monkeypatch)
-    settings = {"scenario": scenario, "iterations": 8, "evaluations": 1, "checkpoint_every": 8}
+    settings = {"scenario": scenario, "iterations": 6, "evaluations": 1, "checkpoint_every": 6}
     betas, variants = ("0", "0.5", "-0.2"), ("default", "no_pos", "batch", "true")
     go(config_for(tmp_path / "all", betas=betas, variants=variants, **settings))
     together = parameters(tmp_path / "all")
     who = Members.of(betas, variants, (0, 1)).describe()
     assert len(who) == 24
-    for i in (0, 9, 14, 23):  # every variant, every beta, both seeds
+    for i in (5, 8, 14, 23):  # every variant off β = 0, both seeds
         one = who[i]
         out = tmp_path / str(i)
         alone = {"betas": (one["beta"],), "variants": (one["variant"],), "seeds": 1}
