@@ -1,4 +1,4 @@
-"""Long chains: on quadratic f they are Gaussian processes in closed form, or leave for infinity."""
+"""Chains in closed form: those of quadratic f are Gaussian processes, or leave for infinity."""
 
 from __future__ import annotations
 
@@ -10,40 +10,135 @@ import pandas as pd
 import pytest
 import torch
 
-from ebmguard.reference_training.studies import shortrun_long as module
+from ebmguard.reference_training.studies import shortrun
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.config import ShortRunFigure
-from ebmguard.reference_training.studies.shortrun_long import spread, stops_of
+from ebmguard.reference_training.studies.shortrun_chains import (
+    over_saturated,
+    spread,
+    stops_of,
+    verdict,
+)
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.studies import small
+from tests.reference_training.studies.small import study_of
 
 STOPS = (0, 3, 6, 15, 30, 60, 150, 300)
 ENTRIES = 64
 
 
-def long(*runs: Any, count: int | None = 32, seed: int = 0) -> pd.DataFrame:
-    config = ShortRunFigure(name="long-run", runs=(), count=count, seed=seed)
-    return module.long_chains(runs, config)
+def of(frame: pd.DataFrame, images: str = "chains") -> pd.DataFrame:
+    return frame[frame["images"] == images].set_index("steps")
 
 
 def quadratic(strength: float, mean: float = 0.0, count: int = 32, **settings: Any) -> pd.DataFrame:
     run = tiny_run("model", network=Quadratic(strength, mean), **{"beta_star": 0.0, **settings})
-    return long(run, count=count)
-
-
-def of(frame: pd.DataFrame, start: str) -> pd.DataFrame:
-    return frame[frame["images"] == f"from {start}"].set_index("steps")
+    return study_of("long-run", run, count=count)
 
 
 def verdicts(frame: pd.DataFrame) -> list[str]:
-    return [of(frame, start)["verdict"][300] for start in ("noise", "data")]
+    return [of(frame, f"from {start}")["verdict"][300] for start in ("noise", "data")]
+
+
+def test_numbers_are_the_recorded_ones():
+    small.recorded("steps", small.chains(), 12)
+    small.recorded("long-run", small.long_chains(), 12)
+
+
+# -- for as long as in training, and for shorter and longer -----------------------------------
+
+
+def test_the_stops_of_the_author_response():
+    long = tiny_run("long", sgld_steps=10)
+    frame = study_of("steps", long, tiny_run("drawn", sgld_steps=5, most_sgld_steps=6), count=2)
+    assert list(of(frame).loc[of(frame)["run"] == "long"].index) == [
+        *(0, 2, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20)
+    ]
+    assert frame["most_K"].unique().tolist() == [10, 6]
+
+
+def test_chains_on_a_quadratic_have_a_closed_form():
+    """x <- x - s a (x - m) without noise: x_k = m + (1 - s a)^k (x_0 - m)."""
+    strength, mean, step_size = 0.05, 0.3, 0.5
+    # f of the sampler is (1 - β) f, and β* is β times 2 s / σ².
+    run = tiny_run(
+        network=Quadratic(strength, mean),
+        step_size=step_size,
+        noise_std=1e-7,
+        beta_star=0.2 * 2 * step_size / 1e-14,
+    )
+    frame = study_of("steps", run, count=40, seed=8)
+    found, data = of(frame), frame[frame["images"] == "data"].iloc[0]
+    z = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(8)).double() * 2 - 1
+    for stop, row in found.iterrows():
+        x = mean + (1 - step_size * 0.8 * strength) ** float(stop) * (z - mean)
+        squares = (x - mean).square().flatten(1).sum(dim=1)
+        assert row["f"] == pytest.approx(-strength / 2 * squares.mean().item(), rel=1e-4)
+        slope = strength * squares.sqrt().mean().item()
+        assert row["slope"] == pytest.approx(slope, rel=1e-4)
+        contrast = x.flatten(1).std(dim=1, correction=0).mean().item()
+        assert row["contrast"] == pytest.approx(contrast, rel=1e-4)
+        assert row["gap"] == pytest.approx(data["f"] - row["f"], rel=1e-12)
+        torch.testing.assert_close(row["shown"].double(), x[:3], atol=1e-5, rtol=0)
+
+
+def test_the_noise_of_chains_adds_up_over_stops():
+    """On a quadratic Var x_k = r^2k / 3 + σ² (1 - r^2k) / (1 - r²) with r = 1 - s a."""
+    run = tiny_run(network=Quadratic(0.1), noise_std=0.2, beta_star=0.0)
+    for stop, f in of(study_of("steps", run, count=300))["f"].items():
+        kept = 0.9 ** (2 * stop)
+        variance = kept / 3 + 0.2**2 * (1 - kept) / (1 - 0.9**2)
+        assert math.sqrt(2 * -f / 0.1 / 64) == pytest.approx(math.sqrt(variance), rel=0.02)
+
+
+def test_the_data_have_the_noise_of_training_and_the_references_have_none():
+    frame = study_of("steps", tiny_run(data_noise=0.5), count=2)
+    clean, data, held_out = (
+        frame[frame["images"] == name].iloc[0]
+        for name in ("data without noise", "data", "held-out")
+    )
+    assert clean["distance"] == clean["beyond"] == held_out["beyond"] == 0.0
+    # Half of the noise at a black or white entry leaves the cube, on the mean by σ / sqrt(2 pi).
+    assert data["beyond"] > 0.4 * clean["ends"]
+    assert data["excess"] > 0.9 * clean["ends"] * 0.5 / math.sqrt(2 * math.pi)
+    first = of(frame).loc[0]
+    assert first["contrast_of_data"] == pytest.approx(first["contrast"] / data["contrast"])
+    assert first["distance_of_held_out"] == pytest.approx(first["distance"] / held_out["distance"])
+    assert math.isnan(first["colour_of_data"])  # of grey images, 0 over 0
+
+
+def test_in_parts_all_chains_go_on(monkeypatch):
+    monkeypatch.setattr(shortrun, "TOGETHER", 2)
+    run = tiny_run(network=Quadratic(0.1), noise_std=1e-7, beta_star=0.0)
+    found = of(study_of("steps", run, count=5))["f"]
+    assert found[3] == pytest.approx(0.9**6 * found[0], rel=1e-4)
+
+
+def test_chains_that_are_lost_have_no_numbers():
+    frame = study_of("steps", tiny_run(network=Quadratic(-1e30)), count=2)
+    assert math.isfinite(of(frame)["contrast"][0])
+    assert of(frame).loc[3, ["contrast", "beyond", "distance"]].isna().all()
+    assert find("steps").verdict(frame).endswith("cannot be told.")
+    find("steps").drawn(frame)
+
+
+@pytest.mark.parametrize(
+    ("early", "late", "held"),
+    [(1.0, 1.5, True), (0.6, 1.1, True), (1.0, 0.5, False), (0.4, 0.8, False), (1, math.nan, None)],
+)
+def test_over_saturation_is_contrast_that_grows_beyond_that_of_the_data(early, late, held):
+    rows = {"path": "a", "images": "chains", "K": 10, "steps": [10, 20]}
+    assert over_saturated(pd.DataFrame({**rows, "contrast_of_data": [early, late]})) is held
+
+
+# -- a hundred times as long -------------------------------------------------------------------
 
 
 def test_schedule():
-    assert stops_of(3, 300) == STOPS
-    assert stops_of(100, 10_000) == (0, 100, 200, 500, 1000, 2000, 5000, 10_000)
+    assert stops_of(3, 300) == [*STOPS]
+    assert stops_of(100, 10_000) == [0, 100, 200, 500, 1000, 2000, 5000, 10_000]
     # Beside a run of more steps: the common end is no multiple of its own kind.
-    assert stops_of(20, 10_000) == (0, 20, 40, 100, 200, 400, 1000, 2000, 4000, 10_000)
-    assert stops_of(7, 7) == (0, 7)
+    assert stops_of(20, 10_000) == [0, 20, 40, 100, 200, 400, 1000, 2000, 4000, 10_000]
+    assert stops_of(7, 7) == [0, 7]
 
 
 @pytest.mark.parametrize("beta_star", [0.0, 400.0])
@@ -52,7 +147,7 @@ def test_mean_and_variance_follow_the_recursion(beta_star):
     frame = quadratic(a, m, noise_std=sigma, beta_star=beta_star)
     # o = 2 / sigma**2 = 800: at 400 the drift is halved.
     decay = 1 - a * (1 - beta_star / 800)
-    noise, data = of(frame, "noise"), of(frame, "data")
+    noise, data = of(frame, "from noise"), of(frame, "from data")
     for stop in STOPS:
         power = decay**stop
         variance = sigma**2 * (1 - power**2) / (1 - decay**2)
@@ -85,7 +180,7 @@ def test_divergence_is_seen_at_the_right_stop(growth, last):
     assert verdicts(frame) == ["diverged"] * 2
     assert find("long-run").verdict(frame).endswith("does not hold.")
     for start in ("noise", "data"):
-        chains = of(frame, start)
+        chains = of(frame, f"from {start}")
         kept = chains.index <= last
         assert chains["finite"].tolist() == [32 * bool(is_kept) for is_kept in kept]
         assert chains.loc[300, ["contrast", "contrast_above"]].isna().all()
@@ -103,7 +198,7 @@ def test_some_chains_are_lost_and_the_others_are_measured():
             return torch.where(mean > 0, 1e30 * mean.square(), 0 * mean)
 
     run = tiny_run(network=Cliff(), noise_std=1e-6, beta_star=0.0)
-    last = of(long(run), "noise").loc[300]
+    last = of(study_of("long-run", run), "from noise").loc[300]
     positive = int((run.starts(32, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3)) > 0).sum())
     assert 0 < positive < 32
     assert last["finite"] == 32 - positive
@@ -112,7 +207,7 @@ def test_some_chains_are_lost_and_the_others_are_measured():
 
 def test_data_starts_are_held_out_images_with_the_noise_of_training():
     run = tiny_run(network=Quadratic(0.0), noise_std=1e-6, data_noise=1e-4)
-    chains = of(long(run, seed=3), "data")
+    chains = of(study_of("long-run", run, seed=3), "from data")
     test = run.data.scale(run.data.test_x)
     assert chains["shown"][0].shape == (3, 1, 8, 8)
     for image in chains["shown"][0]:
@@ -137,7 +232,7 @@ def test_spread_is_that_of_numpy_over_what_is_finite():
 
 def test_variety_goes_with_the_recursion():
     a, sigma = 0.02, 0.05
-    noise = of(quadratic(a, noise_std=sigma), "noise")["variety"]
+    noise = of(quadratic(a, noise_std=sigma), "from noise")["variety"]
     data_spread = math.sqrt(1 / 3) / noise[0]
     for stop in STOPS:
         power = (1 - a) ** stop
@@ -166,9 +261,9 @@ def test_verdict_on_f_where_contrast_is_that_of_data(sign):
             return f
 
     # Up the hill chains go beyond the data by themselves, in either direction.
-    frame = long(tiny_run(network=Sum(), noise_std=1e-4, beta_star=0.0), count=8)
+    frame = study_of("long-run", tiny_run(network=Sum(), noise_std=1e-4, beta_star=0.0), count=8)
     assert verdicts(frame) == ["washed out", "on peaks above the data"]
-    assert of(frame, "data")["f_above"][300] == 1
+    assert of(frame, "from data")["f_above"][300] == 1
 
 
 @pytest.mark.parametrize(
@@ -176,11 +271,11 @@ def test_verdict_on_f_where_contrast_is_that_of_data(sign):
     [(0.3, 0.5, "washed out"), (0.5, 0.3, "over-saturated"), (0.4, 0.4, "over-saturated")],
 )
 def test_many_above_and_more_below(up, down, word):
-    shares = {"contrast_above": up, "contrast_below": down}
-    assert module.verdict({**shares, "f_above": 1.0, "f_below": 0.0}) == word
+    shares = {"finite": 9, "count": 9, "contrast_above": up, "contrast_below": down}
+    assert verdict({**shares, "f_above": 1.0, "f_below": 0.0}) == word
 
 
 def test_as_many_chains_as_test_images_where_no_count_is_given():
-    assert long(tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
-    more = long(tiny_run(network=Quadratic(0.1), test_images=100), count=None)
+    assert study_of("long-run", tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
+    more = study_of("long-run", tiny_run(network=Quadratic(0.1), test_images=100), count=None)
     assert more["count"][0] == 64
