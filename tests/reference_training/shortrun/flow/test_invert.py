@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -167,24 +166,6 @@ def test_parameters_are_left_alone() -> None:
     assert all(parameter.grad is None for parameter in f.parameters())
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"steps": -1}, "steps is -1"),
-        ({"z0": uniform(3, 4)}, "expected them alike"),
-        ({"z0": uniform(2, 4).float()}, "expected them alike"),
-        ({"x": uniform(2, 4) / 0}, "2 of 2 images of x are not finite"),
-        ({"z0": uniform(2, 4) * torch.inf}, "2 of 2 images of z0 are not finite"),
-        ({"x": uniform(0, 4), "z0": uniform(0, 4)}, "at least one image"),
-        ({"iterations": -1}, "iterations is -1"),
-        ({"iterations": True}, "iterations is True"),
-        ({"stages": (0, 101)}, r"stages are \[101\]"),
-        ({"z0": 2 * uniform(2, 4), "inside": True}, r"is to be kept in \[-1, 1\]"),
-        ({"step_size": 1e200}, "M\\(z0\\) is not finite for 2 of 2"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"x": uniform(2, 4), "steps": 3, "step_size": 1.0}
-    given = {**given, "z0": uniform(2, 4), **changed}
-    with pytest.raises(ConfigError, match=message):
-        invert(quadratic, given.pop("x"), **given)
+def test_a_map_that_is_lost_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"M\(z0\) is not finite for 2 of 2"):
+        invert(quadratic, uniform(2, 4), steps=3, step_size=1e200, z0=uniform(2, 4))
