@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import CONFIG, read_config
 from ..networks import NEGATIVE_SLOPE, casting, seeded
 from ..precision import PrecisionName, autocast_type
-from .presets import ActivationName, Preset
+from .presets import Preset
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
@@ -56,15 +55,6 @@ class EnergyNet(nn.Module):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"in_channels": in_channels, "image_size": image_size, "nf": nf}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        if activation not in _ACTIVATIONS:
-            names = " or ".join(get_args(ActivationName))
-            raise ValueError(f"activation is {activation!r}, expected {names}")
-        if autocast not in (None, torch.bfloat16):
-            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
         self.autocast = autocast
         make_activation = _ACTIVATIONS[activation]
         layers: list[nn.Module] = [nn.Conv2d(in_channels, nf, 3, padding=1), make_activation()]

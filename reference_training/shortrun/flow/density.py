@@ -60,9 +60,7 @@ class Determinant:
         return (self.signs < 0).sum(0)
 
 
-def log_abs_det(
-    f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float, chunk: int = CHUNK
-) -> Determinant:
+def log_abs_det(f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float) -> Determinant:
     """log |det dM/dz| of the K-step map, as the sum over its steps.
 
     dM/dz is the product of the I + step_size H_k, H_k the Hessian of f at x_k (Nijkamp et al.
@@ -80,8 +78,6 @@ def log_abs_det(
         z: where the chains start, (B, ...).
         steps: K, 0 or more.
         step_size: the factor on the gradient, as in `flow`.
-        chunk: how many Hessian-vector products are computed at a time, over all rows; a matter of
-            memory and speed, not of the result.
 
     Returns:
         M(z) and the determinants, without a graph. Where f or its Hessian is not finite, they are
@@ -93,7 +89,7 @@ def log_abs_det(
     log_abs = x.new_zeros((steps, len(x)), dtype=torch.float64)
     signs = torch.ones_like(log_abs)
     for step in range(steps):
-        jacobians = torch.add(one, hessians(f, x, chunk=chunk).double(), alpha=step_size)
+        jacobians = torch.add(one, hessians(f, x).double(), alpha=step_size)
         signs[step], log_abs[step] = torch.linalg.slogdet(jacobians)
         x = flow(f, x, steps=1, step_size=step_size)
     return Determinant(x, log_abs, signs)

@@ -92,18 +92,6 @@ def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_even_angles_are_even_steps():
-    rho = arc(21)
-    assert rho[[0, 10, 20]].tolist() == pytest.approx([0, math.sqrt(0.5), 1])
-    # Of two starts at a right angle and of one length, all steps are of one length.
-    z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
-    steps = between(z1, z2, rho).diff(dim=1).norm(dim=-1)
-    assert torch.allclose(steps, torch.full((1, 20), 6 * math.sin(math.pi / 80)).double())
-    # Even steps of rho are not: see arc().
-    of_rho = between(z1, z2, torch.linspace(0, 1, 11)).diff(dim=1).norm(dim=-1)
-    assert of_rho[0, -1] > 2.5 * of_rho.mean()
-
-
 def test_paths_go_from_the_second_start_to_the_first():
     z1, z2 = uniform(2, 3, 1, 4, 4)
     path = between(z1, z2, arc(5))

@@ -34,7 +34,7 @@ def test_it_is_that_of_the_whole_map_by_automatic_differentiation(
     channels: int, image_size: int
 ) -> None:
     f, z = convolutional(channels, image_size)
-    found = log_abs_det(f, z, steps=6, step_size=0.8, chunk=50)
+    found = log_abs_det(f, z, steps=6, step_size=0.8)
     signs, expected = of_whole_map(f, z, steps=6, step_size=0.8)
     worst = float(((found.total - expected) / expected).abs().max())
     print(f"relative error of log|det|: {worst:.1e}, of {expected.tolist()}")
@@ -119,17 +119,6 @@ def test_hessians_are_plain_second_derivatives_in_chunks_of_any_size(chunk: int)
     torch.testing.assert_close(hessians(f, x, chunk=chunk), expected)
 
 
-def test_steps_are_counted_where_they_were() -> None:
-    # Of two steps, the second's Hessian is that at the place the first one led to.
-    f, z = convolutional(1, 8)
-    both = log_abs_det(f, z, steps=2, step_size=0.8)
-    middle = flow(f, z, steps=1, step_size=0.8)
-    torch.testing.assert_close(both.log_abs[0], log_abs_det(f, z, steps=1, step_size=0.8).total)
-    torch.testing.assert_close(
-        both.log_abs[1], log_abs_det(f, middle, steps=1, step_size=0.8).total
-    )
-
-
 def test_a_singular_step_is_minus_infinity() -> None:
     z = torch.randn(2, 3, dtype=torch.float64)
     found = log_abs_det(lambda x: -x.square().sum(1) / 2, z, steps=2, step_size=1.0)
@@ -142,24 +131,6 @@ def test_what_is_not_finite_is_not_a_number() -> None:
     total = log_abs_det(lambda x: -x.pow(4).sum(1), z, steps=1, step_size=0.1).total
     assert math.isfinite(total[0])
     assert math.isnan(total[1])
-
-
-def test_a_piecewise_linear_network_has_none() -> None:
-    torch.manual_seed(0)
-    f = EnergyNet(in_channels=1, image_size=8, nf=4, activation="leaky_relu").double()
-    z = torch.rand(2, 1, 8, 8, dtype=torch.float64)
-    assert log_abs_det(f, z, steps=2, step_size=1.0).total.tolist() == [0.0, 0.0]
-
-
-def test_float32_is_near_and_its_determinants_are_float64() -> None:
-    f, z = convolutional(1, 8)
-    exact = log_abs_det(f, z, steps=3, step_size=0.8)
-    torch.manual_seed(0)
-    network = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
-    found = log_abs_det(lambda x: STEEP * network(x), z.float(), steps=3, step_size=0.8)
-    assert found.x.dtype == torch.float32
-    assert found.total.dtype == torch.float64
-    torch.testing.assert_close(found.total, exact.total, rtol=1e-3, atol=1e-3)
 
 
 def test_no_steps_and_no_rows_are_what_they_are() -> None:
@@ -284,14 +255,6 @@ def test_bits_are_those_of_a_box_in_levels(size: int, levels: int, stretch: floa
     log_p = extended_log_density(log_det, size=size)
     bits = bits_per_dim(log_p, size=size, levels=levels)
     torch.testing.assert_close(bits.item(), math.log2(levels * stretch), rtol=1e-9, atol=1e-9)
-
-
-def test_published_numbers_in_these_units() -> None:
-    # 4.12 bits of 32x32x3 images of bytes are a mean log2|det| / D of -3.87.
-    size = 3 * 32 * 32
-    log_det = torch.tensor([-3.874 * size * math.log(2)], dtype=torch.float64)
-    bits = bits_per_dim(extended_log_density(log_det, size=size), size=size, levels=255)
-    assert float(bits) == pytest.approx(4.12, abs=0.001)
 
 
 @pytest.mark.parametrize(("noise", "levels"), [(0.03, 255), (0.03, 16), (0.5, 1)])

@@ -53,16 +53,6 @@ def test_a_graph_is_kept_only_where_it_is_asked_for() -> None:
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
-def test_start_and_type_are_left_as_they_are() -> None:
-    z = torch.rand(3, 2, dtype=torch.float64)
-    before = z.clone()
-    x = flow(quadratic, z, steps=3, step_size=0.1)
-    assert torch.equal(z, before)
-    assert not z.requires_grad
-    assert x.dtype == torch.float64
-    assert torch.equal(flow(quadratic, z, steps=0, step_size=0.1), z)
-
-
 def _network() -> nn.Module:
     torch.manual_seed(0)
     network: nn.Module = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
