@@ -106,13 +106,19 @@ def hessians(f: NegativeEnergy, x: Tensor, *, chunk: int = CHUNK) -> Tensor:
     Returns:
         (B, D, D) of the type of x, without a graph.
     """
+    x = x.detach()
     count, size = len(x), x.shape[1:].numel()
-    columns = max(1, chunk // max(1, count))
-    gradient = torch.func.grad(lambda row: f(row[None]).sum())
+    gradient = torch.func.grad(lambda rows: f(rows).sum())
+    # The Hessian of the whole batch is block-diagonal: one unit vector in every row at once reads
+    # a line of every block.
+    units = torch.eye(size, dtype=x.dtype, device=x.device)[:, None].expand(-1, count, -1)
     # Switches off the outer graph alone, which would go to the parameters.
     with torch.no_grad():
-        found: Tensor = torch.func.vmap(torch.func.jacrev(gradient, chunk_size=columns))(x.detach())
-    return found.reshape(count, size, size)
+        product = torch.func.vjp(gradient, x)[1]
+        columns = max(1, chunk // max(1, count))
+        (found,) = torch.func.vmap(product, chunk_size=columns)(units.reshape(size, *x.shape))
+    lines: Tensor = found.reshape(size, count, size)
+    return lines.transpose(0, 1)
 
 
 def inside_cube(z: Tensor) -> Tensor:
