@@ -129,7 +129,7 @@ class ShortRunConfig(ImageConfig):
                 "halves both sides together"
             )
         if self.start_from is not None and not self.resume:  # before there is a folder
-            from .start import start_from
+            from .network import start_from
 
             start_from(self.make_network(data), Path(self.start_from), settings.activation)
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import get_args
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ebmguard.errors import ConfigError
+
 from ..data import ImageData
+from ..engine.checkpoints import load_all_ranks
+from ..engine.run_folder import CONFIG, read_config
 from ..networks import NEGATIVE_SLOPE, casting, seeded
 from ..precision import PrecisionName, autocast_type
-from .presets import ActivationName, Preset
+from .presets import Preset
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
@@ -51,15 +55,6 @@ class EnergyNet(nn.Module):
         autocast: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        sizes = {"in_channels": in_channels, "image_size": image_size, "nf": nf}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        if activation not in _ACTIVATIONS:
-            names = " or ".join(get_args(ActivationName))
-            raise ValueError(f"activation is {activation!r}, expected {names}")
-        if autocast not in (None, torch.bfloat16):
-            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
         self.autocast = autocast
         make_activation = _ACTIVATIONS[activation]
         layers: list[nn.Module] = [nn.Conv2d(in_channels, nf, 3, padding=1), make_activation()]
@@ -93,3 +88,28 @@ def make_network(
         autocast=autocast_type(precision),
     )
     return seeded(make, seed, data.train_x.device)
+
+
+def start_from(network: EnergyNet, path: Path, activation: str) -> None:
+    """Give a network the parameters of another run's last checkpoint.
+
+    Args:
+        network: gets them.
+        path: folder of the other run.
+        activation: the network's, which its parameters do not tell.
+    """
+    if not (path / CONFIG).is_file():
+        raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
+    other = f"start_from is {path}, whose network is another than this run's"
+    stored = read_config(path).get("settings", {})
+    if stored.get("activation") != activation:
+        raise ConfigError(
+            f"{other}: its activation is {stored.get('activation')}, here it is {activation}"
+        )
+    _, (first, *_) = load_all_ranks(path / "checkpoints")
+    try:
+        network.load_state_dict(first["network"])
+    except (KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"{other}: its parameters have other shapes; give the same data, image_size and nf"
+        ) from error

@@ -16,26 +16,27 @@ OptimizerName = Literal["adam", "sgd"]
 class Preset:
     """One training setup, by the names of the options of :class:`.config.ShortRunConfig`.
 
-    x += step_size * df/dx + noise_std * z, K times; K is drawn uniformly for each update.
+    x += step_size * df/dx + noise_std * z, K times; K is drawn uniformly for each update. The
+    defaults are the published script's own settings (Nijkamp et al. 2019).
     """
 
-    image_size: int | None
-    train_images: int | None
-    test_images: int | None
-    nf: int
-    activation: ActivationName
-    iterations: int
-    optimizer: OptimizerName
-    lr: float
-    batch: int
-    data_noise: float
-    init: InitName
-    buffer_size: int
-    sgld_steps: int
-    most_sgld_steps: int
-    step_size: float
-    noise_std: float
-    sample_every: int
+    image_size: int | None = None
+    train_images: int | None = None
+    test_images: int | None = None
+    nf: int = 64
+    activation: ActivationName = "leaky_relu"
+    iterations: int = 100_000
+    optimizer: OptimizerName = "adam"
+    lr: float = 1e-4
+    batch: int = 64
+    data_noise: float = 0.03
+    init: InitName = "noise"
+    buffer_size: int = 10_000
+    sgld_steps: int = 100
+    most_sgld_steps: int = 100
+    step_size: float = 1.0
+    noise_std: float = 0.01
+    sample_every: int = 1000
 
     @property
     def output_scale(self) -> float:
@@ -67,26 +68,7 @@ class Preset:
         return asdict(self)
 
 
-CIFAR10 = Preset(
-    image_size=None,
-    train_images=None,
-    test_images=None,
-    nf=64,
-    activation="leaky_relu",
-    iterations=100_000,
-    optimizer="adam",
-    lr=1e-4,
-    batch=64,
-    data_noise=0.03,
-    init="noise",
-    buffer_size=10_000,
-    sgld_steps=100,
-    most_sgld_steps=100,
-    step_size=1.0,
-    noise_std=0.01,
-    sample_every=1000,
-)
-"""The published script's own settings (Nijkamp et al. 2019)."""
+CIFAR10 = Preset()
 
 _SMALL = replace(CIFAR10, activation="gelu", lr=3e-4, sample_every=100)
 """Networks this narrow bear a larger learning rate, and a small run is short. GELU, so that one run

@@ -25,8 +25,8 @@ from ..plots.numbers import median
 from ..precision import set_precision
 from .config import ShortRunConfig
 from .draws import Draws
+from .network import start_from
 from .sampler import make_sampler
-from .start import start_from
 
 SHOWN = 64
 """Samples of an update that are kept."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -90,7 +89,8 @@ class TrainedRun:
         # The noise is not tempered, only the drift.
         settings = replace(settings, step_size=settings.step_size * self.drift)
         x = x0
-        for count in _chunks(steps):
+        for done in range(0, steps, CHUNK):
+            count = min(CHUNK, steps - done)
             noise = torch.randn((count, *x0.shape), generator=generator, device=x0.device)
             x = chain(settings, self.network, x, noise)
         return x
@@ -99,11 +99,6 @@ class TrainedRun:
         """f of images (N, C, H, W) in [-1, 1]: (N,)."""
         with torch.no_grad():
             return torch.cat([self.network(part) for part in torch.split(x, BATCH)])
-
-
-def _chunks(steps: int) -> Iterator[int]:
-    for start in range(0, steps, CHUNK):
-        yield min(CHUNK, steps - start)
 
 
 def load_run(path: Path, device: torch.device, data_root: str | None = None) -> TrainedRun:

@@ -24,8 +24,7 @@ from ebmguard.likelihood import Gaussian
 
 from ..plots.canvas import COLOURS, DARK
 from ..plots.page import SIDE, page, plain, show_rows
-from ..shortrun.flow import likelihood
-from ..shortrun.flow.logdet import log_abs_det
+from ..shortrun.flow import density as of_flow
 from ..shortrun.network import EnergyNet
 from ..shortrun.trained import TrainedRun
 from . import shortrun
@@ -67,14 +66,14 @@ def _bits(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
     generator = torch.Generator(run.device).manual_seed(seed)
     x = shortrun.some_of(run, data.test_x, generator, count)
     kinds = {STORED: x} | ({NOISY: shortrun.noisy(run, x, generator)} if noise else {})
-    kinds[DEQUANTISED] = likelihood.dequantise(x, data.levels, generator)
+    kinds[DEQUANTISED] = of_flow.dequantise(x, data.levels, generator)
     starts = run.starts(count, generator)
     rows = [
         _flow(run, name, z, kinds[name], search(run, exact(run), kinds[name], z).z)
         for name, z in ((STORED, FREE), *((name, CUBE) for name in kinds))
     ]
     rows.append(_flow(run, OWN, DRAWN, None, starts))
-    uniform = torch.full((count,), likelihood.uniform_bits(data.levels), dtype=torch.float64)
+    uniform = torch.full((count,), math.log2(data.levels), dtype=torch.float64)
     # Noise leads out of the cube, where the uniform density is 0.
     rows.append({"density": UNIFORM, "images": STORED, **_spread(uniform)})
     if noise:
@@ -83,9 +82,9 @@ def _bits(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
             density = Gaussian.fit(train, noise=noise, independent=independent)
             for kind, images in kinds.items():
                 log_p = density.log_prob(images)
-                own = likelihood.bits_per_dim(log_p, size=x[0].numel(), levels=data.levels)
+                own = of_flow.bits_per_dim(log_p, size=x[0].numel(), levels=data.levels)
                 rows.append({"density": name, "images": kind, **_spread(own)})
-        entropy = likelihood.noise_bits(noise, data.levels)
+        entropy = of_flow.noise_bits(noise, data.levels)
         rows.append({"density": ENTROPY, "images": NOISY, "mean": entropy})
     words = f"{count} held-out images, D = {x[0].numel():,}, levels 0..{data.levels}"
     named = {**shortrun.named(run), ABOUT: f"{shortrun.about(run)}; {words}"}
@@ -102,18 +101,20 @@ def exact(run: TrainedRun) -> EnergyNet:
 def _flow(run: TrainedRun, name: str, where: str, x: Tensor | None, z: Tensor) -> dict[str, Any]:
     """The density at M(z), which is to be x; None: M(z) is the image itself."""
     steps, size = run.settings.sgld_steps, z[0].numel()
-    found = log_abs_det(exact(run).double(), z.double(), steps=steps, step_size=run.step_size)
-    log_p = likelihood.extended_log_density(found.total, size=size)
+    found = of_flow.log_abs_det(
+        exact(run).double(), z.double(), steps=steps, step_size=run.step_size
+    )
+    log_p = of_flow.extended_log_density(found.total, size=size)
     so_far = torch.cat([found.log_abs.new_zeros((1, len(z))), found.log_abs.cumsum(0)])
     so_far = (so_far / (size * math.log(2))).cpu()
     target = found.x if x is None else x
     misses = (found.x - target).square().flatten(1).mean(1).sqrt()
-    within = likelihood.inside_cube(z)
+    within = of_flow.inside_cube(z)
     return {
         "density": FLOW,
         "images": name,
         "z": where,
-        **_spread(likelihood.bits_per_dim(log_p, size=size, levels=run.data.levels)),
+        **_spread(of_flow.bits_per_dim(log_p, size=size, levels=run.data.levels)),
         "in_cube": within.double().mean().item(),
         "miss": misses.square().mean().sqrt().item(),
         "folded": int((found.flips > 0).sum()),

@@ -79,7 +79,8 @@ def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFr
     last = TIMES * max(run.settings.sgld_steps for run in runs)
     rows: list[dict[str, Any]] = []
     for run in runs:
-        count, stops = config.count or min(64, len(run.data.test_x)), stops_of(run, last)
+        stops = stops_of(run.settings.sgld_steps, last)
+        count = config.count or min(64, len(run.data.test_x))
         generator = torch.Generator(run.device).manual_seed(config.seed)
         some_of, noisy = partial(shortrun.some_of, run), partial(shortrun.noisy, run)
         noise = run.starts(count, generator)
@@ -94,10 +95,9 @@ def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFr
     return _compared(rows)
 
 
-def stops_of(run: TrainedRun, last: int) -> list[int]:
+def stops_of(trained: int, last: int) -> list[int]:
     """Where chains are looked at: 0, K, 2 K, 5 K, 10 K, 20 K, ... and `last`."""
-    scales = (run.settings.sgld_steps * 10**k for k in range(len(str(last))))
-    stops = {n * scale for scale in scales for n in (1, 2, 5)}
+    stops = {n * 10**k * trained for k in range(len(str(last))) for n in (1, 2, 5)}
     return sorted({0, last, *(stop for stop in stops if stop < last)})
 
 
@@ -139,7 +139,8 @@ def _compared(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     frame = frame_of(rows)
     for name, kind in (("contrast", "data"), ("colour", "data"), ("distance", "held-out")):
         of = frame[frame["images"] == kind].set_index("path")[name]
-        frame[f"{name}_of_{kind}"] = frame[name].astype(float) / frame["path"].map(of).astype(float)
+        column = f"{name}_of_{kind.replace('-', '_')}"
+        frame[column] = frame[name].astype(float) / frame["path"].map(of).astype(float)
     of = frame[frame["images"] == "data"].set_index("path")["f"]
     frame["gap"] = (frame["path"].map(of) - frame["f"]).astype(float)
     frame["f_off"] = -frame["gap"] / frame["f_std"].astype(float)
@@ -276,7 +277,7 @@ def draw_steps(frame: pd.DataFrame, title: str) -> Figure:
         "share shown as black or white": ("ends", None),
         "mean excess beyond [-1, 1]": ("excess", None),
         "mean f(data) − mean f(x⁻)": ("gap", 0),
-        "distance to data, of that of held-out": ("distance_of_held-out", 1),
+        "distance to data, of that of held-out": ("distance_of_held_out", 1),
         "mean length of ∇f": ("slope", None),
     }
     if not frame.loc[frame["images"] == "data", "colour"].any():
@@ -293,7 +294,7 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
         "mean f, off the data's, in its std": ("f_off", 0),
         "contrast, of the data's": ("contrast_of_data", 1),
         "variety of chains, of the data's": ("variety", 1),
-        "distance to data, of held-out's": ("distance_of_held-out", 1),
+        "distance to data, of held-out's": ("distance_of_held_out", 1),
         "rms distance to the chain's start": ("moved", None),
         "drift of a step over its noise": ("pull", None),
     }

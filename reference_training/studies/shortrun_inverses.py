@@ -42,8 +42,8 @@ CUBE, FREE = "in the cube", "free"
 def search(run: TrainedRun, f: nn.Module, x: Tensor, z: str, stages: Sequence[int] = ()) -> Inverse:
     """The z whose M(z) is nearest to x, by the fewest steps that the run trained with."""
     steps, size = run.settings.sgld_steps, run.step_size
-    where = {"z0": first_guess(x), "inside": z == CUBE, "stages": stages}
-    return invert(f, x, steps=steps, step_size=size, **where)  # type: ignore[arg-type]
+    where = {"z0": first_guess(x), "inside": z == CUBE, "iterations": STAGES[-1]}
+    return invert(f, x, steps=steps, step_size=size, stages=stages, **where)  # type: ignore[arg-type]
 
 
 def inverses(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:

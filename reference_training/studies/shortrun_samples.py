@@ -64,7 +64,7 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
 def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
     """Images, (N, C, H, W), by training images: NaN where a pixel is not finite, but for counts."""
     lost = int((~images.isfinite().flatten(1).all(1)).sum())
-    x = images.double() if not lost else torch.full_like(images, math.nan)
+    x = images.double() * (math.nan if lost else 1)
     cut = x.clamp(-1, 1)
     return {
         "count": len(x),

@@ -13,7 +13,6 @@ from ebmguard.cli import main
 from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.launch import course
 from ebmguard.reference_training.shortrun.train import told
-from tests import forks
 from tests.reference_training.jem.parts import Silent, newest
 from tests.reference_training.shortrun.parts import config_for
 
@@ -46,12 +45,11 @@ def test_a_run_says_how_it_went(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[2:] == lines[2:]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys, number):
+def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):
     class Stopping(Silent):
         def step(self, done, state):
             if done == 2:
-                signal.raise_signal(number)
+                signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
     out = tmp_path / "a run"
@@ -64,13 +62,6 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     # The very words that it said.
     assert main(shlex.split(said.removeprefix("stopped; go on with: "))[1:]) == 0
     assert "finished 6 steps" in capsys.readouterr().out
-
-
-def test_a_process_of_its_own(tmp_path):
-    done = forks.run("-m", "ebmguard", *words(tmp_path / "run", beta_star=0.0))
-    assert done.returncode == 0, done.stderr
-    assert "finished 6 steps" in done.stdout
-    assert "beta* = 0: step 0 of 6" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -89,15 +80,6 @@ def test_what_cannot_be_meant_is_one_line_and_status_2(tmp_path, capsys, argumen
     assert says in said
     assert "Traceback" not in said
     assert not out.exists()
-
-
-def test_help_names_every_setting(capsys):
-    with pytest.raises(SystemExit) as ended:
-        main(["train", "shortrun", "--help"])
-    assert ended.value.code == 0
-    text = capsys.readouterr().out
-    for name in ("out", "data", "beta-star", "sgld-steps", "most-sgld-steps", "init", "start-from"):
-        assert f"--{name} " in text
 
 
 def test_the_ways_to_end(tmp_path):

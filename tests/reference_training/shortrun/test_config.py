@@ -47,18 +47,6 @@ def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, sett
     assert not (tmp_path / "run").exists()
 
 
-def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
-    for data in ("cifar10", "mnist", "celeba64"):
-        with pytest.raises(ConfigError, match="--data-root or the environment variable EBMGUARD"):
-            at(tmp_path / "run", data=data).open()
-        with pytest.raises(ConfigError, match=f"{tmp_path}/no, which is not a folder"):
-            at(tmp_path / "run", data=data, data_root=str(tmp_path / "no")).open()
-        with pytest.raises(ConfigError, match=str(tmp_path)):
-            at(tmp_path / "run", data=data, data_root=str(tmp_path)).open()
-    assert not (tmp_path / "run").exists()
-
-
 def test_images_that_are_not_square_are_refused(monkeypatch):
     data = at().load_data()
     wide = replace(data, train_x=data.train_x[:, :, :6])
@@ -80,12 +68,6 @@ def test_data_are_those_of_the_settings():
     whole = at().load_data()
     # None is put aside: the published script trains on every image.
     assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
-
-
-def test_mnist_is_averaged_down_and_none_of_it_is_put_aside(data_root):
-    data = at(data="mnist", data_root=str(data_root)).load_data()
-    assert data.sample_shape == (1, 14, 14)
-    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [60_000, 0, 10_000]
 
 
 def test_settings_are_the_presets_with_what_is_overridden():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.shortrun.draws import Draws, uniform
+from ebmguard.reference_training.shortrun.draws import Draws
 from ebmguard.reference_training.shortrun.presets import CIFAR10
 
 COUNT = 50
@@ -40,7 +40,7 @@ def recognised(x):
 
 def test_images_are_drawn_with_replacement_each_as_often_as_the_others():
     found = draws()
-    counts = Counter(i for _ in range(500) for i in recognised(found.positives()))
+    counts = Counter(i for _ in range(200) for i in recognised(found.positives()))
     assert stats.chisquare([counts[i] for i in range(COUNT)]).pvalue > 1e-3
     assert any(len(set(recognised(found.positives()))) < 8 for _ in range(20))
 
@@ -54,15 +54,10 @@ def test_the_noise_is_that_of_the_settings_and_new_for_each_image():
     assert correlations.abs().max() < 6 / 108**0.5
 
 
-def test_start_points_are_uniform_in_the_cube():
+def test_start_points_are_uniform_in_the_cube_and_noise_is_normal():
     x = draws().starts(200)
     assert x.shape == (200, 3, 6, 6)
     assert stats.kstest(x.flatten().numpy(), stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    rng, twin = (torch.Generator().manual_seed(4) for _ in range(2))
-    assert torch.equal(uniform((2, 3), rng), torch.rand(2, 3, generator=twin) * 2 - 1)
-
-
-def test_noise_of_chains_is_standard_normal():
     z = draws().noise(20, 10)
     assert z.shape == (10, 20, 3, 6, 6)
     assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
@@ -84,20 +79,6 @@ def test_streams_do_not_disturb_each_other():
         assert torch.equal(quiet.starts(2), busy.starts(2))
     counts = [quiet.sgld_steps() for _ in range(40)]
     assert counts == [busy.sgld_steps() for _ in range(40)]
-
-
-def test_no_stream_is_a_copy_of_another():
-    found = draws()
-    state = found.state_dict()
-    assert set(state) == {"images", "chains", "counts"}
-    firsts = []
-    for name in state:
-        rng = torch.Generator()
-        rng.set_state(state[name])
-        firsts.append(torch.randn(1000, generator=rng))
-    others = draws(seed=4).starts(10).flatten()[:1000]
-    correlations = torch.corrcoef(torch.stack([*firsts, others])) - torch.eye(4)
-    assert correlations.abs().max() < 5 / 1000**0.5
 
 
 @pytest.mark.parametrize("world", [2, 4])

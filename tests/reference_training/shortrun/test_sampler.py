@@ -1,4 +1,8 @@
-"""The short-run chain against plain loops and closed forms, and how its steps are divided."""
+"""The short-run chain against plain loops and closed forms, and how its steps are divided.
+
+On a CPU graphs are stand-ins that replay recorded operations on the same storages
+(`tests/replay.py`): they show what is captured, and what a replay reads and overwrites.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,10 @@ from ebmguard import guard
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
-from tests.reference_training.shortrun.parts import Quadratic
+from ebmguard.reference_training.shortrun.train import train
+from ebmguard.reference_training.shortrun.trained import load_run
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.shortrun.parts import Quadratic, config_for
 from tests.replay import Replay, capture_as_replays
 
 CPU = torch.device("cpu")
@@ -88,8 +95,7 @@ def test_a_chain_on_a_quadratic_has_the_law_of_an_autoregression():
     assert (covariance - variance * torch.eye(4)).abs().max() < 4 * error
 
 
-@pytest.mark.parametrize("steps", [4, 5, 9])
-@pytest.mark.parametrize("finer", [1, 2])
+@pytest.mark.parametrize(("steps", "finer"), [(4, 1), (9, 1), (5, 2)])
 def test_a_random_number_of_steps_is_one_long_chain_bit_for_bit(steps, finer):
     """All have the first four; those beyond are taken one by one."""
     net, (x0, noise) = network(), draws(steps * finer)
@@ -107,16 +113,6 @@ def test_refined_steps_keep_the_diffusions_time_and_output_scale():
         assert settings.output_scale == pytest.approx(SETTINGS.output_scale)
         others = {"step_size": 0.7, "noise_std": 0.05}
         assert replace(settings, **others) == SETTINGS
-
-
-def test_the_refinement_is_asked_for_at_every_call():
-    net, answers = network(), [1, 4, 2, 1]
-    asked = iter(answers)
-    sampler = make_sampler(SETTINGS, CPU, lambda: next(asked))
-    for seed, finer in enumerate(answers):
-        x0, noise = draws(4 * finer, seed=seed)
-        expected = by_hand(net, x0, noise, 0.7 / finer, 0.05 / finer**0.5)
-        assert torch.equal(sampler(net, x0, noise), expected)
 
 
 def test_the_network_keeps_its_gradients_and_its_parameters():
@@ -173,18 +169,65 @@ def test_graphs_of_every_length_and_refinement_are_the_eager_chains(device):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
 
 
-def test_each_refinement_of_a_fixed_k_is_one_graph(monkeypatch):
+@pytest.fixture
+def captures(monkeypatch):
+    """The graphs that are captured on the stand-in of a GPU."""
     capture_as_replays(monkeypatch)
-    captures: list[Replay] = []
+    found: list[Replay] = []
 
     def made() -> Replay:
-        captures.append(Replay())
-        return captures[-1]
+        found.append(Replay())
+        return found[-1]
 
     monkeypatch.setattr("torch.cuda.CUDAGraph", made)
-    asked = [1, 2, 4, 1, 2, 4, 1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("most_steps", "asked", "lengths", "graphs"),
+    [
+        (4, [1, 1, 1], [4, 4, 4], 1),
+        (9, [1, 1, 1, 1], [4, 6, 9, 4], 2),
+        (4, [1, 2, 4, 1, 2, 4, 1], [4] * 7, 3),
+    ],
+)
+def test_chains_of_any_number_of_steps_are_few_graphs(captures, most_steps, asked, lengths, graphs):
+    """One, or two where K is random, and one for each refinement of a fixed K."""
     paces = iter(asked)
-    net, sampler = network(), make_sampler(SETTINGS, CPU, lambda: next(paces))
-    for finer in asked:
-        sampler(net, *draws(4 * finer))
-    assert len(captures) == 3
+    settings = replace(SETTINGS, most_sgld_steps=most_steps)
+    net, sampler, found = network(), make_sampler(settings, CPU, lambda: next(paces)), []
+    for seed, (steps, finer) in enumerate(zip(lengths, asked, strict=True)):
+        x0, noise = draws(steps * finer, seed=seed)
+        expected = chain(refined(settings, finer), net, x0, noise)
+        found.append((sampler(net, x0, noise), expected))
+    assert len(captures) == graphs
+    # None is overwritten by a later call.
+    for x, expected in found:
+        torch.testing.assert_close(x, expected)
+
+
+def trained(config):
+    assert train(*config.open()) is not None
+    return [p.detach() for p in load_run(config.out, CPU).network.parameters()]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta_star": 200.0, "most_sgld_steps": 5},
+        {"beta_star": 200.0, "init": "persistent", "buffer_size": 16, "precision": "bfloat16"},
+    ],
+    ids=["of random length", "persistent, bfloat16"],
+)
+def test_a_run_with_captured_chains_is_the_eager_run(settings, tmp_path, request):
+    """Beta* of 200 takes a hundredth of the drift away: a replay has to read the factor."""
+    settings = {**settings, "step_size": 1.0, "sgld_steps": 3}
+    eager = trained(config_for(tmp_path / "eager", **settings))
+    captures = request.getfixturevalue("captures")
+    captured = trained(config_for(tmp_path / "captured", **settings))
+    assert captures
+    torch.testing.assert_close(captured, eager, rtol=0, atol=0)
+    rows = [list(read_jsonl(tmp_path / name / "metrics.jsonl")) for name in ("eager", "captured")]
+    for own, other in zip(*rows, strict=True):
+        for tag in ("energy_gap", "sampler/grad_norm"):  # the norm is read from a graph's memory
+            assert own[tag] == pytest.approx(other[tag], rel=1e-6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.shortrun import trained as trained_module
-from ebmguard.reference_training.shortrun.presets import PRESETS
 from ebmguard.reference_training.shortrun.sampler import make_sampler
 from ebmguard.reference_training.shortrun.trained import load_run
 from tests.reference_training.jem.parts import newest, same, saved
@@ -52,27 +50,6 @@ def test_the_network_is_that_of_the_newest_checkpoint(folder):
     assert len(run.data.test_x) == 32
 
 
-def test_an_earlier_checkpoint_counts_where_it_is_the_newest(folder, tmp_path):
-    import shutil
-
-    earlier = tmp_path / "earlier"
-    shutil.copytree(folder, earlier)
-    newest(earlier).unlink()
-    run = load_run(earlier, CPU)
-    assert run.step == 3
-    assert not same(dict(run.network.state_dict()), saved(folder)["network"])
-
-
-def test_a_network_is_what_it_was_when_it_was_trained(tmp_path, monkeypatch):
-    with monkeypatch.context() as earlier:
-        changed = replace(PRESETS["digits"], activation="leaky_relu")
-        earlier.setitem(PRESETS, "digits", changed)
-        out = trained_folder(tmp_path / "old")
-    run = load_run(out, CPU)
-    assert run.settings.activation == "leaky_relu"
-    assert any(isinstance(m, torch.nn.LeakyReLU) for m in run.network.modules())
-
-
 def test_what_is_no_run_is_refused(tmp_path, folder):
     with pytest.raises(ConfigError, match=f"{tmp_path}/no holds no run"):
         load_run(tmp_path / "no", CPU)
@@ -100,7 +77,7 @@ def test_data_may_lie_elsewhere(tmp_path, monkeypatch):
         load_run(out, CPU, data_root=str(tmp_path / "here"))
 
 
-@pytest.mark.parametrize("beta_star", [0.0, 2000.0, -1000.0, 20_000.0])
+@pytest.mark.parametrize("beta_star", [0.0, 2000.0])
 def test_chains_are_those_of_the_training_under_its_guard(beta_star):
     run = tiny_run(beta_star=beta_star, sgld_steps=7)
     with torch.no_grad():
@@ -137,7 +114,7 @@ def test_a_step_four_times_as_large_has_four_times_the_drift_and_twice_the_noise
 def test_noise_in_parts_gives_chains_of_the_same_law(monkeypatch):
     """Of an autoregression, whose variance is known, in parts of three steps and at once."""
     run = tiny_run(network=Quadratic(0.2).double(), noise_std=0.1, step_size=1.0)
-    n, steps = 3000, 8
+    n, steps = 1500, 8
     x0 = torch.zeros(n, 1, 2, 2, dtype=torch.float64)
     rho = 1 - 0.2 * run.drift
     variance = 0.1**2 * (1 - rho ** (2 * steps)) / (1 - rho**2)
@@ -152,14 +129,6 @@ def test_noise_in_parts_gives_chains_of_the_same_law(monkeypatch):
         correlation = torch.corrcoef(torch.stack((z, first.flatten())))[0, 1]
         assert abs(correlation) < 5 / math.sqrt(len(z))
     assert torch.equal(run.chains(x0, 0, generator()), x0)
-
-
-def test_start_points_are_the_trainings():
-    x = tiny_run().starts(1000, generator())
-    assert x.shape == (1000, 1, 8, 8)
-    assert -1 <= float(x.min()) < -0.999
-    assert 0.999 < float(x.max()) <= 1
-    assert float(x.var()) == pytest.approx(1 / 3, rel=0.02)
 
 
 def test_energies_are_the_networks_in_any_number_of_parts(monkeypatch):

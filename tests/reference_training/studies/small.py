@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pytest
 
 from ebmguard.reference_training.shortrun.trained import TrainedRun
+from ebmguard.reference_training.studies.command import find, numbers, told
+from ebmguard.reference_training.studies.config import ShortRunFigure
+from ebmguard.sinks import to_json
+from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run, write_rows
 
+RECORDED: dict[str, list[dict[str, Any]]] = json.loads(
+    (Path(__file__).parent / "numbers.json").read_text(encoding="utf-8")
+)
 NETWORK: dict[str, Any] = {"activation": "gelu", "beta_star": 2000.0, "data_noise": 0.03}
 """Of an EnergyNet that was never trained."""
 
@@ -62,3 +72,43 @@ def long_chains() -> list[TrainedRun]:
         tiny_run("grows", network=Quadratic(-0.02), beta_star=0.0),
         tiny_run("lost", network=Quadratic(-9.0), beta_star=0.0, **persistent),
     ]
+
+
+def compact(row: dict[str, Any]) -> dict[str, Any]:
+    """Numbers and words as JSON has them; of many numbers the first, the middle and the last."""
+    found: dict[str, Any] = {}
+    for name, value in to_json(row).items():
+        if isinstance(value, list):
+            flat = np.ravel(np.array(value, dtype=object)).tolist()
+            found |= {f"{name}[{i}]": flat[i] for i in (0, len(flat) // 2, -1)}
+        elif isinstance(value, dict):
+            found |= {f"{name}.{key}": own for key, own in value.items()}
+        else:
+            found[name] = value
+    return {k: float(f"{v:.10g}") if isinstance(v, float) else v for k, v in found.items()}
+
+
+def assert_recorded(name: str, rows: list[dict[str, Any]]) -> None:
+    """Numbers are the recorded ones, and there is a row for each of those."""
+    assert len(rows) == len(RECORDED[name])
+    for row, expected in zip(map(compact, rows), RECORDED[name], strict=True):
+        words = {k for k, value in expected.items() if isinstance(value, str)}
+        assert {k: row[k] for k in words} == {k: expected[k] for k in words}
+        figures = {k: row[k] for k in expected if k not in words}
+        known = {k: expected[k] for k in figures}
+        assert figures == pytest.approx(known, rel=1e-3, abs=1e-6)
+
+
+def study_of(name: Any, *runs: TrainedRun, count: int | None = None, seed: int = 0) -> pd.DataFrame:
+    """The numbers of a study of short runs."""
+    return find(name).numbers(runs, ShortRunFigure(name=name, runs=(), count=count, seed=seed))
+
+
+def recorded(name: str, runs: list[TrainedRun], count: int | None = None) -> pd.DataFrame:
+    """The same, which are the recorded ones, and are drawn and told."""
+    study, frame = find(name), study_of(name, *runs, count=count)
+    assert_recorded(name, numbers(study, frame)["rows"])
+    for figure in study.drawn(frame).values():
+        assert_no_text_on_text(figure)
+    assert f"Claim: {study.claim}" in told(study, frame)
+    return frame

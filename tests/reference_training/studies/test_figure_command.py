@@ -192,16 +192,9 @@ def test_more_runs_than_there_is_room_for_are_refused(name, room):
     refused(name, f"room for {room} runs, and {room + 1} were given", runs=room + 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [
-        ("reconstruction", "held-out images"),
-        ("likelihood", "held-out images"),
-        ("long-run", "chains"),
-    ],
-)
-def test_more_images_than_are_held_out_are_refused(name, what):
-    refused(name, f"33 {what} were asked for, .*kept0 have 32 test images", count=33)
+@pytest.mark.parametrize("name", ["reconstruction", "likelihood", "long-run"])
+def test_more_images_than_are_held_out_are_refused(name):
+    refused(name, "33 held-out images were asked for, .*kept0 have 32", count=33)
 
 
 @pytest.mark.parametrize(

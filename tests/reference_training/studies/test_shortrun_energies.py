@@ -1,4 +1,4 @@
-"""Figure 12 against rows written by hand and numbers computed in plain Python."""
+"""Figures 12 to 14 against rows written by hand, plain Python, scipy, and chains in closed form."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import mannwhitneyu
+from torch import nn
 
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.studies import shortrun_energies as module
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.config import ShortRunFigure
 from ebmguard.reference_training.studies.shortrun import by_beta
-from ebmguard.reference_training.studies.shortrun_energies import threshold, windows
 from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import tiny_run, write_rows
+from tests.reference_training.shortrun.parts import Quadratic, tiny_run, write_rows
+from tests.reference_training.studies import small
+from tests.reference_training.studies.small import study_of
 
-FIGURE_12 = find("12")
+values = st.lists(st.integers(-5, 5).map(float), min_size=1, max_size=30)
+
+
+def test_numbers_are_the_recorded_ones(tmp_path):
+    small.recorded("12", small.courses(tmp_path))
+    for name in ("13", "14"):
+        small.recorded(name, small.chains(), 40)
+
+
+# -- Figure 12 --------------------------------------------------------------------------------
 
 
 def rows(gaps: Any) -> dict[str, list[float]]:
     """Rows whose gaps are these; every number is another one."""
-    gaps = [float(gap) for gap in gaps]
-    return {
-        "f_pos/mean": [1 + gap for gap in gaps],
-        "f_neg/mean": [1.0 for _ in gaps],
-        "grad_scale": [0.5 + i / 1000 for i in range(len(gaps))],
-        "ess": [0.7 + i / 1000 for i in range(len(gaps))],
-        "ref/grad_scale": [0.1 + i / 1000 for i in range(len(gaps))],
-        "ref/ess": [0.2 + i / 1000 for i in range(len(gaps))],
-    }
+    found = {"f_pos/mean": [1 + float(gap) for gap in gaps], "f_neg/mean": [1.0 for _ in gaps]}
+    starts = {"grad_scale": 0.5, "ess": 0.7, "ref/grad_scale": 0.1, "ref/ess": 0.2}
+    return found | {name: [x + i / 1000 for i in range(len(gaps))] for name, x in starts.items()}
 
 
 def run_of(path: Path, beta_star: float, gaps: Any, **settings: Any) -> Any:
@@ -40,56 +49,50 @@ def run_of(path: Path, beta_star: float, gaps: Any, **settings: Any) -> Any:
     return tiny_run(path, beta_star=beta_star, **settings)
 
 
-def numbers(runs: Any, count: int | None = None) -> pd.DataFrame:
-    return FIGURE_12.numbers(runs, ShortRunFigure(name="12", runs=(), count=count))
-
-
-def test_the_end_is_the_last_tenth(tmp_path):
+@pytest.mark.parametrize(("beta_star", "weights"), [(2.0, (0.554, 0.754)), (0.0, (0.154, 0.254))])
+def test_the_end_is_the_last_tenth(tmp_path, beta_star, weights):
     gaps = np.random.default_rng(0).normal(size=57).tolist()
-    (found,) = numbers([run_of(tmp_path / "x", 2.0, gaps)]).to_dict("records")
+    (found,) = study_of("12", run_of(tmp_path / "x", beta_star, gaps)).to_dict("records")
     low, middle, high = statistics.quantiles(gaps[-5:], n=4, method="inclusive")
     assert (found["low"], found["gap"], found["high"]) == pytest.approx((low, middle, high))
-    assert found["grad_scale"] == pytest.approx(0.5 + 54 / 1000)
-    assert found["ess"] == pytest.approx(0.7 + 54 / 1000)
+    # Equal weights say nothing, so at β* = 0 those of the reference are shown.
+    assert (found["grad_scale"], found["ess"]) == pytest.approx(weights)
     assert found["not_finite"] == 0
     # β is β* over the output scale of the published step, 2 / 0.01².
-    assert found["beta"] == pytest.approx(2 / 20_000)
-
-
-def test_equal_weights_say_nothing_so_the_reference_is_shown(tmp_path):
-    (found,) = numbers([run_of(tmp_path / "0", 0.0, [1.0] * 10)]).to_dict("records")
-    assert found["grad_scale"] == pytest.approx(0.1 + 9 / 1000)
-    assert found["ess"] == pytest.approx(0.2 + 9 / 1000)
+    assert found["beta"] == pytest.approx(beta_star / 20_000)
 
 
 def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
     gaps = {20.0: 0.9, 0.0: 0.1, 2.0: 0.5}
     runs = [run_of(tmp_path / f"{b:g}", b, [gap] * 20) for b, gap in gaps.items()]
-    found = numbers(runs)
+    found, verdict = study_of("12", *runs), find("12").verdict
     assert found["beta_star"].tolist() == [0, 2, 20]
-    assert FIGURE_12.verdict(found).endswith("with every step up of β*: holds.")
+    assert verdict(found).endswith("with every step up of β*: holds.")
     runs[-1] = run_of(tmp_path / "narrow", 2.0, [0.05] * 20)
-    assert FIGURE_12.verdict(numbers(runs)).endswith(": does not hold.")
-    assert FIGURE_12.verdict(numbers(runs[:1])).endswith(": cannot be told.")
+    assert verdict(study_of("12", *runs)).endswith(": does not hold.")
+    assert verdict(study_of("12", runs[0])).endswith(": cannot be told.")
 
 
 def test_seeds_count_as_one_beta_star(tmp_path):
     runs = [
-        run_of(tmp_path / f"{i}", beta_star, [gap] * 10, seed=i)
-        for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6)])
+        run_of(tmp_path / f"{i}", beta_star, [gap] * 10, seed=i % 4)
+        for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6), (0, 2)])
     ]
-    found = numbers(runs)
+    found = study_of("12", *runs)
     assert by_beta(found, "gap").to_dict() == {0: 2, 2: 5}
-    assert found["run"].tolist()[::4] == ["β* = 0, seed 0", "β* = 2, seed 4"]
+    names = ["β* = 0, seed 0", "β* = 0, seed 1, 1", "β* = 0, seed 2", "β* = 0, seed 1, 5"]
+    assert found["run"].tolist() == [*names, "β* = 2, seed 3", "β* = 2, seed 0"]
 
 
 def test_a_lost_run_is_undefined_and_counted(tmp_path):
     gaps = [1.0] * 90 + [math.nan] * 8 + [math.inf] * 2
-    found = numbers([run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, [1.0] * 100)])
+    found = study_of(
+        "12", run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, [1.0] * 100)
+    )
     assert math.isnan(found["gap"][0])
     assert found["not_finite"].tolist() == [10, 0]
     assert math.isnan(found["widening"][1])
-    assert FIGURE_12.verdict(found).endswith(": cannot be told.")
+    assert find("12").verdict(found).endswith(": cannot be told.")
 
 
 def test_widening_is_in_ranges_of_the_gap_without_weights(tmp_path):
@@ -99,44 +102,34 @@ def test_widening_is_in_ranges_of_the_gap_without_weights(tmp_path):
         run_of(tmp_path / f"{i}", 0, [9.0] * 45 + wave, seed=i) for i, wave in enumerate(waves)
     ]
     others = [run_of(tmp_path / f"{g}", b, [float(g)] * 50) for b, g in ((2.0, 5), (3.0, 44))]
-    found = numbers([plain[0], *others])["widening"].tolist()
+    found = study_of("12", plain[0], *others)["widening"].tolist()
     assert found == [None, pytest.approx((5 - 2) / 2), pytest.approx((44 - 2) / 2)]
     # Of two seeds the middle of both: a gap of 11 and a range of 11.
-    found = numbers([*plain, *others])["widening"].tolist()
+    found = study_of("12", *plain, *others)["widening"].tolist()
     assert found == [None, None, pytest.approx((5 - 11) / 11), pytest.approx(3)]
     # Without such a run, or where its gap does not vary, there is nothing to measure by.
     flat = run_of(tmp_path / "flat", 0, [1.0] * 50)
     for at_zero in ([], [flat]):
-        assert numbers([*at_zero, others[0]])["widening"].tolist()[-1] is None
-
-
-def test_of_a_step_that_was_written_twice_the_later_row_counts(tmp_path):
-    write_rows(tmp_path / "x", rows([1.0] * 10))
-    write_rows(tmp_path / "x", rows([5.0] * 4), first=8)
-    (found,) = numbers([tiny_run(tmp_path / "x")]).to_dict("records")
-    np.testing.assert_array_equal(found["steps"], range(12))
-    np.testing.assert_allclose(found["f_pos"] - found["f_neg"], [1.0] * 8 + [5.0] * 4)
+        assert study_of("12", *at_zero, others[0])["widening"].tolist()[-1] is None
 
 
 def test_windows_are_those_of_a_loop():
     gaps = np.random.default_rng(1).normal(size=260)
     gaps[7] = math.nan
-    steps, found = windows(np.arange(260.0), gaps)
-    assert len(steps) == 52
+    steps, found = module.windows(np.arange(260.0), gaps)
+    assert steps.tolist() == [5 * k + 2 for k in range(52)]
     for k in range(52):
-        assert steps[k] == 5 * k + 2
-        if k == 1:
-            assert np.isnan(found[:, k]).all()
-        else:
-            part = gaps[5 * k : 5 * k + 5].tolist()
+        part = gaps[5 * k : 5 * k + 5].tolist()
+        expected = [math.nan] * 3
+        if k != 1:
             expected = statistics.quantiles(part, n=4, method="inclusive")
-            np.testing.assert_allclose(found[:, k], expected)
+        np.testing.assert_allclose(found[:, k], expected)
 
 
 def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
     gaps = np.random.default_rng(2).normal(size=400)
     runs = [run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, 3 + gaps[:300])]
-    (figure,) = FIGURE_12.drawn(numbers(runs)).values()
+    (figure,) = find("12").drawn(study_of("12", *runs)).values()
     first, second, both = figure.axes
     assert [first.get_title(), second.get_title()] == ["β* = 0", "β* = 2"]
     assert first.get_ylim() == second.get_ylim()
@@ -147,50 +140,163 @@ def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
     np.testing.assert_allclose(positive.get_ydata(), 1 + gaps[::4])
     np.testing.assert_allclose(negative.get_ydata(), 1)
     assert [line.get_label() for line in both.lines[:2]] == ["β* = 0", "β* = 2"]
-    texts = [text.get_text() for text in figure.texts]
-    assert texts == [
-        "Figure 12: f during training, digits",
-        "means over one batch, every 4 updates",
-    ]
 
 
 def test_runs_that_lie_far_apart_share_an_axis_that_is_logarithmic(tmp_path):
     # The smallest spreads by 0.02 and the largest by 200.
-    assert threshold([np.array([0.02, -0.02]), np.array([200.0, -200.0])]) == 0.01
-    assert threshold([np.array([1.0]), np.array([19.0])]) is None
-    assert threshold([np.array([math.nan]), np.array([3.0, math.nan])]) is None
+    assert module.of_curves([np.array([0.02, -0.02]), np.array([200.0, -200.0])]) == 0.01
+    assert module.of_curves([np.array([1.0]), np.array([19.0])]) is None
+    assert module.of_curves([np.array([math.nan]), np.array([3.0, math.nan])]) is None
     wave = np.sin(np.arange(150))
     runs = [run_of(tmp_path / f"{i}", i, (0.02 + wave / 100) * 100**i) for i in range(5)]
-    (figure,) = FIGURE_12.drawn(numbers(runs)).values()
+    (figure,) = find("12").drawn(study_of("12", *runs)).values()
     assert {axes.get_yscale() for axes in figure.axes} == {"symlog"}
     assert_no_text_on_text(figure)
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"metrics\.jsonl is missing"):
-        numbers([tiny_run(tmp_path / "none")])
     write_rows(tmp_path / "empty", {"f_pos/mean": []})
-    with pytest.raises(ConfigError, match="no rows yet"):
-        numbers([tiny_run(tmp_path / "empty")])
+    for name in ("none", "empty"):
+        with pytest.raises(ConfigError, match=rf"{name}/metrics\.jsonl has no rows"):
+            study_of("12", tiny_run(tmp_path / name))
     run = run_of(tmp_path / "x", 1.0, [1.0])
     with pytest.raises(ConfigError, match="leave --count out"):
-        numbers([run], 3)
+        study_of("12", run, count=3)
     other = run_of(tmp_path / "y", 1.0, [1.0], image_size=4)
     with pytest.raises(ConfigError, match="digits, 1x4x4"):
-        numbers([run, other])
+        study_of("12", run, other)
 
 
-def test_other_differences_are_told(tmp_path):
-    runs = [
-        run_of(tmp_path / "0", 0.0, [1.0], sgld_steps=3),
-        run_of(tmp_path / "2", 2.0, [1.0], sgld_steps=5, step=9),
-        run_of(tmp_path / "3", 3.0, [1.0], most_steps=4, start_from="x", precision="bfloat16"),
-    ]
-    assert numbers(runs[:2]).attrs["note"] == (
-        "The runs differ in more than β*: sgld steps 3, 5; most sgld steps 3, 5; updates 6, 9."
+# -- Figures 13 and 14 ------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(values, values)
+def test_above_is_the_mann_whitney_statistic(data, negatives):
+    x, y = np.array(data), np.array(negatives)
+    expected = mannwhitneyu(y, x, method="asymptotic").statistic / (len(x) * len(y))
+    assert module.separation(x, y)["above"] == pytest.approx(float(expected))
+
+
+def test_overlap_of_what_is_known():
+    x = pd.Series(np.random.default_rng(0).normal(size=2000))
+    assert module.overlap(x, x) == pytest.approx(1)
+    assert module.overlap(x, x + 20) == 0
+    # Two uniform densities of which one half lies on the other.
+    u = pd.Series((np.arange(10_000) + 0.5) / 10_000)
+    assert module.overlap(u, u + 0.5) == pytest.approx(0.5, abs=0.03)
+    # Far away or not, and however wide: the same half.
+    assert module.overlap(u, (u * 2).where(u < 0.5, 1000 * u)) == pytest.approx(0.5, abs=0.03)
+
+
+def test_what_is_not_finite_is_counted_and_left_out():
+    data = np.array([0.0, 1.0, 2.0])
+    found = module.separation(data, np.array([1.0, math.nan, 3.0, -math.inf]))
+    assert (found["mean"], found["std"], found["gap"], found["not_finite"]) == (2, 1, -1, 2)
+    assert found["above"] == pytest.approx((1.5 + 3) / 6)
+    lost = module.separation(data, np.array([math.nan, math.inf]))
+    assert all(math.isnan(lost[name]) for name in ("mean", "std", "above", "overlap", "gap"))
+    assert lost["not_finite"] == 2
+
+
+@settings(max_examples=40)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.lists(st.floats(-1e6, 1e6)))
+def test_bins_hold_every_value(data, negatives):
+    x, y = pd.Series(data), pd.Series(negatives, dtype=float)
+    bins, _ = module.edges(x, y)
+    assert (np.diff(bins) > 0).all()
+    assert module.shares(x, bins).sum() == pytest.approx(1)
+    assert module.shares(y, bins).sum() == pytest.approx(1 if negatives else 0)
+
+
+def test_bins_are_of_one_width_unless_values_lie_far_from_the_data():
+    x = pd.Series(np.random.default_rng(0).normal(size=500) * 0.3 + 7)
+    (near, linear), (far, up_to) = module.edges(x, x + 2), module.edges(x, x + 1e5)
+    assert np.ptp(np.diff(near)) < 1e-12
+    # A power of ten, of one to ten standard deviations.
+    assert (linear, up_to) == (None, 1)
+    # The data keep more than one bin: with bins of one width it would have been one of 50.
+    assert (module.shares(x, far) > 0).sum() >= 5
+    assert (near[0], near[-1]) == (x.min(), (x + 2).max())
+    assert (far[0], far[-1]) == (x.min(), (x + 1e5).max())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (-5, 200, [-1, 0, 1, 10, 100]),
+        (-0.5, 3, [0, 1]),
+        (-2e3, 9e9, [-1e3, 0, 1e3, 1e6, 1e9]),
+        (-2, 1e38, [0, 1e10, 1e17, 1e24, 1e31, 1e38]),
+    ],
+)
+def test_ticks_are_few_and_inside(low, high, ticks):
+    assert module.symlog_ticks(low, high, 1.0) == pytest.approx(ticks)
+    assert module.symlog_ticks(low / 100, high / 100, 0.01) == pytest.approx(
+        [t / 100 for t in ticks]
     )
-    assert numbers(runs[::2]).attrs["note"] == (
-        "The runs differ in more than β*: most steps 1, 4; start from None, x; "
-        "precision float32, bfloat16."
-    )
-    assert not numbers(runs[:1]).attrs["note"]
+
+
+def test_negatives_are_the_chain_in_closed_form():
+    """Of f = -a/2 |x - m|² every pixel is an AR(1) process, and f is a sum of 64 squares."""
+    a, m, steps, beta_star = 0.3, 0.2, 4, 4000.0
+    given: dict[str, Any] = {"beta_star": beta_star, "sgld_steps": steps, "train_images": 1400}
+    run = tiny_run(network=Quadratic(a, m), data_noise=0.5, **given)
+    found = study_of("14", run, count=1400)
+    assert found["step_size"].tolist() == [1, 4]
+    for factor, mean in found[["step_size", "mean"]].to_numpy():
+        shrink = (1 - factor * (1 - beta_star / 20_000) * a) ** 2
+        square = 1 / 3 + m**2  # of a pixel of U(-1, 1), from m
+        for _ in range(steps):
+            square = shrink * square + factor * 0.01**2
+        assert mean == pytest.approx(-a / 2 * 64 * square, rel=0.01)
+    expected = (found["mean"][1] - found["mean"][0]) / found["data_std"][0]
+    assert found["rise"].tolist() == [None, pytest.approx(expected)]
+    # Data have the noise of the training, which takes 64 times its variance on average.
+    apart = found["clean_mean"][0] - found["data_mean"][0]
+    assert apart == pytest.approx(a / 2 * 64 * 0.25, rel=0.04)
+    squares = (run.data.scale(run.data.train_x).double() - m).square().flatten(1).sum(1)
+    assert found["clean_mean"][0] == pytest.approx(-a / 2 * squares.mean().item(), rel=1e-5)
+
+
+def test_fewer_images_than_asked_for_and_the_same_from_the_same_seed():
+    run = tiny_run(train_images=40)
+    found, again = (study_of(name, run, count=1000, seed=3) for name in ("14", "13"))
+    assert len(found["f_pos"][0]) == len(found["f_neg"][0]) == found["images"][0] == 40
+    for name in ("f_neg", "f_pos"):
+        np.testing.assert_array_equal(found[name][0], again[name][0])
+    other = study_of("13", run, count=1000, seed=4)
+    assert not np.array_equal(found["f_neg"][0], other["f_neg"][0])
+
+
+class Exploding(nn.Module):
+    """f = |x|⁴ / 333, up which chains leave for infinity, some sooner than others."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) -> (B,)."""
+        f: torch.Tensor = x.square().flatten(1).sum(1).square() * 0.003
+        return f
+
+
+def test_chains_that_are_lost_are_counted_and_the_rest_is_drawn():
+    run = tiny_run(network=Exploding(), sgld_steps=6, train_images=1000)
+    found = study_of("14", run, count=200)
+    lost, all_lost = found["not_finite"]
+    assert 0 < lost < all_lost == 200
+    assert math.isnan(found["mean"][1])
+    assert math.isnan(found["rise"][1])
+    (figure,) = find("14").drawn(found).values()
+    (axes,) = figure.axes
+    assert "P(f⁻ > f⁺) = undefined" in axes.get_xlabel()
+    assert "200 of 200 not finite" in axes.get_xlabel()
+    # The others are on their way, at up to 1e38.
+    assert axes.get_xscale() == "symlog"
+    sums = [patch.get_data().values.sum() for patch in axes.patches]
+    assert sums == pytest.approx([100, 100, 0])
+    assert_no_text_on_text(figure)
+
+
+def test_a_network_that_is_not_finite_has_no_histogram():
+    frame = study_of("13", tiny_run(network=Quadratic(math.nan)), count=50)
+    (figure,) = find("13").drawn(frame).values()
+    assert figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"

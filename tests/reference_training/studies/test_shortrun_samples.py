@@ -1,4 +1,4 @@
-"""Chains from the same noise, for as long as in training and for shorter and longer."""
+"""Samples of runs from the same noise, and paths between them: affine flows, jumps, plain sums."""
 
 from __future__ import annotations
 
@@ -6,41 +6,40 @@ import math
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 
 from ebmguard.reference_training.studies import shortrun_samples as module
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.config import ShortRunFigure
 from ebmguard.reference_training.studies.measures import energy_distance
+from ebmguard.reference_training.studies.shortrun_samples import (
+    POINTS,
+    arc,
+    between,
+    course,
+    straight,
+)
+from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.studies import small
+from tests.reference_training.studies.small import study_of
 
 
-def samples(*runs: Any, count: int | None = None, seed: int = 0) -> pd.DataFrame:
-    config = ShortRunFigure(name="15", runs=(), count=count, seed=seed)
-    return module.samples(runs, config)
-
-
-def steps(*runs: Any, count: int = 4, seed: int = 0) -> pd.DataFrame:
-    config = ShortRunFigure(name="steps", runs=(), count=count, seed=seed)
-    return module.steps(runs, config)
-
-
-def of(frame: pd.DataFrame, images: str = "chains") -> pd.DataFrame:
-    return frame[frame["images"] == images].set_index("steps")
+def test_numbers_are_the_recorded_ones():
+    small.recorded("15", small.chains(), 16)
+    small.recorded("interpolation", small.flows(), 4)
 
 
 def test_runs_are_shown_the_same_starts_and_noise():
     first = tiny_run("a", beta_star=0.0, network=Quadratic(0.4), sgld_steps=3)
-    x = samples(first, count=5, seed=7)["shown"][1]
+    x = study_of("15", first, count=5, seed=7)["shown"][1]
     # A flat energy gives starts and noise themselves: x is what three steps make of them.
     generator = torch.Generator().manual_seed(7)
     expected = torch.rand((5, 1, 8, 8), generator=generator) * 2 - 1
     for z in torch.randn((3, 5, 1, 8, 8), generator=generator):
         expected = expected * (1 - 0.4) + 0.01 * z
     torch.testing.assert_close(x, expected)
-    assert not torch.equal(x, samples(first, count=5, seed=8)["shown"][1])
+    assert not torch.equal(x, study_of("15", first, count=5, seed=8)["shown"][1])
 
 
 @pytest.mark.parametrize(("count", "shown", "held_out"), [(25, 25, 20), (64, 30, 20)])
@@ -55,7 +54,7 @@ def test_the_images_to_compare_with_are_others_than_those_shown(
 
     monkeypatch.setattr(module, "quality", quality)
     run = tiny_run(train_images=60, test_images=20)
-    own = samples(run, count=count)["shown"][0]
+    own = study_of("15", run, count=count)["shown"][0]
     test, reference = seen[-1]
     # Half of the images at most are shown.
     assert (len(own), len(reference), len(test)) == (shown, 60 - shown, held_out)
@@ -83,91 +82,109 @@ def test_quality_of_images_beyond_the_cube():
 
 
 def test_lost_samples_are_counted_and_red():
-    frame = samples(tiny_run(network=Quadratic(math.nan)))
+    frame = study_of("15", tiny_run(network=Quadratic(math.nan)))
     assert frame["not_finite"][1] == 64
     (figure,) = find("15").drawn(frame).values()
     assert (np.asarray(figure.axes[1].images[0].get_array())[10, 10] == (1, 0, 0)).all()
 
 
-def test_the_stops_of_the_author_response():
-    assert module.even_stops([100, 50]) == tuple(range(0, 201, 20))
-    long = tiny_run("long", sgld_steps=10)
-    frame = steps(long, tiny_run("drawn", sgld_steps=5, most_sgld_steps=6), count=2)
-    assert list(of(frame).loc[of(frame)["run"] == "long"].index) == [
-        *(0, 2, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20)
-    ]
-    assert frame["most_K"].unique().tolist() == [10, 6]
+def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_chains_on_a_quadratic_have_a_closed_form():
-    """x <- x - s a (x - m) without noise: x_k = m + (1 - s a)^k (x_0 - m)."""
-    strength, mean, step_size = 0.05, 0.3, 0.5
-    # f of the sampler is (1 - β) f, and β* is β times 2 s / σ².
+def test_paths_go_from_the_second_start_to_the_first():
+    z1, z2 = uniform(2, 3, 1, 4, 4)
+    path = between(z1, z2, arc(5))
+    assert path.shape == (3, 5, 1, 4, 4)
+    assert torch.allclose(path[:, 0], z2)
+    assert torch.allclose(path[:, -1], z1)
+    assert torch.allclose(path[:, 2], (z1 + z2) / math.sqrt(2))
+    blend = straight(path)
+    assert torch.allclose(blend[:, 1], 0.75 * z2 + 0.25 * z1)
+    assert torch.equal(blend[:, 0], path[:, 0])
+
+
+def test_a_straight_line_and_a_quarter_of_a_circle():
+    z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
+    circle = between(z1, z2, arc(21))
+    found, line = course(circle), course(straight(circle))
+    # Root mean square over two entries: sqrt(2) less than the distance of the ends, 3 sqrt(2).
+    assert [*found["apart"], *line["apart"]] == pytest.approx([3, 3])
+    assert [*line["length"], *line["halved"]] == pytest.approx([1, 0.5])
+    assert line["steps"].tolist() == [pytest.approx([0.05] * 20)]
+    assert found["length"].item() == pytest.approx(math.pi / 2 / math.sqrt(2), rel=1e-3)
+    assert [*found["largest"], *line["largest"]] == pytest.approx([1, 1])
+    assert found["halved"].item() == pytest.approx(0.5, abs=1e-3)
+
+
+def test_a_jump_is_as_large_at_twice_the_spacing():
+    path = torch.zeros(2, 21, 1)
+    path[0, 7:] = 1.0
+    path[1, :, 0] = torch.linspace(0, 1, 21).square()
+    found = course(path)
+    # Of u^2 the last step is 39/400, and at twice the spacing 76/400.
+    assert found["halved"].tolist() == pytest.approx([1.0, 39 / 76])
+    assert found["largest"][0] == pytest.approx(20.0)
+    assert found["length"].tolist() == pytest.approx([1, 1])
+
+
+@pytest.mark.parametrize("batch", [5, 500])
+def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
+    """M(z) = m + (1 - s (1 - β) a)^K (z - m): affine, so that images lie on the starts' path."""
+    monkeypatch.setattr(module, "BATCH", batch)
     run = tiny_run(
-        network=Quadratic(strength, mean),
-        step_size=step_size,
-        noise_std=1e-7,
-        beta_star=0.2 * 2 * step_size / 1e-14,
+        network=Quadratic(0.2, mean=0.1),
+        sgld_steps=7,
+        most_sgld_steps=12,
+        step_size=0.5,
+        noise_std=0.1,
+        beta_star=50.0,
     )
-    frame = steps(run, count=40, seed=8)
-    found, data = of(frame), frame[frame["images"] == "data"].iloc[0]
-    z = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(8)).double() * 2 - 1
-    for stop, row in found.iterrows():
-        x = mean + (1 - step_size * 0.8 * strength) ** float(stop) * (z - mean)
-        squares = (x - mean).square().flatten(1).sum(dim=1)
-        assert row["f"] == pytest.approx(-strength / 2 * squares.mean().item(), rel=1e-4)
-        slope = strength * squares.sqrt().mean().item()
-        assert row["slope"] == pytest.approx(slope, rel=1e-4)
-        contrast = x.flatten(1).std(dim=1, correction=0).mean().item()
-        assert row["contrast"] == pytest.approx(contrast, rel=1e-4)
-        assert row["gap"] == pytest.approx(data["f"] - row["f"], rel=1e-12)
-        torch.testing.assert_close(row["shown"].double(), x[:3], atol=1e-5, rtol=0)
+    assert run.drift == pytest.approx(0.5)
+    frame = study_of("interpolation", run, count=3, seed=5)
+    z1, z2 = uniform(6, 1, 8, 8, seed=5).chunk(2)
+    starts = between(z1, z2, arc(POINTS))
+    shrink = (1 - 0.5 * 0.5 * 0.2) ** 7
+    pairs = frame.iloc[:-1]
+    images = torch.stack(pairs["path_images"].tolist())
+    assert torch.allclose(images, 0.1 + shrink * (starts - 0.1), atol=1e-5)
+    assert torch.allclose(torch.stack(pairs["blend_images"].tolist()), straight(images))
+    of_starts = course(starts)
+    assert pairs["length"].tolist() == pytest.approx(pairs["starts_length"].tolist(), rel=1e-4)
+    assert pairs["starts_length"].tolist() == pytest.approx(of_starts["length"].tolist())
+    assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
 
 
-def test_the_noise_of_chains_adds_up_over_stops():
-    """On a quadratic Var x_k = r^2k / 3 + σ² (1 - r^2k) / (1 - r²) with r = 1 - s a."""
-    run = tiny_run(network=Quadratic(0.1), noise_std=0.2, beta_star=0.0)
-    for stop, f in of(steps(run, count=300))["f"].items():
-        kept = 0.9 ** (2 * stop)
-        variance = kept / 3 + 0.2**2 * (1 - kept) / (1 - 0.9**2)
-        assert math.sqrt(2 * -f / 0.1 / 64) == pytest.approx(math.sqrt(variance), rel=0.02)
+def test_numbers_along_the_paths_are_those_of_their_images():
+    pairs = study_of("interpolation", tiny_run(network=Quadratic(1.0)), count=2).iloc[:-1]
+    for kind in ("path", "blend"):
+        for row in pairs.to_dict("records"):
+            f = -0.5 * row[f"{kind}_images"].square().flatten(1).sum(dim=-1)
+            np.testing.assert_allclose(row[f"f_along_{kind}"], f, rtol=1e-5)
+            assert row[f"f_{kind}"] == row[f"f_along_{kind}"][1:-1].mean()
+            assert row["f_ends"] == pytest.approx(f[[0, -1]].mean().item(), rel=1e-5)
 
 
-def test_the_data_have_the_noise_of_training_and_the_references_have_none():
-    frame = steps(tiny_run(data_noise=0.5), count=2)
-    clean, data, held_out = (
-        frame[frame["images"] == name].iloc[0]
-        for name in ("data without noise", "data", "held-out")
-    )
-    assert clean["distance"] == clean["beyond"] == held_out["beyond"] == 0.0
-    # Half of the noise at a black or white entry leaves the cube, on the mean by σ / sqrt(2 pi).
-    assert data["beyond"] > 0.4 * clean["ends"]
-    assert data["excess"] > 0.9 * clean["ends"] * 0.5 / math.sqrt(2 * math.pi)
-    first = of(frame).loc[0]
-    assert first["contrast_of_data"] == pytest.approx(first["contrast"] / data["contrast"])
-    assert first["distance_of_data"] == pytest.approx(first["distance"] / held_out["distance"])
-    assert math.isnan(first["colour_of_data"])  # of grey images, 0 over 0
+class Ridges(torch.nn.Module):
+    """f with a maximum at every pixel of -0.8 and of 0.8: its flow sorts pixels by their sign."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, C, H, W) -> (B,)."""
+        return -(x.abs() - 0.8).square().flatten(1).sum(1)
 
 
-def test_in_parts_all_chains_go_on(monkeypatch):
-    monkeypatch.setattr(module, "BATCH", 2)
-    run = tiny_run(network=Quadratic(0.1), noise_std=1e-7, beta_star=0.0)
-    found = of(steps(run, count=5))["f"]
-    assert found[3] == pytest.approx(0.9**6 * found[0], rel=1e-4)
+def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses():
+    run = tiny_run(network=Ridges(), sgld_steps=30, step_size=0.2)
+    frame = study_of("interpolation", run, count=6)
+    # Each pixel jumps once, or not at all: half the pixels in 20 steps.
+    assert frame["length"].dropna().mean() > 2
+    assert frame["f_path"].dropna().mean() > 10 * frame["f_blend"].dropna().mean()
+    assert find("interpolation").verdict(frame).endswith(": holds.")
 
 
-def test_chains_that_are_lost_have_no_numbers():
-    frame = steps(tiny_run(network=Quadratic(-1e30)), count=2)
-    assert math.isfinite(of(frame)["contrast"][0])
-    assert of(frame).loc[3, ["contrast", "beyond", "distance"]].isna().all()
-    assert find("steps").verdict(frame).endswith("cannot be told.")
-    find("steps").drawn(frame)
-
-
-@pytest.mark.parametrize(
-    ("early", "late", "held"),
-    [(1.0, 1.5, True), (0.6, 1.1, True), (1.0, 0.5, False), (0.4, 0.8, False), (1, math.nan, None)],
-)
-def test_over_saturation_is_contrast_that_grows_beyond_that_of_the_data(early, late, held):
-    rows = {"path": "a", "images": "chains", "K": 10, "steps": [10, 20]}
-    assert module.over_saturated(pd.DataFrame({**rows, "contrast_of_data": [early, late]})) is held
+def test_one_pair_and_lost_ones_can_be_drawn():
+    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
+        frame = study_of("interpolation", run, count=1)
+        (figure,) = find("interpolation").drawn(frame).values()
+        assert_no_text_on_text(figure)
+    assert find("interpolation").verdict(frame).endswith(": cannot be told.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -83,16 +82,6 @@ def test_of_a_piecewise_linear_network_the_gradient_is_the_residual() -> None:
     torch.testing.assert_close(gradient, 2 * residual)
 
 
-def test_a_piecewise_linear_network_is_inverted_as_a_fixed_point() -> None:
-    f, z = network("leaky_relu"), uniform(4, 1, 8, 8, seed=2)
-    x = flow(f, z, steps=5, step_size=1.0)
-    found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8))
-    assert found.error.max() < 1e-4 * found.course[0].min()
-    # It is fixed: another step of the plain iteration leaves it.
-    again = found.z + (x - flow(f, found.z, steps=5, step_size=1.0))
-    torch.testing.assert_close(again, found.z, rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
 def test_the_gradient_is_that_of_the_whole_graph(activation: str) -> None:
     f, z, x = network(activation), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
@@ -102,19 +91,6 @@ def test_the_gradient_is_that_of_the_whole_graph(activation: str) -> None:
     torch.testing.assert_close(residual, expected)
     (whole,) = torch.autograd.grad(expected.square().sum(), z)
     torch.testing.assert_close(gradient, whole)
-
-
-def test_the_gradient_is_that_of_finite_differences() -> None:
-    f, z, x = network(), uniform(2, 1, 8, 8), uniform(2, 1, 8, 8, seed=1)
-    _, gradient = residual_and_gradient(f, z, x, steps=6, step_size=2.0)
-    way = uniform(2, 1, 8, 8, seed=3)
-
-    def value(t: float) -> Tensor:
-        errors: Tensor = flow(f, z + t * way, steps=6, step_size=2.0) - x
-        return errors.flatten(1).square().sum(1)
-
-    slope = (value(1e-5) - value(-1e-5)) / 2e-5
-    torch.testing.assert_close((gradient * way).flatten(1).sum(1), slope, rtol=1e-6, atol=1e-8)
 
 
 def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> None:
@@ -127,17 +103,6 @@ def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> N
     held = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2), inside=True)
     assert torch.equal(held.z[1, 0], torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(held.error[1].item(), (2 - math.tanh(1)) ** 2 / 2)
-
-
-def test_the_cube_is_never_left() -> None:
-    f, x = network(), 1.5 * uniform(4, 1, 8, 8, seed=1)
-    free, held = (
-        invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
-        for inside in (False, True)
-    )
-    assert free.z.abs().max() > 1.2
-    assert held.z.abs().max() == 1
-    assert bool((held.error > 100 * free.error).all())
 
 
 def test_the_course_and_its_stages() -> None:
@@ -161,30 +126,6 @@ def test_the_course_goes_on_where_the_descent_is_at_rest() -> None:
     assert torch.equal(found.stages[0], x)
 
 
-def test_parameters_are_left_alone() -> None:
-    f = network().requires_grad_()
-    invert(f, uniform(1, 1, 8, 8), steps=2, step_size=1.0, z0=uniform(1, 1, 8, 8), iterations=2)
-    assert all(parameter.grad is None for parameter in f.parameters())
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"steps": -1}, "steps is -1"),
-        ({"z0": uniform(3, 4)}, "expected them alike"),
-        ({"z0": uniform(2, 4).float()}, "expected them alike"),
-        ({"x": uniform(2, 4) / 0}, "2 of 2 images of x are not finite"),
-        ({"z0": uniform(2, 4) * torch.inf}, "2 of 2 images of z0 are not finite"),
-        ({"x": uniform(0, 4), "z0": uniform(0, 4)}, "at least one image"),
-        ({"iterations": -1}, "iterations is -1"),
-        ({"iterations": True}, "iterations is True"),
-        ({"stages": (0, 101)}, r"stages are \[101\]"),
-        ({"z0": 2 * uniform(2, 4), "inside": True}, r"is to be kept in \[-1, 1\]"),
-        ({"step_size": 1e200}, "M\\(z0\\) is not finite for 2 of 2"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(changed: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"x": uniform(2, 4), "steps": 3, "step_size": 1.0}
-    given = {**given, "z0": uniform(2, 4), **changed}
-    with pytest.raises(ConfigError, match=message):
-        invert(quadratic, given.pop("x"), **given)
+def test_a_map_that_is_lost_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"M\(z0\) is not finite for 2 of 2"):
+        invert(quadratic, uniform(2, 4), steps=3, step_size=1e200, z0=uniform(2, 4))

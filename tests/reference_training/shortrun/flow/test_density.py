@@ -1,7 +1,8 @@
-"""log |det dM/dz|: against the Jacobian of the whole map, closed forms, plain derivatives."""
+"""Determinants, densities and bits: against whole Jacobians, closed forms, and an integral of 1."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -11,9 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.flow.density import (
+    bits_per_dim,
+    dequantise,
+    extended_log_density,
+    hessians,
+    inside_cube,
+    log_abs_det,
+    noise_bits,
+)
 from ebmguard.reference_training.shortrun.flow.flow_map import flow
-from ebmguard.reference_training.shortrun.flow.logdet import hessians, log_abs_det
 from ebmguard.reference_training.shortrun.network import EnergyNet
 
 Energy = Callable[[Tensor], Tensor]
@@ -26,7 +34,7 @@ def test_it_is_that_of_the_whole_map_by_automatic_differentiation(
     channels: int, image_size: int
 ) -> None:
     f, z = convolutional(channels, image_size)
-    found = log_abs_det(f, z, steps=6, step_size=0.8, chunk=50)
+    found = log_abs_det(f, z, steps=6, step_size=0.8)
     signs, expected = of_whole_map(f, z, steps=6, step_size=0.8)
     worst = float(((found.total - expected) / expected).abs().max())
     print(f"relative error of log|det|: {worst:.1e}, of {expected.tolist()}")
@@ -111,17 +119,6 @@ def test_hessians_are_plain_second_derivatives_in_chunks_of_any_size(chunk: int)
     torch.testing.assert_close(hessians(f, x, chunk=chunk), expected)
 
 
-def test_steps_are_counted_where_they_were() -> None:
-    # Of two steps, the second's Hessian is that at the place the first one led to.
-    f, z = convolutional(1, 8)
-    both = log_abs_det(f, z, steps=2, step_size=0.8)
-    middle = flow(f, z, steps=1, step_size=0.8)
-    torch.testing.assert_close(both.log_abs[0], log_abs_det(f, z, steps=1, step_size=0.8).total)
-    torch.testing.assert_close(
-        both.log_abs[1], log_abs_det(f, middle, steps=1, step_size=0.8).total
-    )
-
-
 def test_a_singular_step_is_minus_infinity() -> None:
     z = torch.randn(2, 3, dtype=torch.float64)
     found = log_abs_det(lambda x: -x.square().sum(1) / 2, z, steps=2, step_size=1.0)
@@ -134,24 +131,6 @@ def test_what_is_not_finite_is_not_a_number() -> None:
     total = log_abs_det(lambda x: -x.pow(4).sum(1), z, steps=1, step_size=0.1).total
     assert math.isfinite(total[0])
     assert math.isnan(total[1])
-
-
-def test_a_piecewise_linear_network_has_none() -> None:
-    torch.manual_seed(0)
-    f = EnergyNet(in_channels=1, image_size=8, nf=4, activation="leaky_relu").double()
-    z = torch.rand(2, 1, 8, 8, dtype=torch.float64)
-    assert log_abs_det(f, z, steps=2, step_size=1.0).total.tolist() == [0.0, 0.0]
-
-
-def test_float32_is_near_and_its_determinants_are_float64() -> None:
-    f, z = convolutional(1, 8)
-    exact = log_abs_det(f, z, steps=3, step_size=0.8)
-    torch.manual_seed(0)
-    network = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
-    found = log_abs_det(lambda x: STEEP * network(x), z.float(), steps=3, step_size=0.8)
-    assert found.x.dtype == torch.float32
-    assert found.total.dtype == torch.float64
-    torch.testing.assert_close(found.total, exact.total, rtol=1e-3, atol=1e-3)
 
 
 def test_no_steps_and_no_rows_are_what_they_are() -> None:
@@ -170,16 +149,6 @@ def test_parameters_get_no_gradient_and_results_no_graph() -> None:
     assert not found.x.requires_grad
     assert not found.total.requires_grad
     assert all(parameter.grad is None for parameter in network.parameters())
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [({"chunk": 0}, "chunk is 0"), ({"chunk": 2.5}, "chunk is 2.5"), ({"steps": -1}, "steps is")],
-)
-def test_what_cannot_be_meant_is_refused(change: dict[str, object], said: str) -> None:
-    asked = {"steps": 2, "step_size": 1.0, **change}
-    with pytest.raises(ConfigError, match=said):
-        log_abs_det(lambda x: x.sum(1), torch.zeros(3, 2), **asked)
 
 
 def convolutional(channels: int, image_size: int) -> tuple[Energy, Tensor]:
@@ -203,3 +172,136 @@ def of_whole_map(f: Energy, z: Tensor, *, steps: int, step_size: float) -> tuple
     jacobians = [torch.autograd.functional.jacobian(mapped, row).reshape(size, size) for row in z]
     signs, logs = torch.linalg.slogdet(torch.stack(jacobians))
     return signs, logs
+
+
+# -- from determinants to densities and bits --
+
+WAVES = torch.tensor([[1.6, 0.4], [-0.7, 1.2], [0.3, -1.9]], dtype=torch.float64)
+PHASES = torch.tensor([0.3, 1.1, -0.6], dtype=torch.float64)
+HEIGHTS = torch.tensor([0.35, 0.3, 0.25], dtype=torch.float64)
+STEPS, STEP_SIZE = 4, 0.3
+
+
+def waves(x: Tensor) -> Tensor:
+    """A smooth f on the plane. Its Hessian is at most 2.7, so that every step is one-to-one."""
+    return (x @ WAVES.T + PHASES).cos() @ HEIGHTS
+
+
+def test_densities_of_a_linear_flow_are_known() -> None:
+    # f quadratic: M(z) = P z + q. Uniform starts fill a parallelepiped of volume 2^D |det P|;
+    # Gaussian starts make a Gaussian of covariance P P'.
+    torch.manual_seed(3)
+    root = torch.randn(4, 4, dtype=torch.float64)
+    curvature, slope = root @ root.T / 2, torch.randn(4, dtype=torch.float64)
+
+    def f(x: Tensor) -> Tensor:
+        return x @ slope - 0.5 * ((x @ curvature) * x).sum(1)
+
+    step = torch.eye(4, dtype=torch.float64) - 0.2 * curvature
+    power = torch.linalg.matrix_power(step, 7)
+    z = torch.rand(5, 4, dtype=torch.float64) * 2 - 1
+    found = log_abs_det(f, z, steps=7, step_size=0.2)
+    volume = 2**4 * torch.linalg.det(power).abs()
+    assert abs(float(volume.log())) > 1
+    extended = extended_log_density(found.total, size=4)
+    torch.testing.assert_close(extended, -volume.log().expand(5), rtol=1e-9, atol=1e-9)
+    shift = flow(f, torch.zeros(1, 4, dtype=torch.float64), steps=7, step_size=0.2)[0]
+    gaussian = torch.distributions.MultivariateNormal(shift, power @ power.T)
+    of_starts = torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(1)
+    torch.testing.assert_close(of_starts - found.total, gaussian.log_prob(found.x))
+
+
+def test_the_density_of_a_curved_flow_integrates_to_one() -> None:
+    _, area, density = cells()
+    integral = float(density.sum() * area)
+    print(f"integral of p over the plane: {integral:.5f}")
+    assert integral == pytest.approx(1, abs=0.01)
+    # A flow that leaves volumes as they are would pass with any sign and any number of steps.
+    held = density[density > 0]
+    assert float(held.max() / held.min()) > 5
+
+
+def test_its_mass_is_where_the_samples_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.rand((100_000, 2), dtype=torch.float64, generator=generator) * 2 - 1
+    samples = flow(waves, z, steps=STEPS, step_size=STEP_SIZE)
+    x, area, density = cells()
+    for axis in (0, 1):
+        middles = x[:, axis].unique()
+        for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+            # Between two rows of cells, so that none is cut.
+            row = int((middles < samples[:, axis].quantile(share)).sum())
+            cut = (middles[row - 1] + middles[row]) / 2
+            mass = float(density[x[:, axis] < cut].sum() * area)
+            drawn = float((samples[:, axis] < cut).double().mean())
+            print(f"x_{axis} < {cut:.2f}: mass {mass:.4f}, of the samples {drawn:.4f}")
+            assert mass == pytest.approx(drawn, abs=0.01)
+
+
+def test_the_cube_has_its_sides() -> None:
+    z = torch.tensor([[1.0, -1.0], [1.0000001, 0.0], [0.3, -7.0]])
+    assert inside_cube(z).tolist() == [True, False, False]
+
+
+@settings(deadline=None)
+@given(
+    size=st.integers(1, 4000),
+    levels=st.integers(1, 255),
+    stretch=st.floats(1e-3, 1e3),
+)
+def test_bits_are_those_of_a_box_in_levels(size: int, levels: int, stretch: float) -> None:
+    # A flow x = stretch * z fills a box of 2 * stretch a side, levels * stretch in levels.
+    log_det = torch.tensor([size * math.log(stretch)], dtype=torch.float64)
+    log_p = extended_log_density(log_det, size=size)
+    bits = bits_per_dim(log_p, size=size, levels=levels)
+    torch.testing.assert_close(bits.item(), math.log2(levels * stretch), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("noise", "levels"), [(0.03, 255), (0.03, 16), (0.5, 1)])
+def test_noise_bits_are_the_entropy_of_the_noise_in_levels(noise: float, levels: int) -> None:
+    entropy = torch.distributions.Normal(0.0, noise * levels / 2).entropy() / math.log(2)
+    assert noise_bits(noise, levels) == pytest.approx(float(entropy), abs=1e-5)
+
+
+def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
+    levels = 4
+    pixels = torch.randint(
+        0, levels + 1, (400, 1, 5, 5), generator=torch.Generator().manual_seed(0)
+    )
+    x = dequantise(pixels / (levels / 2) - 1, levels, torch.Generator().manual_seed(1))
+    # In levels, the noise is uniform on half a level to either side.
+    noise = (x + 1) * levels / 2 - pixels
+    assert float(noise.abs().max()) <= 0.5 + 1e-6
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert float(noise.var()) == pytest.approx(1 / 12, rel=0.05)
+
+
+@functools.cache
+def cells(count: int = 110) -> tuple[Tensor, float, Tensor]:
+    """Cells of a box around all that the flow reaches: middles, (count², 2), area, and density."""
+    line = torch.linspace(-1, 1, 60, dtype=torch.float64)
+    reached = flow(waves, torch.cartesian_prod(line, line), steps=STEPS, step_size=STEP_SIZE)
+    low, high = reached.amin(0) - 0.05, reached.amax(0) + 0.05
+    sides = (high - low) / count
+    steps = torch.arange(count, dtype=torch.float64) + 0.5
+    x = torch.cartesian_prod(low[0] + steps * sides[0], low[1] + steps * sides[1])
+    return x, float(sides.prod()), density_at(x)
+
+
+def density_at(x: Tensor) -> Tensor:
+    """p(x) of the flow of `waves`, (N,): by its inverse, which Newton's method finds."""
+    z = x.clone()
+    for _ in range(40):
+        z.requires_grad_()
+        mapped = flow(waves, z, steps=STEPS, step_size=STEP_SIZE)
+        lines = [torch.autograd.grad(mapped[:, i].sum(), z, retain_graph=True)[0] for i in (0, 1)]
+        moves = torch.linalg.solve(torch.stack(lines, 1), x - mapped.detach())
+        # In steps of a bounded length, so that none leaves the basin of the one solution.
+        z = z.detach() + moves / moves.norm(dim=1, keepdim=True).clamp(min=0.3) * 0.3
+        if float(moves.abs().max()) < 1e-10:
+            break
+    found = log_abs_det(waves, z, steps=STEPS, step_size=STEP_SIZE)
+    torch.testing.assert_close(found.x, x, rtol=0, atol=1e-8)
+    assert not bool(found.flips.any())
+    density: Tensor = extended_log_density(found.total, size=2).exp()
+    return density.where(inside_cube(z), 0.0)
