@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
-from ebmguard.reference_training.judge.evaluator import Evaluator
+from ebmguard.reference_training.judge.classification import accuracy_of
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import sgld
 
@@ -76,7 +76,7 @@ def measure(folder: Path, way: str, seed: int) -> dict[str, Any]:
     config = JemConfig(out=folder, beta_star=0.0, seed=seed, **own)
     data, settings = config.load_data(), config.settings
     network = scaled(make_network(config, data), factor)
-    trainer, judge = Trainer(config, network, data), Evaluator(data, noise_std=0.0, quality=None)
+    trainer = Trainer(config, network, data)
     climb = partial(
         sgld, network, steps=settings.sgld_steps, step_size=settings.step_size, noise_std=NOISE
     )
@@ -91,7 +91,7 @@ def measure(folder: Path, way: str, seed: int) -> dict[str, Any]:
             x0 = trainer.chains(settings.n_neg)
             quiet = torch.zeros(settings.sgld_steps, *x0.shape)
             drifts.append(float((climb(x0, noise=quiet) - x0).square().mean().sqrt()))
-            accuracies.append(judge.test_accuracy(network))
+            accuracies.append(accuracy_of(network, data))
     trainer.close()
     return {
         "ended": len(gaps),
@@ -99,7 +99,7 @@ def measure(folder: Path, way: str, seed: int) -> dict[str, Any]:
         "cross_entropy": statistics.median(losses[-LAST:]),
         "drift": statistics.median(drifts) if drifts else None,
         "best": max(accuracies, default=None),
-        "accuracy": judge.test_accuracy(network),
+        "accuracy": accuracy_of(network, data),
     }
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from ebmguard import Guard
 from ebmguard.reference_training.jem import trainer as jem
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.judge.evaluator import Evaluator
+from ebmguard.reference_training.judge.classification import accuracy_of
 from ebmguard.steering import AdaptiveSteps
 
 from .grid import Grid, Rows, number, percent, table_of
@@ -98,7 +98,6 @@ def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
     )
     data = config.load_data()
     network = jem.make_network(config, data)
-    evaluator = Evaluator(data, noise_std=0.0, quality=None)
     if not way.finer:
         asked = Guard.next_steps
 
@@ -121,7 +120,7 @@ def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
                 for name, part in own.items():
                     part.load_state_dict(was[name].state_dict())
         if step % 25 == 0:
-            accuracy.append([step, evaluator.test_accuracy(network)])
+            accuracy.append([step, accuracy_of(network, data)])
         guard = trainer.loss_fn.guard
         columns["steps"].append(guard.sgld_steps)
         trainer.step(step)
@@ -129,7 +128,7 @@ def measure(folder: Path, arm: str, seed: int) -> dict[str, Any]:
             if tag:
                 columns[name].append(guard.last[tag])
     seconds = time.process_time() - begun
-    accuracy.append([way.iterations, evaluator.test_accuracy(network)])
+    accuracy.append([way.iterations, accuracy_of(network, data)])
     records = [alert.record() for alert in (*alerts, *trainer.loss_fn.guard.alerts)]
     return {**columns, "accuracy": accuracy, "alerts": records, "seconds": seconds}
 
