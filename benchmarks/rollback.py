@@ -22,7 +22,7 @@ from ebmguard import BudgetSpentError, guard
 from ebmguard.recovery import Change, Recovery
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
-from ebmguard.reference_training.judge.evaluator import Evaluator
+from ebmguard.reference_training.judge.classification import accuracy_of
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks import JsonlSink
 
@@ -102,7 +102,6 @@ def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
     scales: list[float] = []
     spent_samples, lost, ended = 0, None, None
     judged: list[dict[str, Any]] = []
-    evaluator = Evaluator(data, noise_std=0.0, quality=None)
 
     def judge(until: int) -> None:
         rates = [each.changes["lr"] for each in g.rollbacks if "lr" in each.changes]
@@ -111,7 +110,7 @@ def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
             "reached": g.step,
             "updates": len(gaps),
             "rollbacks": [each.record() for each in g.rollbacks],
-            "accuracy": evaluator.test_accuracy(network),
+            "accuracy": accuracy_of(network, data),
             "median_abs_gap": statistics.median(map(abs, gaps[-LAST:])),
             "reference_grad_scale": statistics.median(scales[-LAST:]),
             "lr": round(rates[-1][1] / rates[0][0], 6) if rates else 1.0,

@@ -46,8 +46,11 @@ class Draws(Streams):
         super().__init__({"generator": self.generator})  # epochs need no state
         sizes = [size for size in (settings.n_pos, settings.n_labelled) if size]
         every = torch.arange(len(data.train_x), device=device)
-        classes = [(data.train_y == label).nonzero()[:, 0] for label in range(data.classes)]
-        self._images = (every, torch.cat([rows[:labels_per_class] for rows in classes]).sort()[0])
+        labelled = every
+        if labels_per_class is not None:
+            labels = [(data.train_y == label).nonzero()[:, 0] for label in range(data.classes)]
+            labelled = torch.cat([rows[:labels_per_class] for rows in labels]).sort()[0]
+        self._images = (every, labelled)
         self._orders = [
             EpochOrder(len(images), size, 2 * seed + i, device)
             for i, (images, size) in enumerate(zip(self._images, sizes, strict=False))

@@ -171,7 +171,7 @@ class JemRun:
 
 
 def evaluated(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Lines of evaluations.jsonl, of :class:`..judge.evaluator.Evaluator`, NaN where not due.
+    """Lines of evaluations.jsonl, of :class:`.train.Jem`, NaN where not due.
 
     Its columns are "step", "epoch", "valid_accuracy", "accuracy" of the test; of so many "samples"
     of the replay buffer "inception" and "fid" by "features"; whether these are "fixed" while the

@@ -15,10 +15,10 @@ from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part, Task
-from ..judge.evaluator import Evaluator
+from ..judge.classification import accuracy_of, classification
 from ..judge.features import load_features
 from ..judge.quality import SampleQuality
-from ..networks import WideResNet
+from ..networks import WideResNet, evaluation_mode
 from ..precision import set_precision
 from .accuracy import AccuracyWatch
 from .config import JemConfig
@@ -35,7 +35,9 @@ class Jem(Task):
 
     The guard's row of each step has its `cross_entropy` too and, where f(x, y) is trained, that
     gap, and where the network is evaluated what was found. evaluations.jsonl has a line for each
-    evaluation, accuracy.jsonl one wherever the test accuracy is known.
+    evaluation, accuracy.jsonl one wherever the test accuracy is known. An evaluation leaves no
+    trace in the network or in PyTorch's global random numbers: a run takes the same course however
+    often it is evaluated.
 
     Args:
         config: the settings.
@@ -53,7 +55,8 @@ class Jem(Task):
         self.record = record
         self.epoch = max(1, len(data.train_x) // settings.n_pos)
         self.network = network = make_network(config, data)
-        self.evaluator = make_evaluator(config, data, network)
+        self.data = data
+        self.quality = make_quality(config, data, network)
         self.trainer = Trainer(
             config,
             network,
@@ -64,7 +67,7 @@ class Jem(Task):
         self.course = Course(settings.alert_context, settings.alert_window)
         self.watch = AccuracyWatch(
             network,
-            lambda: self.evaluator.test_accuracy(network),
+            partial(accuracy_of, network, data, noise_std=settings.eval_noise),
             context=settings.alert_context,
             window=settings.alert_window,
             results=self.course.accuracy,
@@ -148,11 +151,17 @@ class Jem(Task):
         Returns:
             The numbers that were found.
         """
-        record, count = self.record, self.settings.quality_samples
-        buffer = self.trainer.chains(count) if count and self.config.has_samples else None
-        row = self.evaluator.evaluate(
-            self.network, step=step, epoch=step / self.epoch, buffer=buffer
-        )
+        record, network, settings = self.record, self.network, self.settings
+        found = classification(network, self.data, noise_std=settings.eval_noise)
+        valid = found["validation"]["accuracy"] if "validation" in found else None
+        row = {"step": step, "epoch": step / self.epoch, "valid_accuracy": valid}
+        row |= {"test_accuracy": found["test"]["accuracy"], "ece": found["test"]["ece"]}
+        if self.quality is not None:
+            buffer = self.trainer.chains(settings.quality_samples)
+            with evaluation_mode(network):
+                scores = self.quality.measure(buffer)
+            row |= {f"buffer_{name}": value for name, value in scores.items()}
+            row |= self.quality.features.described()
         row |= record.attempt
         record.folder.append_rows("evaluations.jsonl", [row])
         if self.course.see_evaluation(row):
@@ -174,16 +183,14 @@ class Jem(Task):
             record.folder.append_rows("accuracy.jsonl", rows)
 
 
-def make_evaluator(config: JemConfig, data: ImageData, network: WideResNet) -> Evaluator:
-    """What an evaluation of the run measures."""
-    settings, device = config.settings, data.train_x.device
-    quality = None
-    if settings.quality_samples and config.has_samples:
-        features = load_features(
-            config.features, device, sha256=config.features_sha256, network=network
-        )
-        quality = SampleQuality(features, data)
-    return Evaluator(data, noise_std=settings.eval_noise, quality=quality)
+def make_quality(config: JemConfig, data: ImageData, network: WideResNet) -> SampleQuality | None:
+    """What judges samples of the replay buffer; None where that is not asked for."""
+    if not (config.settings.quality_samples and config.has_samples):
+        return None
+    features = load_features(
+        config.features, data.train_x.device, sha256=config.features_sha256, network=network
+    )
+    return SampleQuality(features, data)
 
 
 def told(results: Mapping[str, Any]) -> str:

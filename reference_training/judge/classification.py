@@ -83,6 +83,11 @@ def classification(
     return results
 
 
+def accuracy_of(network: WideResNet, data: ImageData, *, noise_std: float = 0.0) -> float:
+    """Share of the test images whose label the network gives, as :func:`classify` calls it."""
+    return accuracy(classify(network, data.test_x, data.scale, noise_std=noise_std), data.test_y)
+
+
 def accuracy(logits: Tensor, labels: Tensor) -> float:
     """Share of the images whose label has the largest logit.
 

@@ -113,15 +113,15 @@ def load_features(
     Raises:
         ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
     """
+    file = Path(spec.removeprefix(INCEPTION_PREFIX))
     if spec.startswith(INCEPTION_PREFIX):
-        return _inception(Path(spec.removeprefix(INCEPTION_PREFIX)), sha256, device)
-    path = Path(spec)
+        return _inception(file, _checked(file, sha256 or INCEPTION_SHA256), device)
     own = network if spec == "own" else None
-    if own is None and path.is_file():
-        digest = _checked(path, sha256)
-        label = f"TorchScript file {path.name} (sha256 {digest[:8]})"
-        return Features(_frozen(_torchscript(path, device), device), label, False, fixed=True)
-    is_run = (path / CONFIG).is_file()
+    if own is None and file.is_file():
+        digest = _checked(file, sha256)
+        label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
+        return Features(_frozen(_torchscript(file, device), device), label, False, fixed=True)
+    is_run = (file / CONFIG).is_file()
     if own is None and not is_run and ":" not in spec:
         raise ConfigError(f"features is {spec!r}; {FORMS}")
     if sha256 is not None:
@@ -133,14 +133,13 @@ def load_features(
         label = "the run's own classifier (comparable within one evaluation only)"
         return Features(classifier_features(own), label, False, fixed=False)
     if is_run:
-        other, step = load_network(path, "best", device)
-        label = f"the classifier of the run {path} at step {step:,} (comparable between runs here)"
+        other, step = load_network(file, "best", device)
+        label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
         return Features(classifier_features(other), label, False, fixed=True)
     return Features(_frozen(_made(spec), device), spec, False, fixed=True)
 
 
-def _inception(file: Path, sha256: str | None, device: torch.device) -> Features:
-    digest = _checked(file, INCEPTION_SHA256 if sha256 is None else sha256)
+def _inception(file: Path, digest: str, device: torch.device) -> Features:
     try:
         module = Inception(torch.load(file, map_location=device, weights_only=True))
     except (KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from ebmguard.samplers import sgld
 
 from ..data import kept_data
 from ..device import describe
+from ..plots.markdown import markdown_table
 from ..precision import set_precision
 from . import evaluate as command
 from .chains import fresh_chains
@@ -22,7 +23,7 @@ from .config import EvaluateJem
 from .features import load_features
 from .likelihood import image_likelihood
 from .ood import detection, other_images
-from .quality import SampleQuality, judged_by, score_words
+from .quality import SampleQuality, judged_by
 from .robustness import robustness
 from .stored import BEST, load_network, read_config, read_last
 
@@ -88,39 +89,35 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
 def table(results: Mapping[str, Any]) -> str:
     """The results for people."""
     about = f"JEM on {results['data']}, scenario {results['scenario']}, "
-    about += f"beta* = {results['beta_star']}, seed {results['seed']}"
-    lines = [
-        about,
-        f"{results['checkpoint']} checkpoint, after {results['step']:,} steps",
-        "",
-        f"{'classifier':34} {'images':>8} {'accuracy':>9} {f'ECE, {ECE_BINS} bins':>13}",
-    ]
-    for name, row in results["classification"].items():
-        lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%} {row['ece']:13.4f}")
+    about += f"beta* = {results['beta_star']}, seed {results['seed']}\n"
+    parts = [about + f"{results['checkpoint']} checkpoint, after {results['step']:,} steps"]
+
+    def add(head: Sequence[str], rows: Mapping[str, Mapping[str, Any]], *shown: str) -> None:
+        cells = [(name, *(form.format(**row) for form in shown)) for name, row in rows.items()]
+        parts.append(markdown_table(head, cells))
+
+    head: tuple[str, ...] = ("classifier", "images", "accuracy", f"ECE, {ECE_BINS} bins")
+    add(head, results["classification"], "{images:,}", "{accuracy:.2%}", "{ece:.4f}")
     if "samples" in results:
-        lines += ["", f"{'samples':34} {'number':>8} {'IS':>15} {'FID':>9}"]
-        for name, row in results["samples"].items():
-            what = (
-                f"replay buffer after {row['step']:,} steps"
-                if name == "buffer"
-                else f"fresh chains of {row['steps']:,} steps"
-            )
-            score, fid = score_words(row)
-            lines.append(f"{what:34} {row['samples']:8,} {score:>15} {fid:>9}")
-        lines += judged_by(results)
+        names = {
+            "buffer": "replay buffer after {step:,} steps",
+            "fresh": "fresh chains of {steps:,} steps",
+        }
+        found = {names[name].format(**row): row for name, row in results["samples"].items()}
+        score = "{is:.3f} ± {is_std:.3f}"
+        add(("samples", "number", "IS", "FID"), found, "{samples:,}", score, "{fid:.2f}")
+        parts[-1] += "\n\n" + "\n".join(judged_by(results))
     if results["ood"]:
-        head = f"{'AUROC of test images against':34} {'images':>8} {'f':>9} {'-|df/dx|':>9}"
-        lines += ["", f"{head} {'max p(y|x)':>11}"]
-        for name, row in results["ood"].items():
-            own = f"{name:34} {row['images']:8,} {row['f']:9.4f} {row['gradient']:9.4f}"
-            lines.append(f"{own} {row['confidence']:11.4f}")
+        head = ("AUROC of test images against", "images", "f", "-‖df/dx‖", "max p(y given x)")
+        add(head, results["ood"], "{images:,}", "{f:.4f}", "{gradient:.4f}", "{confidence:.4f}")
     if "robustness" in results:
+        rows = {
+            f"{row['norm']}, radius {row['radius']:g}/255" if row["radius"] else "no attack": row
+            for row in results["robustness"]
+        }
         what = f"classifier after {results['refine_steps']} Langevin steps"
-        lines += ["", f"{what:34} {'images':>8} {'accuracy':>9}"]
-        for row in results["robustness"]:
-            name = f"{row['norm']}, radius {row['radius']:g}/255" if row["radius"] else "no attack"
-            lines.append(f"{name:34} {row['images']:8,} {row['accuracy']:9.2%}")
-    return "\n".join(lines)
+        add((what, "images", "accuracy"), rows, "{images:,}", "{accuracy:.2%}")
+    return "\n\n".join(parts)
 
 
 def _output_scale(settings: Mapping[str, Any]) -> float:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
@@ -137,6 +136,8 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
         the area under the receiver operating characteristic; 0.5 is chance, NaN where a score is
         not finite.
     """
+    from sklearn.metrics import roc_auc_score  # which takes longer to import than all the rest
+
     if not (inside.isfinite().all() and outside.isfinite().all()):
         return math.nan
     scores = torch.cat([inside, outside]).cpu().numpy()

@@ -31,13 +31,7 @@ Logits = Callable[[Tensor], Tensor]
 
 
 def refined_logits(
-    network: WideResNet,
-    x: Tensor,
-    steps: int,
-    rng: Generator,
-    *,
-    step_size: float,
-    noise_std: float,
+    network: WideResNet, x: Tensor, steps: int, rng: Generator, **sizes: Any
 ) -> Tensor:
     """Class logits after a few Langevin steps from each image, which gradients do not see.
 
@@ -46,7 +40,7 @@ def refined_logits(
         x: (B, C, H, W).
         steps: of each of several chains, over whose ends the logits are averaged; 0: no chain.
         rng: of their noise.
-        step_size, noise_std: of a step.
+        sizes: step_size and noise_std.
 
     Returns:
         (B, classes).
@@ -54,8 +48,7 @@ def refined_logits(
     if not steps:
         return network.classify(x)
     starts = x.repeat_interleave(CHAINS, dim=0)
-    sizes = {"step_size": step_size, "noise_std": noise_std}
-    ends = sgld(network, starts.detach(), steps=steps, generator=rng, **sizes)  # type: ignore[arg-type]
+    ends = sgld(network, starts.detach(), steps=steps, generator=rng, **sizes)
     logits = network.classify(starts + (ends - starts).detach())
     return logits.view(len(x), CHAINS, -1).mean(dim=1)
 
@@ -97,13 +90,12 @@ def holds(logits: Logits, x: Tensor, y: Tensor, norm: str, radius: float, rng: G
 
 def _start(centre: Tensor, norm: str, radius: float, rng: Generator) -> Tensor:
     """Uniform in the ball, and cut to the images' cube."""
-    shape = centre.shape
     if norm == "linf":
-        away = 2 * torch.rand(shape, generator=rng, device=rng.device, dtype=centre.dtype) - 1
+        away = torch.empty_like(centre).uniform_(-1, 1, generator=rng)
     else:
-        away = _unit(torch.randn(shape, generator=rng, device=rng.device, dtype=centre.dtype))
-        size = torch.rand(len(centre), generator=rng, device=rng.device, dtype=centre.dtype)
-        away = away * size.pow(1 / centre[0].numel()).view(-1, 1, 1, 1)
+        away = _unit(torch.empty_like(centre).normal_(generator=rng))
+        size = torch.empty_like(centre[:, :1, :1, :1]).uniform_(generator=rng)
+        away = away * size.pow(1 / centre[0].numel())
     return _inside(centre + radius * away, centre, norm, radius)
 
 

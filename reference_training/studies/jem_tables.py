@@ -13,7 +13,7 @@ import numpy as np
 
 from ebmguard.errors import ConfigError
 
-from ..jem.paper import DIVERGED, METRICS, TABLE_1, TABLE_2, Metric
+from ..jem.paper import DIVERGED, METRICS, TABLE_1, TABLE_2, Metric, Scores
 from ..jem.runs import JemRun, find_runs
 from ..jem.scenarios import SCENARIOS
 from ..plots.markdown import NONE, markdown_table
@@ -31,8 +31,6 @@ MARKS = {
     FINAL: "no validation images: the last test accuracy",
 }
 """The marks behind numbers."""
-
-NOT_RUN = "not run"
 
 
 class Score(NamedTuple):
@@ -96,19 +94,14 @@ def best_beta_star(metric: Metric, by_beta_star: Mapping[float, list[JemRun]]) -
     return max((b for b in known if not math.isnan(known[b])), key=known.__getitem__, default=None)
 
 
-def number(metric: Metric, value: float) -> str:
-    """A score as it is printed: accuracies as percentages."""
-    if metric == "inception":
-        return f"{value:.2f}"
-    if metric == "fid" and not 10 <= value < 1e5:
-        # Of features that are not Inception's, or of a lost run's, it may be on any scale.
-        return f"{value:.3g}"
-    return as_published(metric, value)
-
-
-def as_published(metric: Metric, value: float) -> str:
-    """A score as the paper prints it, with one digit after the point."""
-    return f"{100 * value if metric == 'accuracy' else value:.1f}"
+def number(metric: Metric, value: float, *, as_published: bool = False) -> str:
+    """A score as it is printed, accuracies as percentages; or with one digit, as in the paper."""
+    # Of features that are not Inception's, or of a lost run's, an FID may be on any scale.
+    is_far = metric == "fid" and not 10 <= value < 1e5
+    digits = (
+        ".1f" if as_published else ".3g" if is_far else ".2f" if metric == "inception" else ".1f"
+    )
+    return f"{100 * value if metric == 'accuracy' else value:{digits}}"
 
 
 def setups(runs: Iterable[JemRun]) -> dict[str, list[JemRun]]:
@@ -186,7 +179,7 @@ def table_1(setup: Sequence[JemRun], is_other: bool) -> str:
         row = [f"{beta_star:g}", f"{beta:g}", str(len(own))]
         for metric in METRICS:
             row.append(_cell(metric, own))
-            row.append(as_published(metric, getattr(published, metric)) if published else NONE)
+            row.append(_paper(metric, published))
         rows.append(row)
     return markdown_table(head, rows)
 
@@ -203,11 +196,11 @@ def table_2(setup: Sequence[JemRun], is_other: bool) -> str:
         ours.append("–".join(dict.fromkeys(map(str, (*counts[:1], *counts[-1:])))))
         others = [run for beta_star, own in runs.items() if beta_star for run in own]
         for metric in METRICS:
-            row.append(as_published(metric, getattr(paper.at_zero, metric)))
+            row.append(_paper(metric, paper.at_zero))
             ours.append(_cell(metric, runs.get(0.0, [])))
         for metric in METRICS:
-            value = as_published(metric, getattr(paper.best, metric))
-            row.append(f"{value} ({getattr(paper.best_beta_star, metric):g})")
+            beta_star = getattr(paper.best_beta_star, metric)
+            row.append(f"{_paper(metric, paper.best)} ({beta_star:g})")
             best = best_beta_star(metric, runs)
             cell = _cell(metric, others if best is None else runs[best])
             ours.append(cell if best is None else f"{cell} ({best:g})")
@@ -216,7 +209,11 @@ def table_2(setup: Sequence[JemRun], is_other: bool) -> str:
 
 
 def _cell(metric: Metric, runs: Sequence[JemRun]) -> str:
-    return str(over_seeds(metric, runs)) if runs else NOT_RUN
+    return str(over_seeds(metric, runs)) if runs else "not run"
+
+
+def _paper(metric: Metric, of: Scores | None) -> str:
+    return NONE if of is None else number(metric, getattr(of, metric), as_published=True)
 
 
 def run_table(groups: Mapping[str, Sequence[JemRun]]) -> str:

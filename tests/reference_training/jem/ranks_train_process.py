@@ -35,6 +35,14 @@ CASES: dict[str, dict[str, Any]] = {
     "weights": {"p_x_weight": 0.6, "p_y_x_weight": 0.3, "class_conditional": True},
     "a classifier": {"p_x_weight": 0.0},
     "what holds energies and gradients": {"energy_l2": 0.3, "clip_norm": 0.6},
+    "one sample each": {"n_neg": 2},
+    "published options": {
+        "unconditional": True,
+        "norm": "layer",
+        "optimizer": "sgd",
+        "lr": 0.03,
+        "labels_per_class": 3,
+    },
     "no guard": {"beta_star": 0.0, "n_pos": 8, "n_neg": 6},
 }
 RUN: dict[str, Any] = {

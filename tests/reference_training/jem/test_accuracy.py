@@ -64,14 +64,6 @@ def test_a_second_event_extends_the_watch_and_measures_nothing_twice(network):
     assert len(calls) == 5
 
 
-def test_without_context_nothing_is_copied(network):
-    watch, _ = make(network, context=0)
-    assert watch.before_step(1) == []
-    assert watch.look_at(1) == []
-    assert watch.before_step(2) == [2]
-    assert watch.state_dict()["past"] == []
-
-
 def test_state_round_trip(network):
     watch, _ = make(network)
     for step in range(4):

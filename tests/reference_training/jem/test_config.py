@@ -98,11 +98,6 @@ def test_data_are_those_of_the_settings():
     assert at().load_data().sample_shape == (1, 8, 8)
 
 
-def test_output_scale_is_that_of_jem():
-    assert at().settings.output_scale == pytest.approx(20_000)
-    assert at(noise_std=0.0).settings.output_scale is None
-
-
 @pytest.mark.parametrize(
     "settings",
     [

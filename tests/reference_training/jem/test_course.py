@@ -41,40 +41,21 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
             zip((0.3, 0.5, 0.5, 0.4), quality, strict=True)
         )
     ]
-    # Sample quality may be due more rarely than accuracy.
-    rows.append(evaluation(4, 0.1))
-    assert [course.see_evaluation(row) for row in rows] == [True, True, False, False, False]
+    # Sample quality may be due more rarely than accuracy, there may be no validation images, and
+    # scores by a network that changes have no best.
+    rows += [evaluation(4, 0.1), evaluation(5, None)]
+    rows.append(evaluation(6, 0.1, buffer_is=9.0, buffer_fid=0.0, features_fixed=False))
+    best = [True, True, False, False, False, False, False]
+    assert [course.see_evaluation(row) for row in rows] == best
     assert {name: row["step"] for name, row in course.best.items()} == {
         "valid_accuracy": 1,
         "buffer_is": 1,
         "buffer_fid": 2,
     }
     assert course.best["valid_accuracy"] == rows[1]
-    assert course.accuracy == {step: step / 10 for step in range(5)}
+    assert course.accuracy == {step: step / 10 for step in range(7)}
+    assert course.last_accuracy() == 0.6
     assert course.results([], {}, None)["best_evaluations"] == course.best
-
-
-def test_scores_by_a_network_that_changes_have_no_best():
-    course = Course()
-    row = evaluation(0, 0.3, buffer_is=2.0, buffer_fid=1.0, features_fixed=False)
-    assert course.see_evaluation(row)
-    assert list(course.best) == ["valid_accuracy"]
-
-
-def test_without_validation_images_nothing_is_best_by_them():
-    course = Course()
-    assert not course.see_evaluation(evaluation(0, None))
-    assert course.best == {}
-    assert course.accuracy == {0: 0.0}
-
-
-def test_best_accuracy_is_from_before_the_divergence():
-    course = Course()
-    assert course.best_accuracy() is None
-    course.accuracy.update({0: 0.1, 50: 0.9, 100: 0.95, 150: 0.95, 200: 0.99})
-    assert course.best_accuracy() == (200, 0.99)
-    assert course.best_accuracy(160) == (100, 0.95)
-    assert course.last_accuracy() == 0.99
 
 
 def test_results_of_a_lost_run():

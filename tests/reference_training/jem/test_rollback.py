@@ -32,7 +32,8 @@ STEPS, AT = 15, 10
 
 
 def rollback_config(out: Path, **settings: Any) -> JemConfig:
-    return config_for(out, **{"action": "rollback", "iterations": STEPS, **settings})
+    own = {"action": "rollback", "iterations": STEPS, "dropout": 0.1}
+    return config_for(out, **{**own, **settings})
 
 
 @pytest.fixture(scope="module")

@@ -128,8 +128,8 @@ def test_a_run_that_has_only_begun(tmp_path):
     assert load_run(path).steps == 0
 
 
-IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
-LOOKS = {"eval_every": 100, "quality_samples": 500, "stop_after": 3}
+IMAGES: dict[str, Any] = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
+LOOKS: dict[str, Any] = {"eval_every": 100, "quality_samples": 500, "stop_after": 3}
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,10 @@ from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.course import gap_of
 from ebmguard.reference_training.jem.trainer import (
-    Classifier,
     Trainer,
     make_network,
 )
-from ebmguard.reference_training.networks import WideResNet, of_class
+from ebmguard.reference_training.networks import WideResNet
 from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
 
 STEPS = 3
@@ -314,16 +313,6 @@ def test_the_network_of_the_papers_scenarios_is_jems(tmp_path):
     blocks = make_network(config, data).blocks
     strides = [(block.conv1.stride[0], block.conv2.stride[0]) for block in blocks]
     assert strides == [(1, 1), (1, 2), (1, 2)]
-
-
-def test_the_energy_of_a_class_is_its_logit():
-    logits = torch.randn(4, 3)
-    labels = torch.tensor([2, 0, 0, 1])
-    assert of_class(logits, labels).tolist() == [logits[i, y] for i, y in enumerate(labels)]
-    network = WideResNet(width=1, classes=3)
-    x = torch.randn(4, 1, 8, 8)
-    assert torch.equal(Classifier(network)(x), network.classify(x))
-    assert torch.equal(of_class(network.classify(x), labels), network(x, labels))
 
 
 @pytest.mark.parametrize(("size", "count"), [(30, 7), (30, 30), (30, 1), (30, 50), (37, 20)])

@@ -72,7 +72,7 @@ def shapes():
                 channels = int(first)
             found[f"{block}.{branch}"] = (out, channels, height, width)
             channels = channels if branch.endswith("a") else out
-    every = {}
+    every: dict[str, tuple[int, ...]] = {}
     for name, shape in found.items():
         every[f"{name}.conv.weight"] = shape
         for part in ("weight", "bias", "running_mean", "running_var"):

@@ -77,13 +77,6 @@ def test_a_lost_run_is_marked_and_its_gaps_are_counted(tmp_path):
     assert_no_text_on_text(figure)
 
 
-def test_figure_3_and_table_of_a_run_without_evaluations(tmp_path):
-    path = write_run(tmp_path / "x", finished=False, steps=50, evaluations=[], **SMALL)
-    figure, text = made("16", find_runs([path]))
-    assert {axes.get_xlabel() for axes in figure.axes} == {"epoch"}
-    assert "| x " in text
-
-
 def test_what_is_missing_names_the_command_that_makes_it(tmp_path):
     path = write_run(tmp_path / "one", **SMALL)
     with pytest.raises(ConfigError, match="--scenario 3 --beta-star 0"):
