@@ -51,19 +51,16 @@ HEAVY_WORDS = re.compile(
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
     *("adapters/test_conformance.py", "alerts/test_conformance.py", "alerts/test_sampler_rules.py"),
-    *("never_silent/test_lost.py", "never_silent/test_measured.py", "never_silent/test_steps.py"),
-    *("never_silent/test_ties.py", "objective/test_closed_forms.py", "objective/test_nonfinite.py"),
+    *("never_silent/test_steps.py", "never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
-    *("objective/test_precision.py", "objective/test_properties.py"),
-    *("reference_training/engine/test_fourth_task.py", "reference_training/test_demo.py"),
-    *("reference_training/test_frozen.py", "reference_training/test_resume.py"),
-    *("retrofit/test_bit_identity.py", "retrofit/test_compiled.py", "retrofit/test_ensembles.py"),
-    *("retrofit/test_faults.py", "retrofit/test_state.py"),
-    *("test_api_pages.py", "test_docs.py", "test_examples.py", "test_foreseeing.py"),
-    *("test_gpu_benchmarks.py", "test_gpu_on_meta.py", "test_grid.py", "test_index.py"),
-    *("test_jem_loop.py", "test_long_runs.py", "test_matrix.py", "test_overhead.py"),
+    *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
+    *("reference_training/engine/test_fourth_task.py", "reference_training/test_frozen.py"),
+    *("reference_training/test_resume.py", "retrofit/test_bit_identity.py"),
+    *("retrofit/test_compiled.py", "retrofit/test_ensembles.py", "retrofit/test_faults.py"),
+    *("retrofit/test_state.py", "test_foreseeing.py", "test_gpu_benchmarks.py"),
+    *("test_gpu_on_meta.py", "test_grid.py", "test_jem_loop.py", "test_long_runs.py"),
     *("test_package.py", "test_population.py", "test_rules_stamp.py", "test_shortrun_beta.py"),
-    *("test_true_scale.py", "test_wrong_types.py", "trace/test_field.py", "whole"),
+    *("test_true_scale.py", "whole/test_close.py", "whole/test_files.py"),
 )
 """What runs in these runs in the rooms' own tests too; the tracer doubles the time of a test."""
 
