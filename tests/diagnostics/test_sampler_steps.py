@@ -160,40 +160,6 @@ def test_agrees_with_the_densities(step_size, noise_std, seed, energy):
     assert ((found >= 0) & (found <= 1)).all()
 
 
-def test_gaussian_in_closed_form():
-    """For h = -|x|²/2 the logarithm of the ratio is o s (|x|² - |x'|²) / 4."""
-    x, x_end = torch.randn(2, 50, 4, dtype=torch.float64)
-    step_size, noise_std = 0.7, 0.9
-    scale = 2 * step_size / noise_std**2
-    squares = x.square().sum(-1) - x_end.square().sum(-1)
-    expected = (scale * step_size / 4 * squares).clamp(max=0).exp()
-    found = metropolis_acceptance(bowl(x), bowl(x_end), step_size=step_size, noise_std=noise_std)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    assert 0.1 < found.mean() < 0.9
-
-
-def test_detailed_balance_by_quadrature():
-    """p(x) q(x' | x) a(x, x') is symmetric, so that p is the chain's own density."""
-    step_size, noise_std = 0.2, 0.8
-    grid = torch.linspace(-3, 3, 301, dtype=torch.float64).unsqueeze(-1)
-    at = wells(grid)
-    p = (2 * step_size / noise_std**2 * at.h).softmax(0)
-    q = Normal(grid + step_size * at.gradient, noise_std).log_prob(grid.T).exp()
-
-    def every(which: int) -> ChainState:
-        n = len(grid)
-        shapes = [(n, n, 1), (n, n), (n, n, 1)]
-        return ChainState(
-            *(part.unsqueeze(which).expand(shape) for part, shape in zip(at, shapes, strict=True))
-        )
-
-    accepted = metropolis_acceptance(every(1), every(0), step_size=step_size, noise_std=noise_std)
-    flow = p.unsqueeze(1) * q * accepted
-    torch.testing.assert_close(flow, flow.T, rtol=1e-9, atol=1e-15)
-    unadjusted = p.unsqueeze(1) * q
-    assert (unadjusted - unadjusted.T).abs().max() > 1e-6
-
-
 def test_a_jem_step_in_float32_keeps_its_digits():
     """At o = 20,000 the terms of the textbook's sum are a thousand times their result."""
     rng = torch.Generator().manual_seed(0)

@@ -105,19 +105,6 @@ def test_new_random_numbers_follow_from_the_seed() -> None:
     assert after(0, True)["rng"] != after(1, True)["rng"]
 
 
-def test_a_relapse_goes_deeper_and_a_late_error_does_not() -> None:
-    # Snapshots of 8, 12, 16; the error at 24 restores 20's predecessor, the next comes at once.
-    run = Run(Recovery(**SAME, **QUICK, keep=6), detector=Scripted([24, 27, 60]))
-    run_until(run, 80)
-    first, second, third = run.guard.rollbacks
-    assert not first.relapse
-    assert second.relapse
-    assert second.restored_step < first.restored_step
-    assert first.restored_step in second.condemned
-    assert not third.relapse
-    assert third.restored_step > second.restored_step
-
-
 def test_the_first_snapshot_is_the_last_resort() -> None:
     run = Run(Recovery(**SAME, **QUICK), detector=Scripted([2]))
     run_until(run, 8)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from tests.parts import Bowl, Bowls, energies, gradient_at
+from tests.parts import Bowl, energies, gradient_at
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
 NORMS = [5.0, 2.0, 1.0]  # of the gradient -x
@@ -38,11 +38,6 @@ def test_without_a_factor(options):
     assert measured(gradient_at, X, **options)[0] == near(8 / 3)
 
 
-def test_images_count_as_vectors():
-    images = X.reshape(3, 1, 2, 1)
-    assert measured(gradient_at, images)[0] == near(8 / 3)
-
-
 @pytest.mark.parametrize("in_place", [True, False])
 def test_samplers_whose_number_of_steps_changes(in_place):
     def sampler(f, x, steps):
@@ -64,44 +59,6 @@ def test_samplers_whose_number_of_steps_changes(in_place):
         norms.append(g.last["sampler/grad_norm"])
     expected = [8 / 3 / 2 ** (steps - 1) for steps in (3, 5, 2, 2, 4)]
     assert norms == pytest.approx(expected, rel=1e-6)
-
-
-def clips_in_place_with_backward(f, x):
-    x = x.clone().requires_grad_()
-    f(x).sum().backward()
-    x.grad.data.clamp_(-0.01, 0.01)
-    moved = x.detach() + 10 * x.grad
-    x.grad.zero_()
-    return moved
-
-
-def accumulates(f, x):
-    x = x.clone().requires_grad_()
-    for _ in range(3):
-        f(x).sum().backward()
-    return x.detach()
-
-
-def differentiates_twice(f, x):
-    x = x.clone().requires_grad_()
-    (grad,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-    grad.square().sum().backward()
-    return x.detach()
-
-
-@pytest.mark.parametrize(
-    ("sampler", "times"),
-    [
-        (clips_in_place_with_backward, 1),
-        (lambda f, x: gradient_at(f, x).clamp_(-0.01, 0.01), 1),  # the result of grad, in place
-        (accumulates, 1),  # and is read step by step
-        # The second pass goes through the gradient, and -x depends on x too: its hook sees
-        # 2 x / 0.75.
-        (differentiates_twice, 2 * 0.75),
-    ],
-)
-def test_whatever_the_sampler_does_with_its_gradient(sampler, times):
-    assert measured(sampler, X)[0] == near(8 / 3 * times)
 
 
 def test_unknown_without_gradients():
@@ -140,32 +97,6 @@ def test_one_call_does_not_speak_for_the_next():
         g.loss_fn(*energies())
         value = g.last["sampler/grad_norm"]
         assert value == pytest.approx(expected, nan_ok=True)
-
-
-def test_one_dimensional_samples():
-    class Parabola(nn.Module):
-        def forward(self, x):
-            return -0.5 * x**2
-
-    x = torch.tensor([-3.0, 1.0, 2.0], dtype=torch.float64)
-    assert measured(gradient_at, x, f=Parabola())[0] == near(2.0)
-
-
-def ensemble(x):
-    """Curvatures of 1, 2, 3, on samples (3, B, 2) or on shared ones (B, 2)."""
-    beta_star = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-    g = guard(None, gradient_at, beta_star=beta_star, output_scale=2.0)
-    g.sampler(Bowls(torch.tensor([1.0, 2.0, 3.0])), x)
-    g.loss_fn(torch.randn(3, 4), torch.randn(3, 5))
-    return g.last["sampler/grad_norm"]
-
-
-def test_ensemble_with_samples_of_each_member():
-    assert ensemble(X.expand(3, 3, 2)) == near(8 / 3 * (1 + 2 + 3) / 3)
-
-
-def test_ensemble_whose_members_share_their_samples_is_unknown():
-    assert math.isnan(ensemble(torch.cat([X, X])))
 
 
 def test_functional_transforms_run_but_tell_nothing():

@@ -12,20 +12,7 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.retrofit.rows import Part, Rows
-
-
-class Kept:
-    def __init__(self):
-        self.rows: list[tuple[int, dict[str, float]]] = []
-
-    def write_row(self, step, scalars, histograms):
-        self.rows.append((step, dict(scalars)))
-
-    def write_alert(self, record): ...
-
-    def write_recovery(self, record): ...
-
-    def flush(self): ...
+from tests.parts import Memory
 
 
 def train(steps, own, **options):
@@ -44,7 +31,7 @@ def train(steps, own, **options):
 
 
 def test_own_numbers_stand_in_the_row_of_their_step(tmp_path):
-    sink = Kept()
+    sink = Memory()
     total = torch.zeros(())
 
     def own(step):
@@ -69,7 +56,7 @@ def test_own_numbers_stand_in_the_row_of_their_step(tmp_path):
 
 
 def test_what_is_logged_after_a_step_is_the_next_ones_and_the_last_of_a_name_counts():
-    sink = Kept()
+    sink = Memory()
     g = train(1, lambda _: {"x": 1.0}, sinks=[sink])
     g.log({"x": 2.0, "y": True})
     g.log({"x": torch.tensor([3.0])})
@@ -123,7 +110,7 @@ def test_what_a_device_has_is_not_read_before_its_row_is():
     ],
 )
 def test_what_is_no_number_of_the_trainers_is_refused_before_anything_is_kept(numbers, words):
-    sink = Kept()
+    sink = Memory()
     g = guard(None, None, beta_star=0.5, sinks=[sink])
     with pytest.raises(ConfigError, match=words):
         g.log({"good": 1.0} | numbers if isinstance(numbers, dict) else numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import replace
 from typing import Any
@@ -113,17 +112,6 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
 # -- what a caller may do with a guard -----------------------------------------------------------
 
 
-def test_a_guard_is_copied_with_whatever_holds_it():
-    """Averaged copies of a module that holds its guard are deep copies."""
-    g = guard(None, langevin, beta_star=1.0, output_scale=100.0)
-    g.sampler(Energy(), X)
-    g.loss_fn(*energies())
-    copied = copy.deepcopy(g)
-    copied.sampler(Energy(), X)
-    copied.loss_fn(*energies())
-    assert (copied.step, g.step) == (1, 0)
-
-
 class Broken(Exception):
     pass
 
@@ -162,19 +150,6 @@ def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 0.0]
     assert [record["step"] for record in memory.alerts] == [1, 2]
     assert [alert.step for alert in g.alerts] == [1, 2]
-
-
-def test_a_folder_is_free_after_a_close_in_which_a_callback_raised(tmp_path):
-    def on_alert(alert: Alert) -> None:
-        raise Broken
-
-    pytest.importorskip("tensorboard")
-    g = guard(None, None, beta_star=1.0, log_dir=tmp_path, judge_in_loss=False, on_alert=on_alert)
-    g._loop._judge = Script({0: Level.WARN})  # type: ignore[assignment]
-    g.loss_fn(*energies())
-    with pytest.raises(Broken):
-        g.close()
-    guard(None, None, beta_star=1.0, log_dir=tmp_path).close()
 
 
 def test_without_an_optimizer_too_the_next_step_is_the_steered_one():

@@ -57,31 +57,6 @@ def test_variants_are_those_of_the_objective(gradients, variant):
     close(to_neg, expected[1])
 
 
-def test_ensemble_members_are_as_if_alone(gradients):
-    stars = [0.0, 0.5, 3.0]
-    pos, neg = leaves((3, N), (3, M))
-    g = guard(None, None, beta_star=torch.tensor(stars), output_scale=10.0)
-    to_pos, to_neg = gradients(g, pos, neg)
-    for i, star in enumerate(stars):
-        if star:
-            expected_pos, expected_neg = closed_form(pos[i], neg[i], star)
-        else:
-            expected_pos, expected_neg = torch.full((N,), -1 / N), torch.full((M,), 1 / M)
-            expected_pos, expected_neg = expected_pos.double(), expected_neg.double()
-        # The exponents came in float32.
-        torch.testing.assert_close(to_pos[i], expected_pos, rtol=1e-6, atol=0)
-        torch.testing.assert_close(to_neg[i], expected_neg, rtol=1e-6, atol=0)
-    assert g.last["beta_star"] == pytest.approx(3.5 / 3)
-
-
-def test_two_model_dimensions():
-    pos, neg = leaves((2, 3, N), (2, 3, M))
-    star = torch.rand(2, 3, dtype=torch.float64) + 0.1
-    g = guard(None, None, beta_star=star)
-    to_pos, _ = slopes(g.loss_fn(pos, neg), pos, neg)
-    close(to_pos[1, 2], closed_form(pos[1, 2], neg[1, 2], star[1, 2].item())[0])
-
-
 @pytest.mark.parametrize("variant", ["default", "no_pos"])
 def test_groups(gradients, variant):
     pos, neg = leaves((5,), (6,))

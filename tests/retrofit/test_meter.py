@@ -102,20 +102,6 @@ def test_pareto_shape_at_beta_star_zero_is_unknown_but_at_the_reference():
     assert g.last["ref/pareto_k"] == pytest.approx(oracle([f.double().numpy()], 0.5), rel=1e-5)
 
 
-def test_pareto_shape_of_an_ensemble_is_that_of_each_member():
-    star = torch.tensor([0.5, 1.0], dtype=torch.float64)
-    g = guard(None, None, beta_star=star, reference_beta_star=0.75)
-    batches = [torch.randn(2, 30 + step, dtype=torch.float64) for step in range(51)]
-    for f in batches:
-        g.loss_fn(torch.zeros(2, 5, dtype=torch.float64), f)
-    for i, row in enumerate(g.members):
-        own = [f[i].numpy() for f in batches]
-        assert row["pareto_k"] == pytest.approx(oracle(own, star[i].item()), rel=1e-6)
-        assert row["ref/pareto_k"] == pytest.approx(oracle(own, 0.75), rel=1e-6)
-    mean = sum(row["pareto_k"] for row in g.members) / 2
-    assert g.last["pareto_k"] == pytest.approx(mean, rel=1e-6)
-
-
 def test_histograms_are_of_energies_high_on_data_and_are_copies():
     memory = Memory()
     g = guard(None, None, beta_star=1.0, convention="energy", sinks=[memory], judge_in_loss=False)

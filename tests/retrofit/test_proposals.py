@@ -65,21 +65,6 @@ def test_variants_and_classes_are_those_of_the_objective(variant):
     assert torch.equal(found, contrastive_loss(pos, neg, 0.8, variant=variant, **options))
 
 
-def test_members_of_an_ensemble_and_a_standard_one_among_them():
-    stars = torch.tensor([0.0, 0.5, -1.0], dtype=torch.float64)
-    pos, neg, q_pos, q_neg = sides(3)
-    g = guard(None, None, beta_star=stars)
-    found = slopes(g.loss_fn(pos, neg, log_q=(q_pos, q_neg)), pos, neg)
-    standard = torch.full((N,), -1 / N, dtype=torch.float64)
-    torch.testing.assert_close(found[0][0], standard)
-    for i in (1, 2):
-        expected = closed_form(pos[i], neg[i], stars[i].item(), q_pos[i], q_neg[i])
-        torch.testing.assert_close((found[0][i], found[1][i]), expected, rtol=1e-12, atol=1e-15)
-        own = weight_diagnostics(pos[i], neg[i], stars[i].item(), log_q=(q_pos[i], q_neg[i]))
-        assert g.members[i]["ess"] == pytest.approx(own["ess"].item())
-    assert g.members[0]["ess"] == pytest.approx(1.0)
-
-
 # -- rows ----------------------------------------------------------------------------------------
 
 
@@ -160,54 +145,6 @@ def test_a_schedule_that_reaches_zero_refuses_the_proposal_there():
 
 
 # -- training ------------------------------------------------------------------------------------
-
-CELLS = 6
-DATA = torch.tensor([0.3, 0.05, 0.2, 0.05, 0.3, 0.1], dtype=torch.float64)
-PROPOSAL = torch.tensor([0.05, 0.3, 0.05, 0.4, 0.1, 0.1], dtype=torch.float64)
-
-
-class Table(nn.Module):
-    """One energy for each of a few cells."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.f = nn.Parameter(torch.zeros(CELLS, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.f[x]
-
-
-def trained(output_scale: float, *, knows: bool) -> Tensor:
-    """exp(o f), normalised, after training on negatives from a fixed proposal."""
-    torch.manual_seed(0)
-    net = Table()
-    g = guard(None, None, beta_star=output_scale)
-    optimizer = torch.optim.SGD(net.parameters(), lr=2.0 / output_scale)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 30))
-    for _ in range(200):
-        x_pos = torch.multinomial(DATA, 2000, replacement=True)
-        x_neg = torch.multinomial(PROPOSAL, 2000, replacement=True)
-        log_q = (PROPOSAL.log()[x_pos], PROPOSAL.log()[x_neg]) if knows else None
-        optimizer.zero_grad()
-        # The trainer's gradient does not know of o, as in JEM.
-        g.loss_fn(net(x_pos), net(x_neg), log_q=log_q).backward()
-        optimizer.step()
-        scheduler.step()
-    assert net.f.isfinite().all()
-    return torch.softmax(output_scale * net.f.detach(), 0)
-
-
-@pytest.mark.parametrize("output_scale", [1.0, 5.0])
-def test_a_fixed_proposal_that_is_known_trains_the_data_distribution(output_scale):
-    found = trained(output_scale, knows=True)
-    torch.testing.assert_close(found, DATA, rtol=0.05, atol=0)
-
-
-def test_one_that_is_not_known_trains_another():
-    found = trained(1.0, knows=False)
-    # log p_d - log q, of Appendix I.
-    expected = DATA / PROPOSAL / (DATA / PROPOSAL).sum()
-    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.002)
 
 
 def test_the_program_on_the_page(capsys):

@@ -133,20 +133,6 @@ def test_networks_that_return_energies():
         assert found[f"sampler/{tag}"] == near(expected[f"sampler/{tag}"])
 
 
-def test_heads_are_added_up():
-    class Heads(nn.Module):
-        def __init__(self, f):
-            super().__init__()
-            self.f = f
-
-        def forward(self, x):
-            return torch.stack((0.25 * self.f(x), 0.75 * self.f(x)), 1)
-
-    f = Steep()
-    found, expected = row(Recorded(), Heads(f)), row(Recorded(), f)
-    assert found["sampler/acceptance"] == near(expected["sampler/acceptance"])
-
-
 def test_our_own_sampler():
     f = Steep()
     noise = torch.randn(3, *X.shape, dtype=torch.float64)

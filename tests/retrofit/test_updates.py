@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ebmguard import guard
+from ebmguard.retrofit.optimizer import total_norm
 from tests.parts import Memory, energies
 
 TAGS = ("optim/grad_norm", "optim/update_norm", "optim/amplification")
@@ -271,3 +272,15 @@ def test_what_waits_for_its_row_is_part_of_the_state():
     for run in (first, second):
         run.step()
     assert second.rows() == first.rows() != {}
+
+
+def test_a_norm_of_several_types_is_that_of_everything_together():
+    assert total_norm([torch.empty(3, device="meta")] * 2).shape == ()  # nothing is read
+    wide = torch.full((2,), 1e150, dtype=torch.float64)
+    half = torch.full((100,), 6e4, dtype=torch.float16)  # the sum of squares is infinite in float16
+    assert total_norm([half]).item() == pytest.approx(6e5, rel=1e-3)
+    assert total_norm([half]).dtype == torch.float32
+    assert total_norm([torch.ones(3).bfloat16(), wide]).item() == pytest.approx(
+        math.sqrt(2) * 1e150
+    )
+    assert total_norm([torch.tensor([3 + 4j])]).item() == pytest.approx(5.0)

@@ -38,20 +38,6 @@ def test_checksums_agree_with_tensorboard(record: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        # RFC 3720, appendix B.4, and the usual check value of the CRC catalogue.
-        (b"\x00" * 32, 0x8A9136AA),
-        (b"\xff" * 32, 0x62A8AB43),
-        (bytes(range(32)), 0x46DD794E),
-        (b"123456789", 0xE3069283),
-    ],
-)
-def test_checksum_of_published_examples(data: bytes, expected: int) -> None:
-    assert crc32c(data) == expected
-
-
-@pytest.mark.parametrize(
     "size", [0, 1, 3, 4, 4091, 4092, 4093, 4096, 8187, 8188, 8189, 9999, 12283, 12284]
 )
 def test_checksums_at_the_borders_of_its_blocks(size: int) -> None:
