@@ -157,7 +157,7 @@ def words(config: RingConfig) -> tuple[str, ...]:
 
 def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    kill_at_a_checkpoint(forks.start(*words(config_for(cut, iterations=300))), cut)
+    kill_at_a_checkpoint(forks.start(*words(config_for(cut, iterations=60))), cut)
     at = saved(cut)["record"]["next_step"]
     assert at % 4 == 0
     go(RingConfig(out=cut, resume=True, iterations=at + 5))
