@@ -187,6 +187,8 @@ def main() -> None:
     parser.add_argument("--blow-up", type=int, default=0, help="steps between two; 0: none")
     parser.add_argument("--read", type=int, nargs="+", help="rows of the folders to read")
     given = parser.parse_args()
+    if given.steps < 21 * TIMED:
+        parser.error(f"--steps is {given.steps}, expected {21 * TIMED} or more: {TIMED} are timed")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

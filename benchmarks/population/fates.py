@@ -139,10 +139,10 @@ def negatives_compete(trace: Mapping[str, Any], scale: float) -> bool:
 
     At beta* > 0 GradScale tells, since stragglers have no weight; else gap and overlap do.
     """
-    gap, spread, overlap, beta_star, scale = (
+    gap, spread, overlap, beta_star, grad_scale = (
         float(np.median(np.abs(trace[tag][-50:]))) if tag in trace else math.nan
         for tag in ("energy_gap", "f_pos/std", "energy_overlap", "beta_star", "grad_scale")
     )
     if beta_star > 0:
-        return scale >= SCALE
+        return grad_scale >= SCALE
     return gap < APART * max(scale, spread) and REACH < overlap < 1 - REACH
