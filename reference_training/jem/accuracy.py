@@ -73,9 +73,7 @@ class AccuracyWatch:
 
     def forget(self, step: int) -> None:
         """The run goes back to `step`: nothing is watched, and later copies are of no use."""
-        kept = [(past, copy) for past, copy in self._past if past < step]
-        self._past.clear()
-        self._past.extend(kept)
+        self._past = deque((pair for pair in self._past if pair[0] < step), self._past.maxlen)
         self._watched_until = -1
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,8 +82,7 @@ class AccuracyWatch:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
-        self._past.clear()
-        self._past.extend((step, copy) for step, copy in state["past"])
+        self._past = deque(map(tuple, state["past"]), self._past.maxlen)
         self._watched_until = state["watched_until"]
 
 

@@ -72,9 +72,7 @@ class KeptSamples:
 
     def forget(self, step: int) -> None:
         """The run goes back to `step`: the samples after it are of a course given up."""
-        kept = [(at, pixels) for at, pixels in self._recent if at < step]
-        self._recent.clear()
-        self._recent.extend(kept)
+        self._recent = deque((pair for pair in self._recent if pair[0] < step), BEFORE)
 
     def draw(self) -> None:
         """Draw the first, last and last healthy samples beside the data, into figures/."""
@@ -92,5 +90,4 @@ class KeptSamples:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved state."""
         self._shown = dict(state["shown"])
-        self._recent.clear()
-        self._recent.extend((step, pixels) for step, pixels in state["recent"])
+        self._recent = deque(map(tuple, state["recent"]), BEFORE)

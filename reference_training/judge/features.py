@@ -142,7 +142,14 @@ def load_features(
 def _inception(file: Path, digest: str, device: torch.device) -> Features:
     try:
         module = Inception(torch.load(file, map_location=device, weights_only=True))
-    except (KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        EOFError,
+        pickle.UnpicklingError,
+    ) as error:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error

@@ -59,12 +59,13 @@ class Inception:
         weights: by the names of the published file, on the device of the images.
 
     Raises:
-        KeyError, RuntimeError: they are those of another network.
+        AttributeError, KeyError, RuntimeError: they are those of another network.
     """
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
-        self._weights = weights
-        self(torch.zeros(1, 3, 8, 8, device=weights["fc.weight"].device))
+        self._weights = {name: weight.to("meta") for name, weight in weights.items()}
+        self(torch.zeros(1, 3, 8, 8, device="meta"))  # whether they fit
+        self._weights = dict(weights)
 
     def _convolve(self, x: Tensor, name: str, stride: int = 1, padding: str = "same") -> Tensor:
         parts = ("conv.weight", "bn.running_mean", "bn.running_var", "bn.weight", "bn.bias")

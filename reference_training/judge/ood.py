@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -134,11 +135,11 @@ def auroc(inside: Tensor, outside: Tensor) -> float:
 
     Returns:
         the area under the receiver operating characteristic; 0.5 is chance, NaN where a score is
-        not finite.
+        not finite, or one side has none.
     """
     from sklearn.metrics import roc_auc_score  # which takes longer to import than all the rest
 
-    if not (inside.isfinite().all() and outside.isfinite().all()):
-        return math.nan
     scores = torch.cat([inside, outside]).cpu().numpy()
+    if not (len(inside) and len(outside) and np.isfinite(scores).all()):
+        return math.nan
     return float(roc_auc_score([True] * len(inside) + [False] * len(outside), scores))

@@ -173,12 +173,11 @@ def test_what_is_not_recorded(tmp_path):
 
 
 def test_the_measure_is_published_with_inception_and_the_whole_buffer():
+    # Rows of older versions do not say whether they are comparable.
+    looks: list[dict[str, Any]] = [INCEPTION, INCEPTION, OWN, {"features": "Inception"}]
     rows = [
-        {"step": step, "epoch": 0.0, **features, "buffer_samples": samples}
-        for step, (features, samples) in enumerate(
-            # Rows of older versions do not say whether they are comparable.
-            [(INCEPTION, 10_000), (INCEPTION, 1_000), (OWN, 10_000), ({"features": "I"}, 10_000)]
-        )
+        {"step": step, "epoch": 0.0, **look, "buffer_samples": 1_000 if step == 1 else 10_000}
+        for step, look in enumerate(looks)
     ]
     found = evaluated(rows)
     assert found["published"].tolist() == [True, False, False, False]

@@ -122,6 +122,9 @@ def test_inception_takes_the_published_weights_unless_told_otherwise(tmp_path):
         load(f"inception:{file}")
     with pytest.raises(ConfigError, match="does not hold the weights"):
         load(f"inception:{file}", sha256=checksum(file))
+    torch.save([1.0], file)
+    with pytest.raises(ConfigError, match="does not hold the weights"):
+        load(f"inception:{file}", sha256=checksum(file))
     file.write_bytes(b"no pickle")
     with pytest.raises(ConfigError, match="does not hold the weights"):
         load(f"inception:{file}", sha256=checksum(file))

@@ -65,7 +65,9 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order():
     assert auroc(outside, outside) == 0.5
 
 
-def test_auroc_of_what_is_not_finite_is_nan():
+def test_auroc_of_what_is_not_finite_or_not_there_is_nan():
+    assert math.isnan(auroc(torch.tensor([1.0]), torch.tensor([])))
+    assert math.isnan(auroc(torch.tensor([]), torch.tensor([1.0])))
     assert math.isnan(auroc(torch.tensor([1.0, math.inf]), torch.tensor([0.0])))
     assert math.isnan(auroc(torch.tensor([1.0]), torch.tensor([math.nan, 0.0])))
 

@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebmguard.reference_training.jem.runs import JemRun, evaluated, load_run
@@ -51,6 +51,7 @@ def marks(run):
     return [score.marks for score in jem_tables.scores(run).values()]
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
 def test_the_best_of_a_run(rows):
     run = run_with(rows)
@@ -79,6 +80,7 @@ def test_scores_by_features_that_change_are_the_last():
     assert scores(run_with(rows)) == [0.7, 3.0, 0.2]
 
 
+@settings(max_examples=30)
 @given(
     st.dictionaries(
         st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
