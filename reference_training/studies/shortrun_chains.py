@@ -69,7 +69,8 @@ def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
         rows += _measured(run, stops, chains, data)
     frame = _compared(rows)
     frame["shown"] = frame["shown"].where(frame["steps"].isin(shown), None)
-    return frame
+    # Of the verdict there is enough in the table.
+    return frame.loc[:, ~frame.columns.str.endswith(("_above", "_below", "_low", "_high", "_std"))]
 
 
 def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:

@@ -136,14 +136,14 @@ def draw_courses(frame: pd.DataFrame, title: str) -> Figure:
         if axes.get_position().x0 > first.get_position().x0:
             axes.tick_params(labelleft=False)
             axes.set_ylabel("")
-    legend_above(canvas, 0.76, first.get_legend_handles_labels()[0])
+    legend_above(canvas, 0.76, first.lines)
     axes = canvas.axes(0.85, canvas.height - 3.75, canvas.width - 0.85 - 0.25 - 1.6, 3.0)
     gaps = [row["f_pos"] - row["f_neg"] for row in rows]
-    strengths = sorted(set(frame["beta_star"]))
-    for row, gap in zip(rows, gaps, strict=True):
-        # The order of β* is that of the lightness; the lightest yellow is left out.
-        place = strengths.index(row["beta_star"]) / max(1, len(strengths) - 1)
-        shade = colormaps["viridis"](0.88 * place)
+    # The order of β* is that of the lightness; the lightest yellow is left out.
+    shades = frame["beta_star"].rank(method="dense").sub(1)
+    shades *= 0.88 / max(1, shades.max())
+    for row, gap, place in zip(rows, gaps, shades, strict=True):
+        shade = colormaps["viridis"](place)
         steps, (low, middle, high) = windows(row["steps"], gap)
         axes.fill_between(steps, low, high, color=shade, alpha=0.2, lw=0)
         axes.plot(steps, middle, color=shade, lw=1.5, label=row["run"])
@@ -194,8 +194,8 @@ def _energies(label: str, run: TrainedRun, config: ShortRunFigure) -> Iterator[d
         generator.set_state(state)
         (x,) = shortrun.followed(run, starts, (run.settings.sgld_steps,), generator, factor)
         f_neg = run.energies(x).double().cpu().numpy()
-        found = {"step_size": factor, **separation(f_pos, f_neg)}
-        yield {**own, **found, "f_pos": f_pos, "f_neg": f_neg}
+        own |= {"step_size": factor, **separation(f_pos, f_neg)}
+        yield own | {"f_pos": f_pos, "f_neg": f_neg}
 
 
 def finite(values: Floats) -> pd.Series:
@@ -273,7 +273,7 @@ def draw_energies(frame: pd.DataFrame, title: str) -> Figure:
 
 def _draw_histograms(axes: Axes, rows: list[dict[str, Any]], styles: list[dict[str, Any]]) -> str:
     """What stands below them."""
-    own, last = rows[0], rows[-1]
+    own, last, label = rows[0], rows[-1], "f − mean f(x⁺)"
     samples = [finite(x) - own["data_mean"] for x in (own["f_pos"], *(r["f_neg"] for r in rows))]
     if not len(samples[0]):
         axes.text(0.5, 0.5, "f is finite nowhere on data", transform=axes.transAxes, ha="center")
@@ -282,7 +282,6 @@ def _draw_histograms(axes: Axes, rows: list[dict[str, Any]], styles: list[dict[s
     for style, sample in zip(styles, samples, strict=True):
         axes.stairs(100 * shares(sample, bins), bins, **style)
     axes.set_ylim(bottom=0)
-    label = "f − mean f(x⁺)"
     if linear is None:
         axes.locator_params(axis="x", nbins=5)
     else:
@@ -290,8 +289,8 @@ def _draw_histograms(axes: Axes, rows: list[dict[str, Any]], styles: list[dict[s
         axes.set_xticks(symlog_ticks(bins[0], bins[-1], linear))
         axes.set_xticks([], minor=True)
         label += f", symlog, linear up to ±{linear:g}"
-    words = f"P(f⁻ > f⁺) = {number(last['above'])}"
-    words += f" (× 1: {number(own['above'])})" if len(rows) > 1 else ""
+    usual = f" (× 1: {number(own['above'])})" if len(rows) > 1 else ""
+    words = f"P(f⁻ > f⁺) = {number(last['above'])}{usual}"
     if last["not_finite"]:
         words += f"; {last['not_finite']:,} of {own['images']:,} not finite"
     return f"{label}\n{words}"

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
+from ..plots.markdown import NONE
 from ..plots.page import BETWEEN, WIDTH, Panels, grid, page, show_on, show_rows
 from ..shortrun.flow.flow_map import flow
 from ..shortrun.trained import TrainedRun
@@ -58,7 +59,7 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     test = data.scale(data.test_x[:count])
     frame = frame_of([*rows, {"images": "test images", **quality(test, reference)}])
     frame.attrs["data"] = data.name
-    return frame
+    return frame.drop(columns=[ABOUT, "run"]).fillna({"path": NONE})
 
 
 def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
