@@ -80,6 +80,9 @@ def about(run: TrainedRun) -> str:
         steps += f" (in training up to {run.config.most_steps} times as many, as much finer)"
     words = [run.data.name, f"β* = {run.config.beta_star:g}", steps, f"{run.step:,} updates"]
     words += ["persistent chains"] if run.settings.init != "noise" else []
+    own = run.settings  # what makes a comparison unfair where runs differ in it
+    words += [f"nf {own.nf}", f"{own.optimizer} {own.lr:g}", f"batch {own.batch}"]
+    words += [f"α {own.step_size:g}", f"noise {own.noise_std:g}, on data {own.data_noise:g}"]
     return f"{run.name}: {', '.join(words)}"
 
 

@@ -45,7 +45,7 @@ def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
     config = ShortRunFigure(name="12", runs=(path,), out=picture, device="cpu")
     assert command.run(config) == 0
     printed = capsys.readouterr().out
-    assert "- run: digits, β* = 0.02, K = 3, 6 updates\n" in printed
+    assert "- run: digits, β* = 0.02, K = 3, 6 updates, nf " in printed
     assert "| β* = 0.02 |" in printed
     assert "with every step up of β*: cannot be told.\n" in printed
     assert printed.endswith(f"picture: {picture}\nnumbers: {tmp_path / 'there.json'}\n")
