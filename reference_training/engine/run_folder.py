@@ -166,7 +166,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
     config = read_json(path / CONFIG)
     for name, value in config.items():
-        if len(f"{name}{value}") > _LONGEST_SETTING:  # errors quote settings in full
+        # Errors quote settings in full, but not the list of who is in an ensemble.
+        if name != "members" and len(f"{name}{value}") > _LONGEST_SETTING:
             what = f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters"
             raise ConfigError(f"{path / CONFIG} is damaged: {what}; it is no run's")
     return config

@@ -155,9 +155,9 @@ def _lines(spec: Spec, bands: Sequence[Rows], title: str) -> Figure:
 def draw_tradeoff(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
     """How far p_θ is from the data, and SGLD(p_θ): medians over seeds with their range."""
     runs = [_bands(spec, own) for _, own in frame.groupby("scenario", sort=False)]
-    figure = new_figure(max(5.0 * len(runs), 6.5), 4.3)
-    figure.set_layout_engine("constrained")
     ordered, many = spec.down == "variant", len(runs[0]) > 1
+    figure = new_figure(max(5.0 * len(runs), 10.0 if many else 6.5), 4.3)
+    figure.set_layout_engine("constrained")
     for axes, bands in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs, strict=True):
         # Variants have no order and no distance that an axis or a line could show.
         places = np.array([float(r["beta"]) if ordered else k for k, r in enumerate(bands[0])])

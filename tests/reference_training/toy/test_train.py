@@ -85,6 +85,8 @@ def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, scenario, dou
     settings = {"scenario": scenario, "iterations": 6, "evaluations": 1, "checkpoint_every": 6}
     betas, variants = ("0", "0.5", "-0.2"), ("default", "no_pos", "batch", "true")
     go(config_for(tmp_path / "all", betas=betas, variants=variants, **settings))
+    # The list of so many is no setting that is too long to be one.
+    assert ToyConfig(out=tmp_path / "all", resume=True).open()[0].betas == betas
     together = parameters(tmp_path / "all")
     who = Members.of(betas, variants, (0, 1)).describe()
     assert len(who) == 24
