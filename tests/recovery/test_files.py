@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -105,20 +104,6 @@ def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None
 def test_only_the_newest_two_stay(tmp_path: Path) -> None:
     run_of(30, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_damaged_snapshot_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run_of(20, tmp_path)
-    older, newest = sorted(tmp_path.glob("snapshot-*.pt"))
-    newest.write_bytes(newest.read_bytes()[:-100])
-    with caplog.at_level(logging.WARNING, logger="ebmguard"):
-        assert make(tmp_path).guard.resume() == int(older.stem.removeprefix("snapshot-"))
-    assert newest.name in caplog.text
-    older.write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="no snapshot can be read"):
-        make(tmp_path).guard.resume()
 
 
 def test_without_snapshots_or_a_folder(tmp_path: Path) -> None:

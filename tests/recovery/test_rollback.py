@@ -473,43 +473,12 @@ def test_changes_out_of_range(change: dict[str, float]) -> None:
         Change(**change)
 
 
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [
-        ({"scheduler": object()}, "scheduler= is a object"),
-        ({"buffer": 3}, "buffer= is a int"),
-        ({"generators": [1]}, "holds a int"),
-        ({"sgld_steps": 0}, "sgld_steps=0"),
-        ({"steps_argument": "n_steps"}, "needs sgld_steps"),
-        ({"steps_argument": "n_steps", "sgld_steps": 3}, "no parameter of that name"),
-    ],
-)
-def test_parts_that_cannot_be_taken_back(part: dict[str, Any], words: str) -> None:
+def test_a_sampler_without_that_parameter_cannot_be_given_its_steps() -> None:
     model = torch.nn.Linear(2, 1)
     g = guard(None, lambda f: torch.ones(3, 2), beta_star=0.5, action="rollback")
-
-    def begin() -> None:
-        g.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **part)
-        g.sampler(model)
-        f = model(torch.ones(3, 2)).squeeze(1)
-        g.loss_fn(f, f.clone())
-
-    with pytest.raises(ConfigError, match=words):
-        begin()
-
-
-def test_the_sampler_gets_its_steps_by_name() -> None:
-    seen: list[int] = []
-
-    def sample(f: Any, n_steps: int = 20) -> torch.Tensor:
-        seen.append(n_steps)
-        return torch.ones(3, 2)
-
-    g = guard(None, sample, beta_star=0.5)
-    model = torch.nn.Linear(2, 1)
-    g.attach(sgld_steps=7, steps_argument="n_steps")
-    g.sampler(model)
-    assert seen == [7]
+    g.attach(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="no parameter of that name"):
+        g.attach(steps_argument="n_steps", sgld_steps=3).sampler(model)
 
 
 def test_schedulers_in_a_list_with_a_state_are_taken_back() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from tests.reference_training.jem.parts import SMALL
