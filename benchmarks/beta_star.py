@@ -104,7 +104,7 @@ class Growing:
             self.value = max(self.value / 1.005, self.least)
 
 
-FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0, "0": 0.0, "1": 1.0}
+FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0}
 ARMS = {each: each for each in FIXED} | {
     "fresh": "4, but 0.2 from noise",
     "growing": "4, more while f spreads",
@@ -138,10 +138,8 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     trainer.guard.close()
     trace = traced(rows)
     fate = fate_of(trace, scale=own.scale)
-    at = "" if rows[0]["beta_star"] else "ref/"  # where all weights are alike
-    tags = {"ess": f"{at}ess", "grad_scale": f"{at}grad_scale", "energy_gap": "energy_gap"}
-    tags["beta_star"] = "beta_star"
-    late = {name: float(np.median(trace[tag][-50:])) for name, tag in tags.items()}
+    tags = ("ess", "grad_scale", "energy_gap", "beta_star")
+    late = {tag: float(np.median(trace[tag][-50:])) for tag in tags}
     known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
     at_bounds = float(np.isin(trace["beta_star"], (rule.least, rule.most)).mean())
     return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
