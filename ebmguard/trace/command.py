@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from .chains import Sampler
 from .config import TraceConfig
 from .graph import DATA
-from .lines import BETA_STAR, Plan, by_hand, plans
+from .lines import Plan, by_hand, plans
 from .refusals import REFUSALS, Refused
 from .script import replay, shown, source_of
 from .tracer import Guarded, Trace, trace_script
@@ -70,8 +70,8 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
 
 def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     """Why a plan is not the one; or, in words, what was proven."""
-    at_zero = {k: text.replace(BETA_STAR, "beta_star=0.0") for k, text in plan.texts().items()}
-    done = replay(config.script, config.arguments, found.steps, at_zero)
+    guarded = config.script, config.arguments, found.steps, plan.texts()
+    done = replay(*guarded, beta_star=0.0)
     facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
     if done.error or not done.state:
         return Refused("guarded run", error=done.error or "it ended before as long")
@@ -79,7 +79,7 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guards", **facts)
     if done.state != found.state:
         return Refused("differs")
-    acting = replay(config.script, config.arguments, found.steps, plan.texts())
+    acting = replay(*guarded)
     if acting.error:
         return Refused("guarded run", error=acting.error)
     if said := done.warnings + acting.warnings:
@@ -88,7 +88,7 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
-        f"{done.sampler_calls} sampler calls and {done.losses} losses. With {BETA_STAR} it ran as "
+        f"{done.sampler_calls} sampler calls and {done.losses} losses. As they are it ran as "
         f"long, and the guard warned of nothing.{'' if plan.has_scale else why}"
     )
 

@@ -16,9 +16,8 @@ from .refusals import Refused
 from .script import Place, Source, source_of
 from .tracer import Trace
 
-__all__ = ["BETA_STAR", "Plan", "by_hand", "plans"]
+__all__ = ["Plan", "by_hand", "plans"]
 
-BETA_STAR = "beta_star=0.5"
 _FOLDER = 'log_dir="runs/1"'
 _SURE = 1e-3
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
@@ -134,13 +133,13 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 
 
 def _options(sampler: Sampler, *, is_energy: bool, inline: bool) -> str:
-    words, found = BETA_STAR, sampler.measured
+    words, found = list[str](), sampler.measured
     if not inline and (sampler.is_function or not (found.is_exact or found.has_no_noise)):
-        words += ", sampler_scale=1.0"  # No factor on the module tempers it, or none is known.
+        words.append("sampler_scale=1.0")  # No factor on the module tempers it, or none is known.
     elif found.is_exact and inline:
-        words += f", output_scale={_number(found.output_scale)}"
-    words += ', convention="energy"' if is_energy else ""
-    return f"{words}, {_FOLDER}"
+        words.append(f"output_scale={_number(found.output_scale)}")
+    words += ['convention="energy"'] if is_energy else []
+    return ", ".join([*words, _FOLDER])
 
 
 def _number(scale: float) -> str:

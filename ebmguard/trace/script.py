@@ -217,23 +217,26 @@ class Replay:
     warnings: tuple[str, ...] = ()  # of the guard
 
 
-def replay(script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str]) -> Replay:
-    """Run a script for a number of optimizer steps, some of its files with another text."""
+def replay(
+    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **told: object
+) -> Replay:
+    """Run a script for some optimizer steps, with other texts of files; guards are told more."""
     with tempfile.TemporaryDirectory() as folder:
-        task, told = Path(folder) / "task.json", Path(folder) / "told.json"
-        task.write_text(json.dumps([str(script), list(arguments), steps, dict(texts), str(told)]))
+        task, result = Path(folder) / "task.json", Path(folder) / "result.json"
+        given = [str(script), list(arguments), steps, dict(texts), told, str(result)]
+        task.write_text(json.dumps(given))
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
         )
-        if not told.exists():
+        if not result.exists():
             words = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
             return Replay("", words[-1])
-        return Replay(**json.loads(told.read_text()))
+        return Replay(**json.loads(result.read_text()))
 
 
 def _main(task: Path) -> None:
     facade: Any = importlib.import_module("ebmguard")
-    script, arguments, steps, texts, told = json.loads(task.read_text())
+    script, arguments, steps, texts, more, told = json.loads(task.read_text())
     guards: list[Any] = []
     make, count = facade.guard, itertools.count(1)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -241,7 +244,7 @@ def _main(task: Path) -> None:
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         # A proof leaves the folder of the real run alone.
-        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None}))
+        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None, **more}))
         return guards[-1]
 
     said, handler = list[str](), logging.Handler(logging.WARNING)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from tests.trace.field import START, STRUCTURES, is_right
 
 MADE = START + "import ebmguard\n"
-GUARD = "ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
+GUARD = "ebmguard.guard(None, climb, model=f)\n"
 DIFFERENCE = "f(q).mean() - f(data()).mean()"
 
 
@@ -24,8 +24,7 @@ def is_left(refused, right, again=False):
 @is_left(
     "no sampler",
     {
-        START: MADE
-        + "loss_fn, walk = ebmguard.guard(None, walk, beta_star=0.5, sampler_scale=1.0)\n",
+        START: MADE + "loss_fn, walk = ebmguard.guard(None, walk, sampler_scale=1.0)\n",
         DIFFERENCE: "loss_fn(f(data()), f(q))",
     },
 )
@@ -93,7 +92,7 @@ def two_calls_of_backward():
 @is_left(
     "not evaluated",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, sample, model=f, beta_star=0.5)\n",
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, sample, model=f)\n",
         "q = sample(": "q = draw(",
         "energy(f, q).mean() - energy(f, data()).mean()": (
             "loss_fn(energy(f, data()), energy(f, q))"
@@ -122,7 +121,7 @@ def energies_under_autocast():
 @is_left(
     "another energy",
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5)\n",
+        START: MADE + "g = ebmguard.guard(None, None)\n",
         "(f(x) / level)": "(g.temper(f(x)) / level)",
         DIFFERENCE: "g.loss(f(data()), f(q))",
     },
@@ -147,7 +146,7 @@ def a_temperature_for_each_sample():
 @is_left(
     "another energy",
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean()": (
             "g.loss(f(x).logsumexp(1), f(q).logsumexp(1))"
         ),
@@ -188,8 +187,7 @@ def two_losses_and_squares():
 @is_left(
     "no sign",
     {
-        START: MADE + "loss_fn, prior = "
-        "ebmguard.guard(None, prior, model=f, beta_star=0.5, sampler_scale=1.0)\n",
+        START: MADE + "loss_fn, prior = ebmguard.guard(None, prior, model=f, sampler_scale=1.0)\n",
         "f(q).mean() - f(p).mean()": "loss_fn(f(p), f(q))",
     },
 )
@@ -227,8 +225,7 @@ def a_loss_that_is_turned_round():
 @is_left(
     "by hand",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, f.sample, model=f, "
-        'energy="energy", beta_star=0.5)\n',
+        START: MADE + 'loss_fn, draw = ebmguard.guard(None, f.sample, model=f, energy="energy")\n',
         "q = f.sample(": "q = draw(",
         "contrast(pos, neg)": "loss_fn(pos, neg)",
     },
@@ -269,8 +266,7 @@ def a_loss_in_another_file():
 @is_left(
     "by hand",
     {
-        START: MADE + 'loss_fn, draw = ebmguard.guard(None, samplers["sgld"], model=f, '
-        "beta_star=0.5)\n",
+        START: MADE + 'loss_fn, draw = ebmguard.guard(None, samplers["sgld"], model=f)\n',
         'samplers["sgld"](f, torch': "draw(f, torch",
         DIFFERENCE: "loss_fn(f(data()), f(q))",
     },
@@ -311,7 +307,7 @@ def one_function_for_energies_and_gradients():
     "two files",
     {
         "def gradient(f, x):\n": (
-            "import ebmguard\ng = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n\n\n"
+            "import ebmguard\ng = ebmguard.guard(None, None, output_scale=1)\n\n\n"
             "def gradient(f, x):\n"
         ),
         "return torch.autograd.grad(f(x)": "return torch.autograd.grad(g.temper(f(x))",
@@ -374,7 +370,7 @@ def twice_a_difference():
 @is_left(
     "not evaluated",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n",
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, climb, model=f)\n",
         "data(), climb(": "data(), draw(",
         "return b.mean() - a.mean()": "return loss_fn(a, b)",
     },
@@ -405,7 +401,7 @@ def energies_of_two_shapes():
         "module, other = Module(), Module()\n": (
             "module, other = Module(), Module()\nimport ebmguard\n"
             "module.loss_fn, module.sample = ebmguard.guard(\n"
-            "    None, module.sample, model=module.f, beta_star=0.5)\n"
+            "    None, module.sample, model=module.f)\n"
         ),
         "f(q).mean() - self.f(x).mean()": "loss_fn(self.f(x), self.f(q))",
     },
@@ -465,8 +461,8 @@ def energies_that_draw():
     "differs",
     {
         START: MADE + "loss_fn, climb = ebmguard.guard(\n"
-        "    lambda p, n: (n - p).sum() / 16, climb, model=f, "
-        "beta_star=0.5)\n",
+        "    lambda p, n: (n - p).sum() / 16, climb, model=f"
+        ")\n",
         "loss = (f(q) - f(x)).sum() / 16": "loss = loss_fn(f(x), f(q))",
     },
 )

@@ -86,13 +86,12 @@ def is_right(right: dict[str, str], says: tuple[str, ...] = (), **more):
 
 START = "optim = torch.optim.Adam(f.parameters(), 1e-3)\n"
 MADE = START + "import ebmguard\n"
-CLIMB = MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n"
+CLIMB = MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f)\n"
 
 
 @is_right(
     {
-        START: MADE
-        + 'g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1, convention="energy")\n',
+        START: MADE + 'g = ebmguard.guard(None, None, output_scale=1, convention="energy")\n',
         "energy = f(adj, x)": "energy = g.temper(f(adj, x))",
         "f(adj, data()).mean() - f(adj, x).mean()": "g.loss(f(adj, data()), f(adj, x))",
     }
@@ -125,7 +124,7 @@ def two_arguments():
             "self.f, self.optim = f, torch.optim.Adam(f.parameters(), 1e-3)\n"
             "        import ebmguard\n"
             "        self.loss_fn, self.sample = ebmguard.guard(\n"
-            "            None, self.sample, model=self.f, beta_star=0.5, convention='energy')\n"
+            "            None, self.sample, model=self.f, convention='energy')\n"
         ),
         "loss = e_pos.mean() - e_neg.mean()\n        if self": (
             "loss = self.loss_fn(e_pos, e_neg)\n        if self"
@@ -167,7 +166,7 @@ def prior_in_the_chain_and_a_branch():
             "self.optim = torch.optim.Adam(self.f.parameters(), 1e-3)\n"
             "        import ebmguard\n"
             "        self.loss_fn, self.sample = ebmguard.guard(\n"
-            "            None, self.sample, model=self.f, beta_star=0.5)\n"
+            "            None, self.sample, model=self.f)\n"
         ),
         "neg.mean() - pos.mean()": "self.loss_fn(pos, neg)",
     },
@@ -210,8 +209,7 @@ def chains_of_a_class_and_halves_by_chunk():
 
 @is_right(
     {
-        START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="score", '
-        "beta_star=0.5)\n",
+        START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="score")\n',
         "-(pos.mean() - neg.mean())": "loss_fn(pos, neg)",
     }
 )
@@ -247,7 +245,7 @@ def logits_and_energy_from_forward():
 
 @is_right(
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "f(x)[0].sum()": "g.temper(f(x)[0]).sum()",
         "-(pos.mean() - neg.mean())": "g.loss(pos, neg)",
     }
@@ -280,7 +278,7 @@ def energy_and_logits_in_a_tuple():
 
 @is_right(
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         'energy = out["energy"]': 'energy = g.temper(out["energy"])',
         'f(q)["energy"].mean() - f(data())["energy"].mean()': (
             'g.loss(f(data())["energy"], f(q)["energy"])'
@@ -327,7 +325,7 @@ def squares_of_the_energies_beside():
 
 @is_right(
     {
-        START: MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f, beta_star=0.5)\n",
+        START: MADE + "loss_fn, climb = ebmguard.guard(None, climb, model=f)\n",
         "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",
         "loss = fp.square().mean() - fp.mean() + fq.mean()": (
             "loss = fp.square().mean() - fp_cd.mean() + fq_cd.mean()"
@@ -347,7 +345,7 @@ def squares_in_the_same_expression():
 
 @is_right(
     {
-        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5)\n",
+        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f)\n",
         "loss = -(fp.mean() - fq.mean())": "loss = loss_fn(fp, fq)",
     },
     says=("gradient steps without noise",),
@@ -374,7 +372,7 @@ def squares_and_no_noise():
     {
         "sampler = Langevin()\n": (
             "sampler = Langevin()\n    import ebmguard\n    loss_fn, sampler.draw = ebmguard.guard("
-            "None, sampler.draw, model=f, beta_star=0.5)\n"
+            "None, sampler.draw, model=f)\n"
         ),
         "-(f(data()).mean() - f(q).mean())": "loss_fn(f(data()), f(q))",
     }
@@ -402,7 +400,7 @@ def a_local_name_that_is_an_attribute_too():
     {
         "sampler = Flips()\n": (
             "sampler = Flips()\n    import ebmguard\n    loss_fn, sampler.step = ebmguard.guard("
-            "None, sampler.step, model=f, beta_star=0.5, sampler_scale=1.0)\n"
+            "None, sampler.step, model=f, sampler_scale=1.0)\n"
         ),
         "f(q).mean() - f(bits()).mean()": "loss_fn(f(bits()), f(q))",
     },
@@ -432,7 +430,7 @@ def a_discrete_sampler_whose_steps_are_a_loop():
     main()
 
 
-POTENTIAL = 'g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1, convention="energy")\n'
+POTENTIAL = 'g = ebmguard.guard(None, None, output_scale=1, convention="energy")\n'
 
 
 @is_right(
@@ -477,7 +475,7 @@ def ten_times_a_network_with_a_trimmed_mean_and_a_clamp():
 @is_right(
     {
         START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="potential", '
-        'beta_star=0.5, convention="energy")\n',
+        'convention="energy")\n',
         "flow + (pos.mean() - neg.mean())": "flow + loss_fn(pos, neg)",
     }
 )
@@ -508,7 +506,7 @@ def ten_times_a_network_in_a_method():
 
 @is_right(
     {
-        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f, beta_star=0.5, "
+        START: MADE + "loss_fn, sample = ebmguard.guard(None, sample, model=f, "
         'sampler_scale=1.0, convention="energy")\n',
         "f(z_pos).mean() - f(z).mean()": "loss_fn(f(z_pos), f(z))",
     },
@@ -538,7 +536,7 @@ def two_more_terms_in_the_chain():
 @is_right(
     {
         START: MADE + 'loss_fn, sample = ebmguard.guard(None, sample, model=f, energy="energy", '
-        'beta_star=0.5, convention="energy")\n',
+        'convention="energy")\n',
         "f.energy(z_pos).mean() - f.energy(z).mean()": "loss_fn(f.energy(z_pos), f.energy(z))",
     }
 )
@@ -648,7 +646,7 @@ def maximised_by_hand():
     {
         "sampler = Langevin(f)\n": (
             "sampler = Langevin(f)\nimport ebmguard\n"
-            "loss_fn, sampler = ebmguard.guard(None, sampler, model=f, beta_star=0.5)\n"
+            "loss_fn, sampler = ebmguard.guard(None, sampler, model=f)\n"
         ),
         "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
     }
@@ -671,7 +669,7 @@ def a_sampler_that_is_called():
 
 @is_right(
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "torch.autograd.grad(f(x).sum(), x)": "torch.autograd.grad(g.temper(f(x)).sum(), x)",
         "f(q).mean() - f(data()).mean()": "g.loss(f(data()), f(q))",
     }
@@ -719,7 +717,7 @@ def the_mean_of_a_difference():
 
 @is_right(
     {
-        START: MADE + "g = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "self.net(x).logsumexp(1) - 0.5 * x.square().sum(1)": (
             "g.temper(self.net(x).logsumexp(1)) - 0.5 * x.square().sum(1)"
         ),
@@ -756,7 +754,7 @@ def a_term_that_the_loss_has_not():
 
 @is_right(
     {
-        START: MADE + "g_ = ebmguard.guard(None, None, beta_star=0.5, output_scale=1)\n",
+        START: MADE + "g_ = ebmguard.guard(None, None, output_scale=1)\n",
         "torch.autograd.grad(f(x).logsumexp(1).sum(), x)": (
             "torch.autograd.grad(g_.temper(f(x).logsumexp(1)).sum(), x)"
         ),
@@ -803,8 +801,8 @@ def squares_that_meet_first():
             "        import ebmguard\n        sampler = self.samplers"
         ),
         '["sgld"]\n        for': (
-            '["sgld"]\n        loss_fn, sampler = ebmguard.guard(None, sampler, model=self.f, '
-            "beta_star=0.5)\n        for"
+            '["sgld"]\n        loss_fn, sampler = ebmguard.guard(None, sampler, model=self.f'
+            ")\n        for"
         ),
         "self.f(q).mean() - self.f(data()).mean()": "loss_fn(self.f(data()), self.f(q))",
     }
@@ -830,8 +828,8 @@ def a_local_sampler_and_the_energy_of_self():
 @is_right(
     {
         "for _ in range(30):\n": (
-            "import ebmguard\nloss_fn, sample = ebmguard.guard(None, sample, model=f, "
-            "beta_star=0.5)\nfor _ in range(30):\n"
+            "import ebmguard\nloss_fn, sample = ebmguard.guard(None, sample, model=f"
+            ")\nfor _ in range(30):\n"
         ),
         "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
     },

@@ -31,21 +31,19 @@ def replay(tmp_path, monkeypatch) -> Replay:
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run))
     monkeypatch.chdir(tmp_path)
 
-    def of(structure, beta_star=None):
-        return script.replay(
-            write(structure, {} if beta_star is None else structure.right, beta_star), [], 3, {}
-        )
+    def of(structure, right, **told):
+        return script.replay(write(structure, right), [], 3, {}, **told)
 
     return of
 
 
-def write(structure: Structure, right: dict[str, str], beta_star: float | None = None) -> Path:
+def write(structure: Structure, right: dict[str, str]) -> Path:
     """Its files in the present folder; the script."""
     # Compiled files are told from newer ones by seconds and size alone.
     shutil.rmtree("__pycache__", ignore_errors=True)
     for name, text in structure.files(right).items():
         sys.modules.pop(name.removesuffix(".py"), None)
-        Path(name).write_text(text.replace("beta_star=0.5", f"beta_star={beta_star or 0.0}"))
+        Path(name).write_text(text)
     script.source_of.cache_clear()
     return Path(name)
 
@@ -66,7 +64,7 @@ def test_the_lines_are_right(name, replay, capsys, monkeypatch):
     for words in structure.says:
         assert words in out, out
     found = script.replay(path, [], 3, printed[0].texts())
-    acting = replay(structure, 0.5)
+    acting = replay(structure, structure.right)
     assert not acting.error
     assert not acting.warnings
     assert found.state == acting.state, next(iter(printed[0].texts().values()))
@@ -86,7 +84,8 @@ def test_the_way_out_works(name, replay, capsys):
     if "{guard}" in way_out:
         for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
             assert f'{call[:-1]}, log_dir="runs/1")' in out, out
-    plain, off, acting = (replay(structure, beta_star) for beta_star in (None, 0.0, 0.5))
+    plain, acting = (replay(structure, right) for right in ({}, structure.right))
+    off = replay(structure, structure.right, beta_star=0.0)
     assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
     assert off.losses >= 3
     assert (acting.error, [*acting.warnings]) == ("", [])

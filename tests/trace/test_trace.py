@@ -16,7 +16,7 @@ from tests.trace import structures, trainers
 PROVEN = {
     "PLAIN": (
         "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, "
-        'optimizer=optim, beta_star=0.5, log_dir="runs/1")  # output_scale=100, measured',
+        'optimizer=optim, log_dir="runs/1")  # output_scale=100, measured',
         "+    loss = loss_fn(f(x_p), f(x_q))",
     ),
     "JEM": (
@@ -24,37 +24,35 @@ PROVEN = {
         "called at train.py:59: x_q = sample_q(f, replay_buffer)",
         "loss at train.py:64 (4 times): l_p_x = -(fp - fq)",
         "loss_fn, sample_q = ebmguard.guard(None, sample_q, model=f, optimizer=optim, "
-        'beta_star=0.5, log_dir="runs/1")  # output_scale=20_000, measured',
+        'log_dir="runs/1")  # output_scale=20_000, measured',
         "l_p_x = loss_fn(fp_all, fq_all)",
     ),
     "INLINE": (
         "its loop stands beside the loss",
-        'g = ebmguard.guard(None, None, beta_star=0.5, output_scale=100, convention="energy", '
-        'log_dir="runs/1")',
+        'g = ebmguard.guard(None, None, output_scale=100, convention="energy", log_dir="runs/1")',
         "neg_out = g.temper(model(neg_img))",
         "loss = loss + g.loss(pos_out, neg_out)",
     ),
     "LATENT": (
         "sampler `sample_langevin_prior_z`",
         "samples of `sample_langevin_post_z of netE`",
-        'optimizer=optE, beta_star=0.5, convention="energy", log_dir="runs/1")  # output_scale=1, '
-        "measured",
+        'optimizer=optE, convention="energy", log_dir="runs/1")  # output_scale=1, measured',
         "loss_e = loss_fn(pos_all, neg_all)",
     ),
     "COOP": (
         "self.loss_fn, self.langevin_dynamics_descriptor = ebmguard.guard(None, "
         "self.langevin_dynamics_descriptor, model=self.descriptor, optimizer=self.des_optimizer, "
-        'beta_star=0.5, log_dir="runs/1")',
+        'log_dir="runs/1")',
         "des_loss = self.loss_fn(obs_feature, revised_feature).sum()",
     ),
     "MALA": (
         "loss_fn, model.sample = ebmguard.guard(None, model.sample, model=model, optimizer=optim, "
-        'beta_star=0.5, convention="energy", log_dir="runs/1")  # output_scale=1, measured',
+        'convention="energy", log_dir="runs/1")  # output_scale=1, measured',
         "loss = loss_fn(pos, neg)",
     ),
     "CLASS": (
         "self.loss_fn, self.negatives = ebmguard.guard(None, self.negatives, model=self.energy, "
-        'optimizer=self.optim, beta_star=0.5, convention="energy", log_dir="runs/1")',
+        'optimizer=self.optim, convention="energy", log_dir="runs/1")',
         "return self.loss_fn(e_pos, e_neg) + 0.1 *",
     ),
     "CHUNK": ("input (16, 4), output (16, 3)", "loss = loss_fn(pos, neg) / 2"),
@@ -66,17 +64,17 @@ PROVEN = {
     "METHODS": (
         "energy: __main__.Net, called model",
         'sample = ebmguard.guard(None, sample, model=model, energy="energy", '
-        'optimizer=optim, beta_star=0.5, convention="energy", log_dir="runs/1")',
+        'optimizer=optim, convention="energy", log_dir="runs/1")',
         "loss = loss_fn(model.energy(data()), model.energy(x))",
     ),
     "FORWARD": (
         "energy: __main__.Net, called model",
         "loss_fn, sample = ebmguard.guard(None, sample, model=model, optimizer=optim, "
-        'beta_star=0.5, convention="energy", log_dir="runs/1")',
+        'convention="energy", log_dir="runs/1")',
     ),
     "LOSS_MODULE": (
         "self.loss_fn, self.sample = ebmguard.guard(None, self.sample, model=self.net, "
-        'beta_star=0.5, log_dir="runs/1")',  # its optimizer is made elsewhere
+        'log_dir="runs/1")',  # its optimizer is made elsewhere
         "return self.loss_fn(self.net(x), self.net(x_q))",
     ),
     "TWICE": (
@@ -85,12 +83,12 @@ PROVEN = {
     ),
     "NESTED": (
         "self.loss_fn, self.langevin = ebmguard.guard(None, langevin, model=self.model.net, "
-        'optimizer=self.optim, beta_star=0.5, log_dir="runs/1")',
+        'optimizer=self.optim, log_dir="runs/1")',
         "return self.langevin(lambda x: self.model.score(x), torch.rand(B, D))",
         "return self.loss_fn(-e_pos, -e_neg)",
     ),
     "LOGITS": (
-        'g = ebmguard.guard(None, None, beta_star=0.5, output_scale=100, log_dir="runs/1")',
+        'g = ebmguard.guard(None, None, output_scale=100, log_dir="runs/1")',
         "grad = torch.autograd.grad(g.temper(f(x).logsumexp(1)).sum(), x)[0]",
         "loss = g.loss(fp, fq)",
     ),
