@@ -116,6 +116,6 @@ def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch
     rng = generator()
     g = guard(None, make_sampler(SETTINGS, 6, rng), beta_star=0.5)
     g.sampler(network, buffer(rng))
-    assert g.state_dict()["measured"]["exact"]["output_scale"] == pytest.approx(
+    assert g.state_dict()["measured"]["settled"]["output_scale"] == pytest.approx(
         2 * 0.7 / 0.05**2, rel=0.01
     )
