@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +80,10 @@ class Rule:
     """beta* from the medians of ten rows, by a factor a row, between its bounds."""
 
     def __init__(self, arm: str, cap: float) -> None:
-        start, *bounds, self.follow = RULES[arm]
-        self.least, self.most = (min(each, cap) for each in bounds)
-        self.value = min(start, cap)
+        self.follow: Callable[..., float]
+        start, least, most, self.follow = RULES[arm]
+        self.least, self.most = min(least, cap), min(most, cap)
+        self.value: float = min(start, cap)
         self.rows: deque[tuple[float, ...]] = deque(maxlen=60)
 
     def __call__(self, step: int) -> float:
@@ -95,7 +96,7 @@ class Rule:
             ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
             before = statistics.median([own[2] for own in self.rows][:20])
             grows = len(self.rows) >= 30 and spread > 1.25 * before
-            wanted: float = self.value * self.follow(self.value * spread, ess, scale, grows)
+            wanted = self.value * self.follow(self.value * spread, ess, scale, grows)
             self.value = min(max(wanted, self.least), self.most)
 
 
@@ -159,7 +160,7 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     late = {tag: float(np.median(trace[ref + tag][-50:])) for tag in ("ess", "grad_scale")}
     late |= {tag: float(np.median(trace[tag][-50:])) for tag in ("energy_gap", "beta_star")}
     known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
-    ends = np.float32([rule.least, rule.most] if rule else rows[0]["beta_star"])
+    ends = np.array([rule.least, rule.most] if rule else rows[0]["beta_star"], np.float32)
     at_bounds = float(np.isin(trace["beta_star"], ends).mean())
     return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
 
