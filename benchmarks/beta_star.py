@@ -1,4 +1,4 @@
-"""Which beta* does well where nobody has chosen one: fixed ones and a rule, on the population.
+"""Which beta* does well where nobody has chosen one: fixed ones and rules, on the population.
 
 python -m benchmarks.beta_star               # all cells, two at a time
 python -m benchmarks.beta_star --table-only  # the tables of what has been run
@@ -12,7 +12,7 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,14 @@ class Sparing(Trainer):
         return self._skill
 
 
-class Growing:
-    """beta* of 4, and up to 16 while energies run away: the brake is pulled, and never let go.
+class Rule:
+    """beta* from the medians of ten rows, by a factor a row, between its bounds."""
 
-    It rises while the spread of f on negatives has grown by 1.25 within 60 rows (where none
-    competes it holds), and falls slowly back to 4 else, while the weights are not uniform.
-    """
-
-    def __init__(self, cap: float) -> None:
-        self.value = self.least = min(4.0, cap)
-        self.most = min(16.0, cap)
+    def __init__(self, arm: str, cap: float) -> None:
+        self.follow: Callable[..., float]
+        start, least, most, self.follow = RULES[arm]
+        self.least, self.most = min(least, cap), min(most, cap)
+        self.value: float = min(start, cap)
         self.rows: deque[tuple[float, ...]] = deque(maxlen=60)
 
     def __call__(self, step: int) -> float:
@@ -93,28 +91,48 @@ class Growing:
 
     def observe(self, row: Mapping[str, float]) -> None:
         new = tuple(row.get(tag, math.nan) for tag in ("ess", "grad_scale", "f_neg/std"))
-        if not all(map(math.isfinite, new)):
-            return
-        self.rows.append(new)
-        ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
-        before = statistics.median([own[2] for own in self.rows][:20])
-        if len(self.rows) >= 30 and spread > 1.25 * before:
-            self.value = min(self.value * (1.02 if scale >= 0.5 else 1.0), self.most)
-        elif scale < 0.5 or ess < 1 / 1.1:
-            self.value = max(self.value / 1.005, self.least)
+        if all(map(math.isfinite, new)):
+            self.rows.append(new)
+            ess, scale, spread = map(statistics.median, zip(*[*self.rows][-10:], strict=True))
+            before = statistics.median([own[2] for own in self.rows][:20])
+            grows = len(self.rows) >= 30 and spread > 1.25 * before
+            wanted = self.value * self.follow(self.value * spread, ess, scale, grows)
+            self.value = min(max(wanted, self.least), self.most)
 
 
-FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0}
+def to_ess(target: float, ess: float) -> float:
+    """The factor that brings ESS nearer to a share of the negatives."""
+    return 1.02 if ess > 1.1 * target else 1 / 1.005 if ess < target / 1.1 else 1.0
+
+
+def guarded(target: float, ess: float, scale: float, *, grows: bool) -> float:
+    """The same, but up while energies run away: the brake is pulled, and not let go.
+
+    Where no negative competes, it holds while they grow, and falls else.
+    """
+    if scale < 0.5:
+        return 1.0 if grows else 1 / 1.005
+    return 1.02 if grows else to_ess(target, ess)
+
+
+RULES: dict[str, tuple[Any, ...]] = {  # the start, bounds, and the factor of a row
+    "growing": (4.0, 4.0, 16.0, lambda _, ess, scale, grows: guarded(1, ess, scale, grows=grows)),
+    "guarded": (0.5, 0.02, 10, lambda _, ess, scale, grows: guarded(0.5, ess, scale, grows=grows)),
+    "ess": (0.5, 0.02, 10.0, lambda _, ess, *__: to_ess(0.5, ess)),
+    "spread": (0.5, 0.02, 10.0, lambda spreads, *_: 2 / spreads if spreads else 1.0),
+}
+FIXED = {"4": 4.0, "2": 2.0, "0.5": 0.5, "8": 8.0, "0": 0.0, "1": 1.0}
 ARMS = {each: each for each in FIXED} | {
     "fresh": "4, but 0.2 from noise",
     "growing": "4, more while f spreads",
+    "guarded": "to ESS 0.5, more while f spreads",
+    "ess": "to ESS 0.5",
+    "spread": "2 / spread of f",
 }
-TWICE = ("4", "2", "0.5", "growing", "fresh")
-"""Arms with both seeds."""
 CELLS = {
     f"{name}_{arm}_s{seed}": {"run": name, "arm": arm, "seed": seed}
     for seed in SEEDS
-    for arm in (TWICE if seed else ARMS)
+    for arm in ARMS
     for name, run in RUNS.items()
     if arm != "fresh" or run.sampler == "short"
 }
@@ -125,23 +143,25 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     del folder
     own = Seeded(**dataclasses.asdict(RUNS[run]), again=seed)
     cap = (own.output_scale or math.inf) / 2
-    rule = Growing(cap)
-    fixed = min(FIXED.get(arm, 0.2), cap)
-    trainer = Sparing(own, beta_star=rule if arm == "growing" else fixed)
+    rule = Rule(arm, cap) if arm in RULES else None
+    trainer = Sparing(own, beta_star=rule or min(FIXED.get(arm, 0.2), cap))
     watch, rows = Watch(own.scale), []
     for step in range(STEPS.get(own.data, 400)):
         rows.append(trainer.step())
-        rule.observe(rows[-1])
+        if rule is not None:
+            rule.observe(rows[-1])
         since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
         if since is not None and step - since >= AFTERMATH:
             break
     trainer.guard.close()
     trace = traced(rows)
     fate = fate_of(trace, scale=own.scale)
-    tags = ("ess", "grad_scale", "energy_gap", "beta_star")
-    late = {tag: float(np.median(trace[tag][-50:])) for tag in tags}
+    ref = "" if rows[0]["beta_star"] else "ref/"
+    late = {tag: float(np.median(trace[ref + tag][-50:])) for tag in ("ess", "grad_scale")}
+    late |= {tag: float(np.median(trace[tag][-50:])) for tag in ("energy_gap", "beta_star")}
     known = {"fate": fate.name, "death": fate.death, "steps": len(rows)}
-    at_bounds = float(np.isin(trace["beta_star"], (rule.least, rule.most)).mean())
+    ends = np.array([rule.least, rule.most] if rule else rows[0]["beta_star"], np.float32)
+    at_bounds = float(np.isin(trace["beta_star"], ends).mean())
     return known | late | {"last": round(fate.last, 2), "at_bounds": round(at_bounds, 3)}
 
 
