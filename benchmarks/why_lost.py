@@ -20,11 +20,14 @@ import pandas as pd
 from scipy.stats import binomtest
 from torch import Tensor
 
+from ebmguard.reference_training.plots.canvas import CONTRASTS, new_figure
+
 from .grid import Grid, Rows, number, table
 from .population.families import Run
 from .population.fates import Watch, fate_of
 from .population.trainer import SKILL, Trainer
 
+PICTURE = Path("docs/pictures/why_lost.png")
 SEEDS = range(20)
 STEPS, UPDATES = 5, 2400
 """Langevin steps of an update, and updates, of the published arm; its gradients all arms have."""
@@ -47,6 +50,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "twice the steps": {"sgld_steps": 2 * STEPS},
     "β* = 0.5": {"beta_star": 0.5},
     "β* = 2": {"beta_star": 2.0},
+    f"steps {FINER} times finer, as many updates": {**FINE, "steps": UPDATES},
 }
 CELLS: dict[str, dict[str, Any]] = {
     f"{network}_{number}_s{seed}": {"network": network, "arm": arm, "seed": seed}
@@ -72,15 +76,16 @@ class Clipped(Trainer):
 
 def updates(settings: Mapping[str, Any]) -> int:
     """For the published arm's gradients of f: of chains, of positives and of negatives."""
-    steps: int = settings.get("sgld_steps", STEPS)
-    return UPDATES * (STEPS + 2) // (steps + 2 + (settings.get("sampler") == "mala"))
+    steps = settings.get("sgld_steps", STEPS) + (settings.get("sampler") == "mala")
+    own: int = settings.get("steps", UPDATES * (STEPS + 2) // (steps + 2))
+    return own
 
 
 def measure(_: Path, network: str, arm: str, seed: int) -> dict[str, Any]:
     """Train until the compute is spent, or the run has been broken for a while."""
     own = {"sgld_steps": STEPS, **NETWORKS[network], **ARMS[arm]}
     kind = Clipped if own.pop("clipped", False) else Trainer
-    trainer = kind(Run("why-lost", seed, "digits", steps=updates(own), **own))
+    trainer = kind(Run("why-lost", seed, "digits", **own | {"steps": updates(own)}))
     watch, rows, begun = Watch(), [], time.process_time()
     for step in range(trainer.run.steps):
         row = trainer.step()
@@ -128,7 +133,24 @@ COLUMNS: dict[str, Callable[[Rows], str]] = {
 }
 
 
+def draw(rows: Rows) -> None:
+    """When each run was lost, and how far the others came, in updates of the published arm."""
+    figure = new_figure(8, 3.6)
+    for axes, network in zip(figure.subplots(1, 2, sharey=True), NETWORKS, strict=True):
+        for row in (x for x in rows if x["network"] == network):
+            at = [*ARMS].index(row["arm"]) + (row["seed"] - len(SEEDS) / 2) / 40
+            lost = row["name"] == "dead"
+            spent = (row["death"] if lost else row["updates"]) * UPDATES / row["updates"]
+            axes.plot(spent, at, "x" if lost else ".", color=CONTRASTS[lost], markersize=4)
+        axes.set(title=network, xlabel="gradients of f, in published updates", xscale="log")
+        axes.set_yticks(range(len(ARMS)), [*ARMS])
+    axes.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(PICTURE)
+
+
 def slots(rows: Rows) -> dict[str, str]:
+    draw(rows)
     arms = itertools.product(NETWORKS, ARMS)
     groups = [[x for x in rows if (x["network"], x["arm"]) == arm] for arm in arms]
     return {"summary": table([own for own in groups if own], COLUMNS)}
