@@ -368,7 +368,7 @@ def test_arguments_are_the_ones_of_both():
     model = Energy()
     with pytest.raises(TypeError, match="nonsense"):
         GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, nonsense=1)
-    with pytest.raises(ConfigError, match="exactly one of beta_star"):
-        GuardedContrastiveDivergence(model, langevin(model))
+    with pytest.raises(ConfigError, match="Pass one of beta_star= and beta="):
+        GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, beta=0.1)
     with pytest.raises(TypeError, match="convention"):  # torchebm has energies
         GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, convention="energy")
