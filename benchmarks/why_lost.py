@@ -140,7 +140,8 @@ def draw(rows: Rows) -> None:
         for row in (x for x in rows if x["network"] == network):
             at = [*ARMS].index(row["arm"]) + (row["seed"] - len(SEEDS) / 2) / 40
             lost = row["name"] == "dead"
-            spent = (row["death"] if lost else row["updates"]) * UPDATES / row["updates"]
+            own = {k: x for k, x in ARMS[row["arm"]].items() if k != "steps"}
+            spent = (row["death"] if lost else row["updates"]) * UPDATES / updates(own)
             axes.plot(spent, at, "x" if lost else ".", color=CONTRASTS[lost], markersize=4)
         axes.set(title=network, xlabel="gradients of f, in published updates", xscale="log")
         axes.set_yticks(range(len(ARMS)), [*ARMS])
