@@ -8,6 +8,7 @@ python -m benchmarks.beta_star --table-only  # the tables of what has been run
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import statistics
 import sys
@@ -18,12 +19,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import binomtest
 
-from .grid import Grid, Rows, table_of
+from .grid import Grid, Rows, rate, table_of
 from .population.families import LAST_LOOK, Run, group_of
-from .population.fates import Watch, fate_of
-from .population.record import traced
+from .population.fates import fate_of
+from .population.record import traced, watched
 from .population.trainer import Trainer
 
 # Of each family the first run that dies at beta* = 0 within steps 20 to 120 (where none does, in
@@ -145,14 +145,11 @@ def measure(folder: Path, run: str, arm: str, seed: int) -> dict[str, Any]:
     cap = (own.output_scale or math.inf) / 2
     rule = Rule(arm, cap) if arm in RULES else None
     trainer = Sparing(own, beta_star=rule or min(FIXED.get(arm, 0.2), cap))
-    watch, rows = Watch(own.scale), []
-    for step in range(STEPS.get(own.data, 400)):
-        rows.append(trainer.step())
+    rows = []
+    for row in itertools.islice(watched(trainer, AFTERMATH), STEPS.get(own.data, 400)):
+        rows.append(row)
         if rule is not None:
-            rule.observe(rows[-1])
-        since = watch.take(rows[-1]["energy_gap"], rows[-1]["f_pos/std"])
-        if since is not None and step - since >= AFTERMATH:
-            break
+            rule.observe(row)
     trainer.guard.close()
     trace = traced(rows)
     fate = fate_of(trace, scale=own.scale)
@@ -184,7 +181,6 @@ def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
     own, of_2 = (frame[frame["arm"] == each].set_index(["run", "seed"]) for each in (arm, "2"))
     lost, counts = own["is_lost"], own["fate"].value_counts()
     lost_at_2 = of_2["is_lost"].reindex(own.index)
-    low, high = binomtest(int(lost.sum()), len(own)).proportion_ci()
     regret = own[~lost].groupby("family")["regret"].mean().to_numpy()
     rng = np.random.default_rng(0)
     drawn = rng.choice(regret, (2000, len(regret))).mean(1)
@@ -192,7 +188,7 @@ def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
     worse, better = int((lost & ~lost_at_2).sum()), int((~lost & lost_at_2).sum())
     return {
         "β*, at most o/2": ARMS[arm],
-        "lost": f"{lost.sum()} of {len(own)} ({low:.2f} to {high:.2f})",
+        "lost": rate(int(lost.sum()), len(own)),
         "limping": str(counts.get("limping", 0)),
         "healthy": str(counts.get("healthy", 0)),
         "lost where 2 lives, lives where 2 is lost": f"{worse}, {better}",

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pandas as pd
 import torch
+from scipy.stats import binomtest
 
 from ebmguard.cli import main as ebmguard
 from ebmguard.errors import ConfigError
@@ -303,3 +304,9 @@ def number(value: Any, form: str = ".3g") -> str:
 def percent(value: Any) -> str:
     """A share of a table; a dash as for a number."""
     return NONE if pd.isna(value) else f"{100 * float(value):.1f}%"
+
+
+def rate(k: int, n: int) -> str:
+    """How many of how many, with the exact interval of the rate (Clopper and Pearson, 95%)."""
+    low, high = binomtest(k, n).proportion_ci()
+    return f"{k} of {n} ({low:.2f} to {high:.2f})"

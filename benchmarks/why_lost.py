@@ -17,14 +17,14 @@ from statistics import median
 from typing import Any
 
 import pandas as pd
-from scipy.stats import binomtest
 from torch import Tensor
 
 from ebmguard.reference_training.plots.canvas import CONTRASTS, new_figure
 
-from .grid import Grid, Rows, number, table
+from .grid import Grid, Rows, number, rate, table
 from .population.families import Run
-from .population.fates import Watch, fate_of
+from .population.fates import fate_of
+from .population.record import watched
 from .population.trainer import SKILL, Trainer
 
 PICTURE = Path("docs/pictures/why_lost.png")
@@ -86,13 +86,8 @@ def measure(_: Path, network: str, arm: str, seed: int) -> dict[str, Any]:
     own = {"sgld_steps": STEPS, **NETWORKS[network], **ARMS[arm]}
     kind = Clipped if own.pop("clipped", False) else Trainer
     trainer = kind(Run("why-lost", seed, "digits", **own | {"steps": updates(own)}))
-    watch, rows, begun = Watch(), [], time.process_time()
-    for step in range(trainer.run.steps):
-        row = trainer.step()
-        rows.append({tag: row.get(tag, math.nan) for tag in TAGS})
-        since = watch.take(row["energy_gap"], row["f_pos/std"])
-        if since is not None and step - since >= AFTER:
-            break
+    begun = time.process_time()
+    rows = [{tag: row.get(tag, math.nan) for tag in TAGS} for row in watched(trainer, AFTER)]
     trainer.guard.close()
     trace, cost = pd.DataFrame(rows), 1000 * (time.process_time() - begun) / len(rows)
     fate = fate_of({tag: trace[tag].to_numpy() for tag in TAGS})
@@ -106,10 +101,9 @@ def measure(_: Path, network: str, arm: str, seed: int) -> dict[str, Any]:
 
 
 def lost(own: Rows, before: float = math.inf) -> str:
-    """Of runs, with the exact interval of the rate (Clopper and Pearson, 95%)."""
+    """Of runs, how many."""
     k = sum(x["name"] == "dead" and x["death"] < before for x in own)
-    low, high = binomtest(k, len(own)).proportion_ci()
-    return f"{k} of {len(own)} ({low:.2f} to {high:.2f})"
+    return rate(k, len(own))
 
 
 def middle(own: Rows, name: str, form: str = ".3g") -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +40,26 @@ def record(run: Run, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     trainer = Trainer(run)
     rows: list[dict[str, float]] = []
-    watch = Watch(run.scale)
-    for step in range(run.steps):
-        row = trainer.step()
+    for row in watched(trainer, AFTERMATH):
         rows.append(row)
-        since = watch.take(row["energy_gap"], row["f_pos/std"])
-        is_lost = not math.isfinite(row["energy_gap"])
-        if since is not None and (is_lost or step - since >= AFTERMATH):
+        if not math.isfinite(row["energy_gap"]):
             break
     trainer.guard.close()
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, Any] = traced(rows)
     np.savez_compressed(folder / f"{run.name}.npz", **arrays)
     return {"steps": len(rows), "seconds": time.perf_counter() - began}
+
+
+def watched(trainer: Trainer, aftermath: int) -> Iterator[dict[str, float]]:
+    """The rows of a run, until it has been broken for so many steps."""
+    watch = Watch(trainer.run.scale)
+    for step in range(trainer.run.steps):
+        row = trainer.step()
+        yield row
+        since = watch.take(row["energy_gap"], row["f_pos/std"])
+        if since is not None and step - since >= aftermath:
+            return
 
 
 def traced(rows: Sequence[Mapping[str, float]]) -> Trace:
