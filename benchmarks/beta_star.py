@@ -219,7 +219,7 @@ def slots(rows: Rows) -> dict[str, str]:
     }
 
 
-GRID = Grid("beta_star", CELLS, measure, slots, trains_here=True)
+GRID = Grid("beta_star", CELLS, measure, slots)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

@@ -194,7 +194,7 @@ def slots(rows: Rows) -> dict[str, str]:
     return {"arms": table_of(lines), "real": f"{rows[0]['w2_real']:.3g}"}
 
 
-GRID = Grid("energy_matching", CELLS, measure, slots, judge=WARM, trains_here=True)
+GRID = Grid("energy_matching", CELLS, measure, slots, judge=WARM)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import stats
 
-from .grid import RESULTS, filled, table_of, write_text
+from ebmguard.reference_training.engine.run_folder import write_text
+
+from .grid import RESULTS, filled, table_of
 
 DIMENSIONS, BETAS, NEGATIVES = (1, 10, 100), (0.0, 0.1, 0.25, 0.5), (1, 8, 64, 256)
 _NODES = 800

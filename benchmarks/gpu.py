@@ -22,8 +22,9 @@ from pathlib import Path
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import find_device
+from ebmguard.reference_training.engine.run_folder import write_text
 
-from .grid import filled, provenance, write_text
+from .grid import filled, provenance
 
 FAILED = "**Failed**"
 GRACE = 45

@@ -1,9 +1,9 @@
 """Grids of cells, each measured in a process of its own: rows in one frame, tables in one page.
 
-A study names its cells, what measures one, and what its page shows of their rows. Ray does the
-work, as in `ebmguard sweep`, here or on a cluster; what is done is kept. The page is written by
-hand but for its slots, `<!-- NAME --> ... <!-- /NAME -->`, which are filled anew after each cell;
-the rows lie beside it, so that another machine goes on from there.
+A study names its cells, what measures one, and what its page shows of their rows. They are run as
+`ebmguard sweep` runs its own; what is done is kept. The page is written by hand but for its slots,
+`<!-- NAME --> ... <!-- /NAME -->`, which are filled anew after each cell; the rows lie beside it,
+so that another machine goes on from there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import datetime
 import json
-import logging
 import os
 import platform
 import re
@@ -22,7 +21,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
@@ -31,8 +30,10 @@ from scipy.stats import binomtest
 from ebmguard.cli import main as ebmguard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import describe
+from ebmguard.reference_training.engine.run_folder import read_json, write_text
 from ebmguard.reference_training.plots.markdown import NONE, markdown_table
-from ebmguard.reference_training.sweep.command import work_on
+from ebmguard.reference_training.sweep.cell import Cell
+from ebmguard.reference_training.sweep.sweep import Sweep
 
 from .rules import rules_version, stamp
 
@@ -40,31 +41,6 @@ RESULTS = Path("docs/results")
 SLOT = re.compile(r"<!-- ([\w-]+) -->.*?<!-- /\1 -->", re.DOTALL)
 Row = TypeVar("Row")
 Rows = Sequence[Mapping[str, Any]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Cell:
-    """One cell of a grid, as a sweep sees it."""
-
-    title: str
-    runs: Path
-    device: ClassVar[str] = "cpu"
-    begun_by: ClassVar[None] = None
-
-    @property
-    def log(self) -> Path:
-        return self.runs / f"{self.title}.log"
-
-    @property
-    def row(self) -> Path:
-        """What came of it, written at its end."""
-        return self.runs / f"{self.title}.json"
-
-    def over(self) -> str | None:
-        return "done" if self.row.is_file() else None
-
-    def progress(self) -> str:
-        return ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +55,8 @@ class Grid:
             done; a row has the settings of its cell and what came of it.
         judge: cells by name that are measured before the others, which need their folders; they
             have no rows in the frame.
-        trains_here: whether ``measure`` has a loop of its own, and no command's: on one thread,
-            and its log has no line of the guard's.
+        runs: the cells' folder, as the command line has it.
+        table: the page.
     """
 
     name: str
@@ -88,7 +64,8 @@ class Grid:
     measure: Callable[..., Mapping[str, Any]]
     slots: Callable[[Rows], Mapping[str, str]]
     judge: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    trains_here: bool = False
+    runs: Path = Path()
+    table: Path = Path()
 
     def main(self, words: Sequence[str] | None = None) -> int:
         """The command: measure what is not done, and fill the page; returns the exit status."""
@@ -96,7 +73,6 @@ class Grid:
         parser.add_argument("--runs", type=Path, default=Path("runs") / self.name)
         parser.add_argument("--table", type=Path, default=RESULTS / f"{self.name}.md")
         parser.add_argument("--workers", type=int, default=2, help="cells at a time")
-        parser.add_argument("--address", default="local", help="where Ray is: auto, or HOST:PORT")
         parser.add_argument("--table-only", action="store_true", help="measure nothing")
         parser.add_argument("--only", default="", help="only cells whose name contains this")
         parser.add_argument("--again", nargs="+", default=[], help="cells whose rows do not count")
@@ -104,70 +80,58 @@ class Grid:
             "--cell", choices=[*self.judge, *self.cells], help="this one, in this process"
         )
         given = parser.parse_args(words)
-        plan = Plan(self, given.runs, given.table, given.workers, given.address)
+        own, status = dataclasses.replace(self, runs=given.runs, table=given.table), 0
         if given.cell:
-            if self.trains_here:
-                logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
-                torch.set_num_threads(1)
-            plan.measure(given.cell)
+            torch.set_num_threads(1)
+            own.measure_cell(given.cell)
             return 0
-        plan.forget(given.again)
-        status = 0
-        if not given.table_only:
-            done = {row["cell"] for row in plan.rows()}
-            left = [name for name in self.cells if name not in done and given.only in name]
-            for names in (self.judge if left else (), left):
-                if names and not status:
-                    cells = [Cell(name, given.runs) for name in names]
-                    status = work_on(plan, cells, f"python -m benchmarks.{self.name}")
+        own.forget(given.again)
+        done = {row["cell"] for row in own.rows()}
+        left = [name for name in self.cells if name not in done and given.only in name]
+        for names in (self.judge, left) if left and not given.table_only else ():
+            if names and not status:
+                cells, again = (
+                    [own.cell(name) for name in names],
+                    f"python -m benchmarks.{self.name}",
+                )
+                status = Sweep(cells, [""] * given.workers, own.page, again).run()
         try:
-            plan.page()
+            own.page()
         except ConfigError as error:
             raise SystemExit(str(error)) from error
         print(given.table.read_text(encoding="utf-8"))
         return status
 
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """A grid with its folders, as a sweep sees it."""
-
-    grid: Grid
-    out: Path
-    table: Path
-    workers: int | None
-    address: str
-    gpus_per_cell: ClassVar[int] = 1
-
-    def words(self, cell: Cell) -> list[str]:
-        own = ["--runs", str(self.out), "--cell", cell.title]
-        return ["-m", f"benchmarks.{self.grid.name}", *own]
+    def cell(self, name: str) -> Cell:
+        """A cell, as a sweep sees it."""
+        own = ("--runs", str(self.runs), "--cell", name)
+        return Cell(self.runs / name, (f"benchmarks.{self.name}", *own))
 
     @property
     def store(self) -> Path:
         """The rows of all cells that are done."""
         return self.table.with_suffix(".csv.gz")
 
-    def measure(self, name: str) -> None:
+    def measure_cell(self, name: str) -> None:
         """Measure a cell, and write its row."""
-        folder, settings = self.out / name, {**self.grid.judge, **self.grid.cells}[name]
-        folder.mkdir(parents=True, exist_ok=True)
+        cell, settings = self.cell(name), {**self.judge, **self.cells}[name]
+        cell.out.mkdir(parents=True, exist_ok=True)
         where = {"date": str(datetime.date.today()), "machine": f"{platform.machine()} CPU"}
         made = {"cell": name, "commit": commit(), "rules": rules_version(), **where}
-        row = {**self.grid.measure(folder, **settings), **settings, **made}
-        write_text(Cell(name, self.out).row, json.dumps(row, indent=2) + "\n")
+        row = {**self.measure(cell.out, **settings), **settings, **made}
+        write_text(cell.row, json.dumps(row, indent=2) + "\n")
 
     def rows(self) -> list[dict[str, Any]]:
         """Of the cells that are done, in the grid's order."""
         kept = {row["cell"]: row for row in read_rows(self.store)}
-        new = (Cell(name, self.out).row for name in self.grid.cells)
+        new = (self.cell(name).row for name in self.cells)
         kept |= {file.stem: read_json(file) for file in new if file.is_file()}
-        return [kept[name] for name in self.grid.cells if name in kept]
+        return [kept[name] for name in self.cells if name in kept]
 
     def forget(self, names: Sequence[str]) -> None:
         """Take the rows of cells away, so that they are measured again."""
         for name in names:
-            Cell(name, self.out).row.unlink(missing_ok=True)
+            self.cell(name).row.unlink(missing_ok=True)
         if names:
             write_rows(self.store, [x for x in read_rows(self.store) if x["cell"] not in names])
 
@@ -179,22 +143,26 @@ class Plan:
         """
         rows = self.rows()
         if not rows:
-            raise ConfigError(f"nothing is known yet: no rows in {self.store} or {self.out}")
+            raise ConfigError(f"nothing is known yet: no rows in {self.store} or {self.runs}")
         write_rows(self.store, rows)
-        slots = {"source": self.source(rows), **self.grid.slots(rows)}
-        write_text(self.table, filled(self.table.read_text(encoding="utf-8"), slots))
+        write_text(self.table, self.page_of(rows))
 
-    def source(self, rows: Rows) -> str:
-        """What was measured, where and when, and under which rules."""
+    def page_of(self, rows: Rows) -> str:
+        """The page with its slots filled from the rows.
+
+        Its "source" is what was measured, where and when, and under which rules.
+        """
         commits, machines = (
             ", ".join(sorted({x[of] for x in rows})) for of in ("commit", "machine")
         )
-        return (
+        source = (
             f"Commit {commits}, {max(x['date'] for x in rows)}, {machines}, one thread a run on a "
-            f"machine shared with other work, `python -m benchmarks.{self.grid.name}`; {len(rows)} "
-            f"of {len(self.grid.cells)} runs done, each in [{self.store.name}]({self.store.name})."
+            f"machine shared with other work, `python -m benchmarks.{self.name}`; {len(rows)} "
+            f"of {len(self.cells)} runs done, each in [{self.store.name}]({self.store.name})."
             f"\n\n{stamp(x['rules'] for x in rows)}"
         )
+        text = self.table.read_text(encoding="utf-8")
+        return filled(text, {"source": source, **self.slots(rows)})
 
 
 def filled(text: str, slots: Mapping[str, str], *, whole: bool = True) -> str:
@@ -283,17 +251,6 @@ def provenance(device: torch.device, command: Sequence[str]) -> str:
         f"Commit {commit()}, {describe(device)}, torch {torch.__version__}, "
         f"{datetime.date.today():%d %B %Y}: `{shlex.join(command)}`"
     )
-
-
-def write_text(file: Path, text: str) -> None:
-    """Write a file that has its name only when all of it is there."""
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, file)
-
-
-def read_json(file: Path) -> Any:
-    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def number(value: Any, form: str = ".3g") -> str:

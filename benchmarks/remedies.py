@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from ebmguard.reference_training.engine.progress import Reporter
+from ebmguard.reference_training.engine.run_folder import read_json
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.scenarios import DIGITS
 from ebmguard.reference_training.jem.train import train
@@ -29,7 +30,7 @@ from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.stored import load_network, read_last
 from ebmguard.reference_training.plots.images import load_samples
 
-from .grid import Grid, Rows, number, percent, read_json, table_of
+from .grid import Grid, Rows, number, percent, table_of
 
 SEEDS = range(20, 25)
 CLIP_NORM = 3.0

@@ -195,7 +195,7 @@ WITH_YARDSTICKS = CELLS | {
     f"{name}_yardsticks": {"sampler": None, "seed": None, "data": name, "betas": None}
     for name in SIDES
 }
-GRID = Grid("true_scale", WITH_YARDSTICKS, measure, slots, trains_here=True)
+GRID = Grid("true_scale", WITH_YARDSTICKS, measure, slots)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

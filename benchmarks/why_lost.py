@@ -151,7 +151,7 @@ def slots(rows: Rows) -> dict[str, str]:
     return {"summary": table([own for own in groups if own], COLUMNS)}
 
 
-GRID = Grid("why_lost", CELLS, measure, slots, trains_here=True)
+GRID = Grid("why_lost", CELLS, measure, slots)
 
 if __name__ == "__main__":
     sys.exit(GRID.main())

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import grid, true_scale
-from benchmarks.grid import RESULTS, Grid, Plan, filled, read_rows, table, write_rows
+from benchmarks.grid import RESULTS, Grid, filled, read_rows, table, write_rows
 from benchmarks.remedies import CELLS, REMEDIES, config_of, iterations
 from ebmguard.errors import ConfigError
-from tests.reference_training.sweep.parts import environment
+from ebmguard.reference_training.sweep.cell import Cell
+from tests import forks
 
 STUDIES = [
     "beta_star",
@@ -48,58 +50,56 @@ def slots(rows):
 cells = {name: {"by": by} for by, name in enumerate("abc")}
 FAKE = grid.Grid("fake", cells, measure, slots, {"judge": {"by": 0}})
 
-def words(plan, cell):  # its processes are no modules of benchmarks
-    return [__file__, "--runs", str(plan.out), "--cell", cell.title]
-
-grid.Plan.words = words
 grid.rules_version = lambda: "8b70a3d2"  # which takes seconds
 if __name__ == "__main__":
     sys.exit(FAKE.main())
 """
 
 
-def measured_here(plan: Plan, cells: list[Any], _: str) -> int:
-    """What a sweep does, in this process."""
-    status = 0
-    for cell in cells:
-        try:
-            plan.measure(cell.title)
-        except SystemExit as error:
-            status = 1
-            print(f"FAILED {cell.title}: exit status {error.code}, see {cell.log}")
-        with contextlib.suppress(ConfigError):  # there is no row yet
-            plan.page()
-    return status
+class Here:
+    """Does what a sweep does, in this process."""
+
+    def __init__(self, cells: list[Cell], gpus: list[str], page: Callable[[], None], _: str):
+        self.cells, self.page = cells, page
+
+    def run(self) -> int:
+        status = 0
+        for cell in self.cells:
+            try:
+                sys.modules[cell.command[0]].FAKE.main(cell.command[1:])
+            except SystemExit as error:
+                status = 1
+                print(f"FAILED {cell.out.name}: exit status {error.code}, see {cell.log}")
+            with contextlib.suppress(ConfigError):  # there is no row yet
+                self.page()
+        return status
 
 
-@pytest.mark.parametrize("by", ["this process", pytest.param("Ray", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("by", ["here", pytest.param("a sweep", marks=pytest.mark.slow)])
 def test_what_is_done_is_kept_and_what_failed_is_measured_again(by, tmp_path, monkeypatch, capsys):
     """Another machine goes on from what lies beside the page."""
     page, runs = tmp_path / "page.md", tmp_path / "runs"
-    (tmp_path / "fake_study.py").write_text(FAKE)
+    study = tmp_path / "benchmarks" / "fake.py"  # benchmarks is a namespace: a part of it
+    for folder in (study.parent, runs):
+        folder.mkdir()
+    study.write_text(FAKE)
     page.write_text(PAGE)
-    runs.mkdir()
     (runs / "no-b").touch()
     monkeypatch.syspath_prepend(tmp_path)
-    for owner, name in ((grid.Plan, "words"), (grid, "rules_version")):
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
-    monkeypatch.delitem(sys.modules, "fake_study", raising=False)
-    fake: Grid = importlib.import_module("fake_study").FAKE
-    monkeypatch.setattr(grid, "work_on", measured_here)
+    monkeypatch.setattr(grid, "rules_version", str)  # put back in the end
+    monkeypatch.delitem(sys.modules, "benchmarks.fake", raising=False)
+    fake: Grid = importlib.import_module("benchmarks.fake").FAKE
+    monkeypatch.setattr(grid, "Sweep", Here)
 
     def here(*words: str, runs: Path = runs, status: int = 0) -> str:
         assert fake.main(["--table", str(page), "--runs", str(runs), *words]) == status
         return str(capsys.readouterr().out)
 
     def swept() -> str:
-        if by == "this process":
+        if by == "here":
             return here(status=1)
-        pytest.importorskip("ray", reason="Ray is not installed")
-        command = [sys.executable, str(tmp_path / "fake_study.py"), "--table", str(page)]
-        env = environment(PYTHONPATH=str(Path(__file__).parents[1]))
-        done = subprocess.run(
-            [*command, "--runs", str(runs)], capture_output=True, text=True, env=env, check=False
-        )
+        words = (str(study), "--table", str(page), "--runs", str(runs))
+        done = forks.run(*words, PYTHONPATH=f"{tmp_path}:{forks.ROOT}")
         assert done.returncode == 1, done.stderr
         return done.stdout
 
@@ -167,10 +167,10 @@ def test_a_page_is_that_of_its_rows(name, monkeypatch):
     monkeypatch.setattr(true_scale, "draw", lambda *_: None)
     own = importlib.import_module(f"benchmarks.{name}").GRID
     page = RESULTS / f"{name}.md"
-    plan, text = Plan(own, Path("no runs"), page, 1, "local"), page.read_text(encoding="utf-8")
-    rows = plan.rows()
+    own = dataclasses.replace(own, runs=Path("no runs"), table=page)
+    rows = own.rows()
     assert len(rows) == len(own.cells)
-    assert filled(text, {"source": plan.source(rows), **own.slots(rows)}) == text
+    assert own.page_of(rows) == page.read_text(encoding="utf-8")
 
 
 def test_the_commit_of_a_cell_is_dirty_by_code_and_not_by_pages(tmp_path, monkeypatch):

@@ -20,8 +20,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from benchmarks.grid import RESULTS, filled, read_json, table_of, write_text
+from benchmarks.grid import RESULTS, filled, table_of
 from benchmarks.rules import rules_version, stamp
+from ebmguard.reference_training.engine.run_folder import read_json, write_text
 
 from .detectors import BASELINES, Detect, named, shipped
 from .families import GROUPS, KINDS, group_of

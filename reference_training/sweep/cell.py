@@ -1,66 +1,58 @@
-"""One run of a grid: its settings, and what its folder says about it."""
+"""One cell of a grid: the command that does it, and whether it is done."""
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ebmguard.sinks.opened import opened
-
 from ..engine.run_config import RunConfig
-from ..engine.run_folder import CONFIG, METRICS, RESULTS, read_config, read_json
-
-TAIL = 1 << 16
-"""Bytes from the end of a row file that hold a whole row."""
+from ..engine.run_folder import CONFIG, RESULTS, read_config, read_json
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid.
+    """Work that a process of its own does from its start to its end.
 
     Attributes:
-        title: the cell in words.
-        words: the options of its trainer's command.
-        config: the same, parsed.
+        out: its folder; a file beside it, `row`, is written at its end.
+        command: the module that Python runs, and its arguments.
     """
 
-    title: str
-    words: tuple[str, ...]
-    config: RunConfig
+    out: Path
+    command: tuple[str, ...]
 
     @property
     def log(self) -> Path:
-        """What the run prints: a file beside its folder, which is also the run's lock."""
-        return self.config.out.with_name(f"{self.config.out.name}.log")
+        """What the process prints: a file beside the folder, which is also the cell's lock."""
+        return self.out.with_name(f"{self.out.name}.log")
 
     @property
-    def device(self) -> str:
-        """Where it is to train."""
-        return str(self.config.device)
+    def row(self) -> Path:
+        """What came of it."""
+        return self.out.with_name(f"{self.out.name}.json")
 
-    @property
-    def begun_by(self) -> Path:
-        """A file that is there when there is a run to go on with."""
-        return self.config.out / CONFIG
+    def words(self) -> list[str]:
+        """The command that does what is not done."""
+        return list(self.command)
 
     def over(self) -> str | None:
-        """How the run went, once it has come to its end.
+        """How it went, once it has come to its end."""
+        return "done" if self.row.is_file() else None
 
-        Raises:
-            ConfigError: as :meth:`results`.
-        """
-        results = self.results()
-        return None if results is None else outcome(results)
 
-    def progress(self) -> str:
-        """How far the run has come."""
-        return f"{self.steps()} of {self.config.total_steps}"
+@dataclass(frozen=True)
+class Run(Cell):
+    """A run of a reference trainer with its settings, whose results are in its folder."""
 
-    def results(self) -> dict[str, Any] | None:
-        """The results of a run that has come to the end of these settings; None otherwise.
+    config: RunConfig
+
+    def words(self) -> list[str]:
+        """The command that begins the run, or goes on with it."""
+        return [*self.command, *(["--resume"] if (self.out / CONFIG).is_file() else [])]
+
+    def over(self) -> str | None:
+        """How the run went, once it has come to the end of these settings.
 
         A run with fewer steps than are asked for now has not, unless it has diverged as a whole or
         its guard has ended it.
@@ -68,25 +60,14 @@ class Cell:
         Raises:
             ConfigError: the finished run has other settings, or a file of it is damaged.
         """
-        file = self.config.out / RESULTS
-        if not (self.begun_by.is_file() and file.is_file()):
+        if not ((self.out / CONFIG).is_file() and (self.out / RESULTS).is_file()):
             return None
-        wanted = self.config.resumed(read_config(self.config.out)).total_steps
-        results = read_json(file)
+        wanted = self.config.resumed(read_config(self.out)).total_steps
+        results = read_json(self.out / RESULTS)
         # The members of an ensemble diverge one by one; the others go on.
         lost = results["diverged_at"] is not None and "members" not in results
-        over = lost or results.get("ended") is not None
-        return results if over or results["iterations"] >= wanted else None
-
-    def steps(self) -> int:
-        """Training steps done, as far as the guard's rows on the disk say."""
-        rows = opened(self.config.out / METRICS)
-        if rows is None:
-            return 0
-        with rows:
-            rows.seek(max(0, rows.seek(0, os.SEEK_END) - TAIL))
-            found = re.findall(rb'"step": (\d+)[,}]', rows.read())
-        return int(found[-1]) + 1 if found else 0
+        over = lost or results.get("ended") is not None or results["iterations"] >= wanted
+        return outcome(results) if over else None
 
 
 def outcome(results: dict[str, Any]) -> str:

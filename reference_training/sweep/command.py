@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+
+import torch
 
 from ebmguard.errors import ConfigError
 
-from ..engine.interrupt import INTERRUPTED
-from .cell import Cell
 from .grid import Grid
-from .sweep import Stop, Sweep
-from .view import View
-
-FAILED = 1
+from .sweep import Sweep
 
 
 def run(grid: Grid) -> int:
@@ -24,51 +20,35 @@ def run(grid: Grid) -> int:
         Exit status: 0, 1 where a run failed, or 130 where Ctrl-C stopped the grid.
 
     Raises:
-        ConfigError: the settings do not make a grid, its folder cannot be written, there is no such
-            cluster, or it has no GPU.
-        ImportError: Ray is not installed.
+        ConfigError: the settings do not make a grid, its folder cannot be written, or there is no
+            GPU for it.
     """
     cells = grid.cells()
     if grid.print:
         for cell in cells:
-            if cell.results() is None:
-                _, *words = grid.words(cell)
-                print(shlex.join([*words, *(["--resume"] if cell.begun_by.is_file() else [])]))
+            if cell.over() is None:
+                print(shlex.join(cell.words()))
         return 0
     if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
         raise ConfigError(
-            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once, without torchrun, "
-            "and give --address for a Ray cluster of several machines"
+            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once on each machine, "
+            "without torchrun"
         )
-    return work_on(grid, cells, grid.command())
+    gpus = places(cells[0].config.device, grid.workers)
+    return Sweep(cells, gpus, grid.write_page, grid.command()).run()
 
 
-def work_on(plan: Grid, cells: Sequence[Cell], command: str) -> int:
-    """Do what is not done of a plan's cells.
-
-    Args:
-        plan: how they are run: a grid, or what :class:`~.sweep.Sweep` takes for one.
-        cells: in the order of the work.
-        command: that goes on with them.
-
-    Returns:
-        Exit status: 0, 1 where a run failed, or 130 where Ctrl-C stopped the work.
+def places(device: str, workers: int | None) -> list[str]:
+    """Where runs are trained at the same time: the GPU of each, or "" for one of a core.
 
     Raises:
-        ConfigError: its folder cannot be written, there is no such cluster, or it has no GPU.
-        ImportError: Ray is not installed.
+        ConfigError: there is no GPU, and the device is one.
     """
-    try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{plan.out} cannot be the folder of a grid: {error}") from error
-    with View(cells) as view:
-        sweep = Sweep(plan, cells, view)
-        with sweep.connected(), Stop() as stop:
-            sweep.run(stop)
-    for number, why in sorted(sweep.failures.items()):
-        print(f"FAILED {cells[number].title}: {why}")
-    if sweep.unfinished:
-        print(f"stopped; go on with: {command}")
-        return INTERRUPTED
-    return FAILED if sweep.failures else 0
+    count = 0 if device == "cpu" else torch.cuda.device_count()
+    if count:
+        own = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+        return own.split(",")[:count][:workers]
+    if device == "cuda":
+        raise ConfigError("each run is to have a GPU, and there is none; give `-- --device cpu`")
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return [""] * (workers or len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)

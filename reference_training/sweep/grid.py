@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import abc
 import itertools
+import os
 import shlex
+import socket
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
-from ebmguard.errors import ConfigError
-
 from ..engine.run_config import RunConfig, below, command_words, refuse, short
 
 if TYPE_CHECKING:  # the help needs no torch
-    from .cell import Cell
+    from .cell import Run
 
 COMMON = ("out", "resume", "no-resume")
 PREFIXES = {"scenario": "s", "data": "", "method": "", "beta_star": "b", "seed": "seed"}
@@ -29,12 +29,9 @@ class Grid(abc.ABC):
 
     out: Path
     """Folder of the grid, in which each run has a folder and a log beside it. Finished runs are
-    kept, unfinished ones resumed. The machines of a cluster share it."""
+    kept, unfinished ones resumed. Machines that share it may work on it together."""
     seeds: tuple[int, ...] = (0,)
     """Seeds, --seed of the runs."""
-    address: str = "local"
-    """Where Ray is: auto for the cluster that this machine belongs to, or HOST:PORT. With local
-    nothing needs to be started, and nothing listens beyond the loopback address."""
     workers: int | None = None
     """Runs at a time at most; the default is as many as there are GPUs, else CPU cores."""
     print: bool = False
@@ -60,47 +57,42 @@ class Grid(abc.ABC):
         """
         return None
 
-    def words(self, cell: Cell) -> list[str]:
-        """What Python runs for a cell."""
-        return ["-m", *self.trainer.words, *cell.words]
+    def write_page(self) -> None:
+        """Write OUT/table.md, whole at every moment, whoever else writes it; raises as `page`."""
+        if (text := self.page()) is not None:
+            partial = self.out / f".table.md.{socket.gethostname()}.{os.getpid()}"
+            partial.write_text(text, encoding="utf-8")
+            os.replace(partial, self.out / "table.md")
 
-    def cells(self) -> list[Cell]:
+    def cells(self) -> list[Run]:
         """Every run of the grid in the order of the work, their settings checked.
 
         Seeds are outermost, so that a grid which is half done compares all else.
 
         Raises:
-            ConfigError: there is nothing to run, a value is there twice, or the settings do not
-                make a run.
+            ConfigError: there is nothing to run, or the settings do not make a run.
             SystemExit: `training` is no command line of the trainer; it says why.
         """
-        problems = []
-        for name in self.axes:
-            values = getattr(self, name)
-            if not values:
-                problems.append(f"{name} is empty, expected at least one value")
-            problems += [
-                f"{name} has {v} twice" for v in sorted(set(values)) if values.count(v) > 1
-            ]
+        values = {name: dict.fromkeys(getattr(self, name)) for name in ("seeds", *self.axes)}
+        problems = [f"{x} is empty, expected at least one value" for x in values if not values[x]]
         problems += below(self, workers=1)
         given = {word.partition("=")[0].replace("_", "-") for word in self.training}
         own = [f"--{name.replace('_', '-')}" for name in (*COMMON, *self.axes.values())]
         problems += [f"{name} after -- is the grid's own to give" for name in own if name in given]
         refuse(problems, "a grid")
-        names = [name for name in self.axes if name != "seeds"]
-        grid = itertools.product(self.seeds, *(getattr(self, name) for name in names))
-        cells = [self._cell(dict(zip(("seeds", *names), values, strict=True))) for values in grid]
+        places = itertools.product(*values.values())
+        cells = [self._cell(dict(zip(values, place, strict=True))) for place in places]
         for cell in cells:
             cell.config.check()
-            if cell.config.device not in ("auto", "cuda", "cpu"):
-                raise ConfigError(
-                    f"device is {cell.config.device!r}, but each run of a grid sees its own GPUs "
-                    "alone; expected auto, cuda or cpu, and choose the GPUs by CUDA_VISIBLE_DEVICES"
-                )
+        if (device := cells[0].config.device) not in ("auto", "cuda", "cpu"):
+            why = (
+                "each run of a grid sees its own GPU alone; choose the GPUs by CUDA_VISIBLE_DEVICES"
+            )
+            refuse([f"device is {device}, expected auto, cuda or cpu: {why}"], "a grid")
         return cells
 
-    def _cell(self, place: dict[str, Any]) -> Cell:
-        from .cell import Cell
+    def _cell(self, place: dict[str, Any]) -> Run:
+        from .cell import Run
 
         values = {setting: short(place[name]) for name, setting in self.axes.items()}
         name = "_".join(
@@ -109,15 +101,13 @@ class Grid(abc.ABC):
             else PREFIXES.get(setting, setting) + value
             for setting, value in values.items()
         )
+        out = self.out / name
         # One thread each: the runs have a core each. What is given after -- comes later and counts.
-        words = ["--threads", "1", *self.training, "--out", str(self.out / name)]
+        words = ["--threads", "1", *self.training, "--out", str(out)]
         for setting, value in values.items():
             words += [f"--{setting.replace('_', '-')}", value]
-        title = ", ".join(
-            f"{setting.replace('beta_star', 'beta*')} {value}" for setting, value in values.items()
-        )
-        prog = " ".join(self.trainer.words)
-        return Cell(title, tuple(words), tyro.cli(self.trainer, prog=prog, args=words))
+        config = tyro.cli(self.trainer, prog=" ".join(self.trainer.words), args=words)
+        return Run(out, (*self.trainer.words, *words), config)
 
     def command(self) -> str:
         """The command line of this grid, defaults left out."""

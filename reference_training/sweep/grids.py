@@ -18,8 +18,7 @@ from .grid import Grid
 class BismGrid(Grid):
     """Train a grid of latent-variable models, or go on with one: methods × seeds, one core each.
 
-    OUT/table.md, with the methods side by side, is written anew after each run. Ray (the extra
-    "sweep") does the work, in this process or on a cluster.
+    OUT/table.md, with the methods side by side, is written anew after each run.
     """
 
     methods: tuple[str, ...] = METHODS
@@ -38,8 +37,7 @@ class BismGrid(Grid):
 class JemGrid(Grid):
     """Train a grid of JEM runs, or go on with one: scenarios × β* × seeds, one GPU or core each.
 
-    OUT/table.md, what `ebmguard table jem` prints, is written anew after each run. Ray (the extra
-    "sweep") does the work, in this process or on a cluster.
+    OUT/table.md, what `ebmguard table jem` prints, is written anew after each run.
     """
 
     scenarios: tuple[str, ...]
@@ -59,10 +57,7 @@ class JemGrid(Grid):
 
 @dataclass(frozen=True, kw_only=True)
 class ShortRunGrid(Grid):
-    """Train a grid of short-run models, or go on with one: data × β* × seeds, one GPU or core each.
-
-    Ray (the extra "sweep") does the work, in this process or on a cluster.
-    """
+    """Train short-run models, or go on with them: data × β* × seeds, one GPU or core each."""
 
     data: tuple[str, ...] = ("digits",)
     """Data sets."""
@@ -76,8 +71,7 @@ class ShortRunGrid(Grid):
 class ToyGrid(Grid):
     """Train a grid of toy ensembles, or go on with one: scenarios × seeds, one GPU or core each.
 
-    β, variants and the number of seeds are an ensemble's own: give them after `--`. Ray (the extra
-    "sweep") does the work, in this process or on a cluster.
+    β, variants and the number of seeds are an ensemble's own: give them after `--`.
     """
 
     scenarios: tuple[str, ...]

@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import sys
-import time
 from collections.abc import Sequence
-from typing import Any
+
+from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from ebmguard.errors import printable
 
 from ..plots.numbers import duration, mean
 from .cell import Cell
 
+TAIL = 200
+"""Bytes from the end of a log, of which the last line is shown."""
 
-class View:
-    """Context that shows each cell: what it does, its steps, and how long it has taken."""
 
-    def __init__(self, cells: Sequence[Cell]) -> None:
-        from rich.progress import Progress, TextColumn, TimeElapsedColumn
+class View(Progress):
+    """Context that shows each cell: what it does, how long it has taken, and what it said last."""
 
-        self._cells = cells
-        self._waiting = len(cells)
-        self._since: dict[int, float] = {}
+    def __init__(self, cells: Sequence[Cell], workers: int) -> None:
+        name, state, said = (
+            TextColumn(text, markup=False, table_column=Column(no_wrap=True))
+            for text in ("{task.description}", "{task.fields[state]}", "{task.fields[said]}")
+        )
+        is_shown = sys.stdout.isatty()
+        # By a thread of its own it would be refreshed while processes are begun.
+        super().__init__(
+            name, state, TimeElapsedColumn(), said, auto_refresh=False, disable=not is_shown
+        )
+        self._cells, self._workers = cells, workers
         self._seconds: list[float] = []
-        names = ("{task.description}", "{task.fields[state]}", "{task.fields[steps]}")
-        columns = (*(TextColumn(name, markup=False) for name in names), TimeElapsedColumn())
-        self._is_shown = sys.stdout.isatty()
-        self._table = Progress(*columns, disable=not self._is_shown)
         for cell in cells:
-            words: dict[str, Any] = {"state": "waiting", "steps": ""}
-            self._table.add_task(printable(cell.title), start=False, **words)
-
-    def __enter__(self) -> View:
-        self._table.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._table.stop()
+            self.add_task(printable(cell.out.name), start=False, state="waiting", said="")
 
     def say(self, text: str) -> None:
         """A line, above the table."""
@@ -44,36 +42,32 @@ class View:
 
     def began(self, number: int, text: str) -> None:
         """A cell runs now."""
-        self._waiting -= 1
-        self._since[number] = time.monotonic()
-        self._table.start_task(self._table.task_ids[number])
+        self.start_task(TaskID(number))
         self._set(number, text)
 
     def ended(self, number: int, text: str, *, trained: bool = False) -> None:
         """A cell is over, or as far as it comes in this sweep."""
-        began = self._since.pop(number, None)
-        self._table.stop_task(self._table.task_ids[number])
-        if began is None:
-            self._waiting -= 1
-        elif trained:
-            self._seconds.append(time.monotonic() - began)
-            text = f"{text}, {duration(self._seconds[-1])}{self._left()}"
+        self.stop_task(TaskID(number))
+        if trained:
+            self._seconds.append(self.tasks[number].elapsed or 0.0)
+            text = f"{text}, {duration(self._seconds[-1])}"
+            if left := sum(task.stop_time is None for task in self.tasks):
+                seconds = mean(self._seconds) * left / min(left, self._workers)
+                text = f"{text}; {left} left, about {duration(seconds)}"
         self._set(number, text)
 
-    def refresh(self) -> None:
-        """Look at how far the runs have come, where somebody sees it."""
-        for number in self._since if self._is_shown else ():
-            self._table.update(self._table.task_ids[number], steps=self._cells[number].progress())
+    def look(self) -> None:
+        """See what the running cells say, where somebody sees it."""
+        for task, cell in zip(self.tasks, () if self.disable else self._cells, strict=False):
+            if task.started and task.stop_time is None:
+                with cell.log.open("rb") as log:
+                    log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL))
+                    lines = log.read().decode(errors="replace").splitlines()
+                self.update(task.id, said=printable(lines[-1]))
+        self.refresh()
 
     def _set(self, number: int, text: str) -> None:
         state = printable(text.partition("\n")[0])
-        self._table.update(self._table.task_ids[number], state=state)
-        if not self._is_shown:
-            self.say(f"{self._cells[number].title}: {state}")
-
-    def _left(self) -> str:
-        left = len(self._since) + self._waiting
-        if not left:
-            return ""
-        seconds = mean(self._seconds) * left / max(1, len(self._since))
-        return f"; {left} left, about {duration(seconds)}"
+        self.update(TaskID(number), state=state, said="")
+        if self.disable:
+            self.say(f"{self._cells[number].out.name}: {state}")

@@ -15,7 +15,7 @@ from ebmguard.reference_training.engine.run_folder import last_course, series
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.train import run
-from ebmguard.reference_training.sweep.cell import Cell, outcome
+from ebmguard.reference_training.sweep.cell import Run
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.parts import (
     Silent,
@@ -156,10 +156,11 @@ def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
     found = load_run(tmp_path / "run")
     assert found.complete
     assert found.state().startswith("diverged at step 1 ")
-    assert outcome(results).startswith("ended by its guard after ")
     # A sweep that asks for more does not try again.
     longer = rollback_config(tmp_path / "run", **hopeless | {"iterations": 200})
-    assert Cell("a cell", ("unused",), longer).results() == results
+    over = Run(tmp_path / "run", ("unused",), longer).over()
+    assert over is not None
+    assert over.startswith("ended by its guard after ")
 
 
 def test_raise_ends_a_run_at_its_first_error(tmp_path):

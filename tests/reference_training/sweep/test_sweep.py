@@ -1,126 +1,241 @@
+"""Sweeps in processes of their own: of fakes that do as told, and of real runs."""
+
 from __future__ import annotations
 
 import fcntl
 import json
 import os
 import re
+import shlex
 import signal
+import time
+from pathlib import Path
 
 import pytest
+import torch
 
-from tests.reference_training.sweep.parts import calls, end, names, plan, start, until
+from tests import forks
+from tests.parts import PATIENCE
 
-pytest.importorskip("ray", reason="Ray is not installed")
-
-# Six runs of the digits, whose settings need no other data to be checked.
-DIGITS = ("--scenarios", "digits", "--beta-stars", "0", "0.5", "2", "--seeds", "0", "1")
-SIX = [f"digits_b{beta}_seed{seed}" for seed in (0, 1) for beta in ("0", "0.5", "2")]
+HERE = Path(__file__).parent
+SWEEP = """
+import sys
+import torch
+import tyro
+from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.sweep import command
+from ebmguard.reference_training.sweep.grids import JemGrid
+JemConfig.words = ("fake_trainer", "jem")
+JemGrid.page = lambda self: "table"
+torch.cuda.device_count = lambda: GPUS
+sys.exit(command.run(tyro.cli(JemGrid)))
+"""
+BETA_STARS = ("0", "0.5", "2", "5")
+# Runs of the digits, whose settings need no other data to be checked.
+DIGITS = ("--scenarios", "digits", "--beta-stars", *BETA_STARS, "--seeds", "0", "1")
+NAMES = [f"digits_b{beta}_seed{seed}" for seed in (0, 1) for beta in BETA_STARS]
 LENGTH = ("--", "--iterations", "100")
 
 
+class Started:
+    """A sweep of fakes in a folder, whose plan says by their names what they do."""
+
+    def __init__(self, grid, *words, gpus=0, plan=None, **environment):
+        grid.mkdir(exist_ok=True)
+        if plan is not None:
+            (grid / "plan.json").write_text(json.dumps(plan))
+        self.file = grid.with_name(f"said{time.monotonic_ns()}")
+        code, own = SWEEP.replace("GPUS", str(gpus)), {"PYTHONPATH": str(HERE)} | environment
+        words = ("-c", code, "--out", str(grid), *words)
+        self.process = forks.start(*words, stdout=self.file, **own)
+
+    def end(self, status):
+        assert forks.statuses(self.process) == [status], self.said()
+        return self.said()
+
+    def said(self):
+        return self.file.read_text()
+
+    def send(self, signal):
+        assert self.process.pid
+        os.kill(self.process.pid, signal)
+
+
+def calls(grid, event="begin"):
+    file = grid / "calls.jsonl"
+    written = file.read_text() if file.is_file() else ""
+    lines = written[: written.rfind("\n") + 1].splitlines()  # a run may be in the middle of a line
+    return [call for call in map(json.loads, lines) if call["event"] == event]
+
+
+def names(grid, event="begin"):
+    return sorted(call["name"] for call in calls(grid, event))
+
+
+def until(happened):
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def wait_for_lock(grid, name):
+    with (grid / f"{name}.log").open("ab") as log:
+        fcntl.flock(log, fcntl.LOCK_EX)
+
+
+def commands(grid, name):
+    log = grid / f"{name}.log"
+    lines = log.read_text().splitlines() if log.is_file() else []
+    return [line for line in lines if line.startswith("$ ")]
+
+
 def test_a_grid_of_everything_that_can_happen(tmp_path):
-    """One start of Ray for all: it takes seconds."""
     grid = tmp_path / "grid"
-    plan(grid, **{SIX[0]: "fail", SIX[1]: "die", SIX[2]: "diverge"})
+    does = ("fail", "die once", "diverge", "finish", "", "", "", "die")
+    grid.mkdir()
     # A finished run, one with other settings, and one that another process is training.
-    for name, iterations in ((SIX[3], 100), (SIX[4], 50)):
+    for name, beta_star in ((NAMES[4], 0.0), (NAMES[5], 0.25)):
         (grid / name).mkdir()
-        config = {"data": "digits", "scenario": "digits", "iterations": iterations, "seed": 1}
-        config |= {"beta_star": 0.0 if name == SIX[3] else 0.25}
-        (grid / name / "config.json").write_text(json.dumps(config))
+        config = {"data": "digits", "scenario": "digits", "iterations": 100, "seed": 1}
+        (grid / name / "config.json").write_text(json.dumps(config | {"beta_star": beta_star}))
         results = {"iterations": 100, "steps": 100, "diverged_at": None, "accuracy": 0.5}
         (grid / name / "results.json").write_text(json.dumps(results))
-    with (grid / f"{SIX[5]}.log").open("ab") as log:
+    with (grid / f"{NAMES[6]}.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX)
-        sweep = start(grid, *DIGITS, *LENGTH)
-        said = end(sweep)
-    assert sweep.returncode == 1, said
-    assert f"6 runs in {grid}, one core each" in said
-    assert "scenario digits, beta* 0, seed 0: FAILED, exit status 3" in said
-    told = said.split("\nFAILED scenario digits, beta* 0, seed 0: ")[1]
-    log_file = grid / f"{SIX[0]}.log"
-    assert told.startswith(f"exit status 3, see {log_file}\n    line 20\n")
-    assert "line 29\nFAILED scenario digits, beta* 0.5, seed 1: " in told
+        plan, own = dict(zip(NAMES, does, strict=True)), {"CUDA_VISIBLE_DEVICES": "3,MIG-5"}
+        said = Started(grid, *DIGITS, *LENGTH, gpus=2, plan=plan, **own).end(1)
+    assert f"8 runs in {grid}, one GPU each" in said
+    for number, text in enumerate(
+        (
+            "FAILED, exit status 3, see ",
+            "finished, accuracy 25.0%, ",
+            "diverged at 7, accuracy 25.0%, ",
+            "finished, accuracy 25.0%, ",
+            "kept, finished, accuracy 50.0%",
+            f"FAILED, {grid / NAMES[5]} cannot be resumed with other settings",
+            "skipped, another sweep is training it",
+            f"FAILED, killed by SIGKILL, see {grid / NAMES[7]}.log",
+        )
+    ):
+        assert f"\n{NAMES[number]}: {text}" in said
+    assert re.search(r"; \d left, about ", said)
+    told = said.split(f"\nFAILED {NAMES[0]}: ")[1]
+    assert told.startswith(f"exit status 3, see {grid / NAMES[0]}.log\n    line 20\n")
+    assert f"line 29\nFAILED {NAMES[5]}: " in told
     assert "beta_star is 0.5, the run has 0.25" in told
 
-    assert "scenario digits, beta* 0.5, seed 0: started\n" in said
-    assert "scenario digits, beta* 0.5, seed 0: finished, accuracy 25.0%, " in said
-    assert "scenario digits, beta* 2, seed 0: diverged at 7, accuracy 25.0%, " in said
-    assert "scenario digits, beta* 0, seed 1: kept, finished, accuracy 50.0%" in said
-    assert "beta* 2, seed 1: skipped, another sweep is training it" in said
-    assert re.search(r"; \d left, about ", said)
-
-    assert sorted(names(grid)) == sorted([*SIX[:3], SIX[1]])
-    assert sorted(names(grid, "end")) == SIX[1:3]
-    (call,) = (call for call in calls(grid) if call["name"] == SIX[2])
-    words = ["--threads", "1", "--iterations", "100", "--out", str(grid / SIX[2])]
+    assert names(grid) == sorted([*NAMES[:4], NAMES[1], *[NAMES[7]] * 4])
+    assert names(grid, "end") == sorted(NAMES[1:4])
+    (call,) = (call for call in calls(grid) if call["name"] == NAMES[2])
+    words = ["--threads", "1", "--iterations", "100", "--out", str(grid / NAMES[2])]
     assert call["words"][1:] == [*words, "--scenario", "digits", "--beta-star", "2", "--seed", "0"]
     assert call["env"]["OMP_NUM_THREADS"] == "1"
-    assert call["env"]["RAY_USAGE_STATS_ENABLED"] == "0"
-    assert [line.endswith("--resume") for line in commands(grid / f"{SIX[1]}.log")] == [False, True]
+    assert {call["env"]["CUDA_VISIBLE_DEVICES"] for call in calls(grid)} == {"3", "MIG-5"}
+    assert [line.endswith("--resume") for line in commands(grid, NAMES[1])] == [False, True]
     assert (grid / "table.md").read_text() == "table"
     assert not list(grid.glob(".table*"))
 
 
-def commands(log):
-    return [line for line in log.read_text().splitlines() if line.startswith("$ ")]
-
-
-@pytest.mark.slow
-def test_ctrl_c_in_the_terminal_stops_every_run_once(tmp_path):
+def test_of_two_sweeps_at_once_each_trains_its_own_runs(tmp_path):
     grid = tmp_path / "grid"
-    plan(grid, **{"*": "wait"})
-    sweep = start(grid, *DIGITS, "--workers", "2", *LENGTH)
-    until(lambda: len(calls(grid)) == min(2, len(os.sched_getaffinity(0))))
-    begun = names(grid)
-    os.killpg(sweep.pid, signal.SIGINT)  # as the terminal does: to all of its group
-    said = end(sweep)
-    assert sweep.returncode == 130, said
-    assert sorted(names(grid, "stop")) == sorted(begun) == sorted(names(grid))
-    assert {call["interrupts"] for call in calls(grid, "stop")} == {1}
-    again = said.split("stopped; go on with: ebmguard sweep jem ")[1].strip().split()
+    words = (*DIGITS, "--workers", "1", *LENGTH)
+    two = [Started(grid, *words, plan={"*": "wait"}) for _ in range(2)]
+    until(lambda: len(calls(grid)) == 2)
     (grid / "release").touch()
-    sweep = start(grid, *again[again.index("--seeds") :])
-    said = end(sweep)
-    assert sweep.returncode == 0, said
-    assert sorted(names(grid, "end")) == sorted(SIX)
+    for sweep in two:
+        sweep.end(0)
+    assert names(grid) == names(grid, "end") == sorted(NAMES)
+
+
+def test_ctrl_c_stops_every_run_once(tmp_path):
+    grid = tmp_path / "grid"
+    sweep = Started(grid, *DIGITS, "--workers", "2", *LENGTH, plan={"*": "wait"})
+    until(lambda: len(calls(grid)) == 2)
+    begun = names(grid)
+    sweep.send(signal.SIGINT)
+    said = sweep.end(130)
+    assert names(grid, "stop") == begun == names(grid)
+    assert {call["interrupts"] for call in calls(grid, "stop")} == {1}
+    # Each leads a group of its own, which Ctrl-C in the terminal does not reach.
+    assert all(call["leads"] for call in calls(grid))
+    again = said.split("stopped; go on with: ebmguard sweep jem ")[1].strip()
+    (grid / "release").touch()
+    Started(grid, *shlex.split(again)[2:]).end(0)
+    assert names(grid, "end") == sorted(NAMES)
     assert sum(call["words"][-1] == "--resume" for call in calls(grid)) == len(begun)
 
 
-@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_and_sigterm_never_insists(tmp_path):
     grid = tmp_path / "grid"
-    plan(grid, **{"*": "stubborn"})
-    sweep = start(grid, "--scenarios", "digits", "--beta-stars", "0")
+    sweep = Started(grid, *DIGITS, "--workers", "1", plan={"*": "stubborn"})
     until(lambda: calls(grid))
-    sweep.send_signal(signal.SIGTERM)
-    assert "stopping" in next(line for line in sweep.stdout if "stopping" in line)
-    sweep.send_signal(signal.SIGTERM)
-    with pytest.raises(Exception, match="timed out"):
-        sweep.wait(timeout=3)
-    sweep.send_signal(signal.SIGINT)
-    said = end(sweep)
-    assert sweep.returncode == 130, said
+    sweep.send(signal.SIGTERM)
+    until(lambda: "stopping" in sweep.said())
+    sweep.send(signal.SIGTERM)
+    sweep.process.join(2)
+    assert sweep.process.is_alive()
+    sweep.send(signal.SIGINT)
+    sweep.end(130)
     assert not names(grid, "end")
-    with (grid / f"{SIX[0]}.log").open("ab") as log:
+    with (grid / f"{NAMES[0]}.log").open("ab") as log:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left
 
 
-@pytest.mark.slow
 def test_a_sweep_that_is_killed_takes_its_runs_with_it(tmp_path):
     grid = tmp_path / "grid"
-    plan(grid, **{"*": "wait"})
-    words = ("--scenarios", "digits", "--beta-stars", "0", *LENGTH)
-    sweep = start(grid, *words)
-    until(lambda: calls(grid))
-    sweep.kill()
-    end(sweep)
-    with (grid / f"{SIX[0]}.log").open("ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)  # waits for the end of the run
-    assert not names(grid, "end")
+    words = (*DIGITS, "--workers", "2", *LENGTH)
+    sweep = Started(grid, *words, plan={"*": "wait"})
+    until(lambda: len(calls(grid)) == 2)
+    sweep.process.kill()
+    sweep.end(-signal.SIGKILL)
+    for name in NAMES[:2]:
+        wait_for_lock(grid, name)
+    assert names(grid, "stop") == sorted(NAMES[:2])
     (grid / "release").touch()
-    sweep = start(grid, *words)
-    said = end(sweep)
-    assert sweep.returncode == 0, said
-    assert "seed 0: resumed\n" in said
-    assert names(grid, "end") == [SIX[0]]
+    assert f"{NAMES[0]}: resumed\n" in Started(grid, *words).end(0)
+    assert names(grid, "end") == sorted(NAMES)
+
+
+@pytest.mark.slow
+def test_real_runs_are_single_runs_to_the_bit_however_they_are_killed(tmp_path):
+    single, grid = tmp_path / "single", tmp_path / "grid"
+    two = ("digits_b0_seed0", "digits_b2_seed0")
+    ours = ("-m", "ebmguard", "sweep", "jem", "--scenarios", "digits", "--beta-stars", "0", "2")
+    small = (
+        *("--workers", "2", "--", "--iterations", "30", "--depth", "10", "--width", "1"),
+        *("--checkpoint-every", "1", "--eval-every", "30", "--sgld-steps", "2", "--n-pos", "8"),
+        *("--n-neg", "8", "--n-labelled", "8", "--train-images", "100", "--valid-images", "50"),
+    )
+    printed = forks.run(*ours, "--out", str(single), "--print", *small).stdout.splitlines()
+    assert len(printed) == 2
+    for line in printed:
+        assert forks.run("-m", *shlex.split(line)).returncode == 0
+
+    sweep = forks.start(*ours, "--out", str(grid), *small, stdout=tmp_path / "said")
+    until(lambda: all(list((grid / name / "checkpoints").glob("step-*.pt")) for name in two))
+    os.kill(json.loads((grid / two[0] / ".lock").read_text())["pid"], signal.SIGKILL)
+    until(lambda: len(commands(grid, two[0])) == 2)
+    sweep.kill()
+    assert forks.statuses(sweep) == [-signal.SIGKILL]
+    for name in two:
+        wait_for_lock(grid, name)
+    again = forks.run(*ours, "--out", str(grid), *small)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count(": finished, accuracy ") == 2
+
+    for name in two:
+        (one, its_tensors), (other, tensors) = (saved(folder / name) for folder in (single, grid))
+        assert one == other
+        torch.testing.assert_close(its_tensors, tensors, rtol=0, atol=0)
+
+
+def saved(run):
+    """Rows and results but for those of the time; the newest checkpoint's tensors."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    results = json.loads((run / "results.json").read_text())
+    state = torch.load(max((run / "checkpoints").glob("step-*.pt")), weights_only=True)
+    assert len(rows) == 30
+    results = {name: x for name, x in results.items() if name not in ("wall_seconds", "command")}
+    parts = [*state["network"].values(), *state["buffer"].values()]
+    return (rows, results), [part for part in parts if isinstance(part, torch.Tensor)]
