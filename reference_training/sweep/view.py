@@ -23,14 +23,17 @@ class View(Progress):
 
     def __init__(self, cells: Sequence[Cell], workers: int) -> None:
         name, state, said = (
-            TextColumn(text, markup=False, table_column=Column(no_wrap=True))
-            for text in ("{task.description}", "{task.fields[state]}", "{task.fields[said]}")
+            TextColumn(text, markup=False, table_column=Column(no_wrap=True, ratio=ratio))
+            for text, ratio in (
+                ("{task.description}", None),
+                ("{task.fields[state]}", None),
+                ("{task.fields[said]}", 1),  # what is left of the line
+            )
         )
-        is_shown = sys.stdout.isatty()
+        columns = (name, state, TimeElapsedColumn(), said)
         # By a thread of its own it would be refreshed while processes are begun.
-        super().__init__(
-            name, state, TimeElapsedColumn(), said, auto_refresh=False, disable=not is_shown
-        )
+        is_shown = sys.stdout.isatty()
+        super().__init__(*columns, expand=True, auto_refresh=False, disable=not is_shown)
         self._cells, self._workers = cells, workers
         self._seconds: list[float] = []
         for cell in cells:
