@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
@@ -29,7 +30,6 @@ from .published import (
     read_mnist,
     read_svhn,
 )
-from .shrink import shrunk
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
@@ -74,11 +74,11 @@ def kept_data(
             behind a form, or no more: their errors say where.
         **counts: as there.
     """
-    folder = root or os.environ.get(ROOT_VARIABLE)
-    files = _SETS[name].files if download and name in _SETS else None
-    if files is not None:
-        fetch(files, Path(folder) if folder else _root(name, None))
-    return _kept(name, Path(folder) if folder else None, **counts)
+    value = root or os.environ.get(ROOT_VARIABLE)
+    folder = Path(value) if value else None
+    if download and name in _SETS and (files := _SETS[name].files) is not None:
+        fetch(files, _root(name, folder))
+    return _kept(name, folder, **counts)
 
 
 def load_data(
@@ -153,6 +153,40 @@ def load_data(
         pad=own.pad,
         flip=own.flip,
     )
+
+
+def shrunk(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Each pixel is the mean of a square of pixels, rounded to the nearest integer.
+
+    A half is rounded up. The levels of grey are those of the images: nothing is stretched.
+
+    Args:
+        images: (N, C, H, H); N may be 0.
+        size: their new height and width, a divisor of H.
+
+    Returns:
+        (N, C, size, size); `images` itself where they have that size.
+
+    Raises:
+        ConfigError: the squares would not be whole, or there would be more pixels than before.
+    """
+    count, channels, height, _ = images.shape
+    if size < 1 or height % size:
+        sizes = [divisor for divisor in range(1, height + 1) if height % divisor == 0]
+        raise ConfigError(
+            f"image_size is {size}, and the images have {height}x{height} pixels, whose means are "
+            f"taken over whole squares: expected one of {', '.join(map(str, sizes))}"
+        )
+    if size == height:
+        return images
+    side = height // size
+    squares = images.reshape(count, channels, size, side, size, side)
+    means: NDArray[np.uint32] = squares.sum(axis=(3, 5), dtype=np.uint32)
+    # In place: of all faces of CelebA they are gigabytes.
+    means *= 2
+    means += side * side
+    means //= 2 * side * side
+    return means.astype(np.uint8)
 
 
 def _root(name: str, root: Path | None) -> Path:
