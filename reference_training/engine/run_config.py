@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ebmguard.errors import ConfigError
 
@@ -85,18 +95,9 @@ class RunConfig(abc.ABC):
         set_here = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(base, **set_here)  # type: ignore[type-var]
 
-    def problems(self, **choices: tuple[Any, Any]) -> list[str]:
-        """What is wrong with the settings that all trainers share, and with choices among names.
-
-        Args:
-            **choices: by name, the value that counts and the `Literal` of those that can be meant.
-        """
-        wrong = [
-            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
-            for name, (value, known) in choices.items()
-            if value not in get_args(known)
-        ]
-        return wrong + below(self, checkpoint_every=1, threads=0)
+    def problems(self) -> list[str]:
+        """What is wrong with the settings that all trainers share, and with choices among names."""
+        return no_choices(self) + below(self, checkpoint_every=1, threads=0)
 
     def command(self) -> str:
         """The command line that makes this run again, defaults left out."""
@@ -236,6 +237,18 @@ def refuse(problems: Sequence[str], what: str = "a run") -> None:
     if problems:
         lines = "\n  ".join(problems)
         raise ConfigError(f"the settings do not make {what}:\n  {lines}")
+
+
+def no_choices(settings: object) -> list[str]:
+    """What is wrong with settings that are one of a `Literal`'s names; None is none of them."""
+    wrong = []
+    for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        for own in (kind, *get_args(kind)):  # such as X | None
+            if get_origin(own) is Literal and value not in (None, *get_args(own)):
+                known = ", ".join(get_args(own))
+                wrong.append(f"{name} is {value!r}, expected one of {known}")
+    return wrong
 
 
 def below(settings: object, **least: int) -> list[str]:
