@@ -22,7 +22,6 @@ from ebmguard.sinks.opened import opened
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
 
-_LONGEST_SETTING = 1000
 CONFIG = "config.json"
 RESULTS = "results.json"
 METRICS = "metrics.jsonl"
@@ -164,13 +163,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """config.json of the run in a folder; raises as :func:`read_json`, or where there is none."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
-    config = read_json(path / CONFIG)
-    for name, value in config.items():
-        # Errors quote settings in full, but not the list of who is in an ensemble.
-        if name != "members" and len(f"{name}{value}") > _LONGEST_SETTING:
-            what = f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters"
-            raise ConfigError(f"{path / CONFIG} is damaged: {what}; it is no run's")
-    return config
+    return read_json(path / CONFIG)
 
 
 def open_file(file: Path) -> BinaryIO:

@@ -188,9 +188,6 @@ def test_energies_are_those_of_the_logits():
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
     assert net(x, y).tolist() == [logits[i, c].item() for i, c in enumerate(y.tolist())]
     torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
-    for wrong in (y[:3], y[:, None]):
-        with pytest.raises(ValueError, match=r"one class for each: \(4,\)"):
-            net(x, wrong)
 
 
 def test_an_unconditional_energy_is_an_output_beside_the_logits():
@@ -204,20 +201,10 @@ def test_an_unconditional_energy_is_an_output_beside_the_logits():
         net(x, torch.tensor([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"depth": 12}, "depth is 12"),
-        ({"depth": 4}, "depth is 4"),
-        ({"width": 0}, "width is 0"),
-        ({"activation": "relu"}, "activation is 'relu', expected leaky_relu or silu"),
-        ({"norm": "act"}, "norm is 'act', expected none or batch or instance or layer"),
-        ({"autocast": torch.float16}, "autocast is torch.float16"),
-    ],
-)
-def test_refuses(settings, message):
-    with pytest.raises(ValueError, match=message):
-        WideResNet(**settings)
+@pytest.mark.parametrize("depth", [4, 12])
+def test_another_depth_is_refused(depth):
+    with pytest.raises(ValueError, match=f"depth is {depth}, expected 6 n"):
+        WideResNet(depth=depth)
 
 
 # -- autocast ----------------------------------------------------------------------------------

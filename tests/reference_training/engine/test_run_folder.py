@@ -106,7 +106,7 @@ def test_cuts_nothing_off_a_file_that_lost_its_end(tmp_path):
     assert folder.row_sizes() == {"metrics.jsonl": sizes["metrics.jsonl"] // 2}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{", '{"a": {"lr": "%s"}}' % ("1" * 2000)])
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{"])
 def test_a_damaged_config_is_told(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):
