@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .compiling import CompileName
 from .engine.run_config import RunConfig
-from .precision import PrecisionName
+from .precision import CompileName, PrecisionName
 
 
 @dataclass(frozen=True)
