@@ -55,8 +55,13 @@ def train(
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
     state = folder.checkpoints.load(device)
-    if state is not None:
-        check_format(state, folder)
+    if state is not None and (found := state.get("format", 1)) != FORMAT:
+        raise ConfigError(
+            f"{folder.path} cannot be resumed: its checkpoints have format {found}, this version "
+            f"of ebmguard reads and writes format {FORMAT}. Go on with the version that began the "
+            "run, or begin one in another folder; its rows and results, and its network for "
+            "`evaluate` and `figure`, are read as before"
+        )
     with restoring(folder.path):
         folder.cut_rows(state["row_sizes"] if state else {})
     record = Record(config, folder, device, ranks)
@@ -65,7 +70,11 @@ def train(
         task.begin()
     else:
         with restoring(folder.path):
-            _load(task, state)
+            for name, part in task.parts.items():
+                part.load_state_dict(state[name])
+            for name, own in task.guards.items():
+                own.load_state_dict(state["guards"][name])
+            record.load_state_dict(state["record"])
     del state
     if ranks.group is None:  # ranks exchange messages, which are not captured
         for own in task.guards.values():
@@ -91,22 +100,6 @@ def train(
         reporter.stop()
         for own in task.guards.values():
             own.close()
-
-
-def check_format(state: Mapping[str, Any], folder: RunFolder) -> None:
-    """Refuse a checkpoint that holds other things than this version's.
-
-    Raises:
-        ConfigError: it is another version's.
-    """
-    found = state.get("format", 1)
-    if found != FORMAT:
-        raise ConfigError(
-            f"{folder.path} cannot be resumed: its checkpoints have format {found}, this version "
-            f"of ebmguard reads and writes format {FORMAT}. Go on with the version that began the "
-            "run, or begin one in another folder; its rows and results, and its network for "
-            "`evaluate` and `figure`, are read as before"
-        )
 
 
 class Run:
@@ -191,14 +184,6 @@ class Run:
                 "format": FORMAT,
             },
         )
-
-
-def _load(task: Task, state: Mapping[str, Any]) -> None:
-    for name, part in task.parts.items():
-        part.load_state_dict(state[name])
-    for name, own in task.guards.items():
-        own.load_state_dict(state["guards"][name])
-    task.record.load_state_dict(state["record"])
 
 
 def launch(
