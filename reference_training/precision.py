@@ -15,8 +15,7 @@ CompileName = Literal["auto", "yes", "no"]
 def set_precision(name: PrecisionName) -> None:
     """The arithmetic of float32 convolutions and products on a GPU, for this process.
 
-    Args:
-        name: "tf32" for that; with any other name they are float32.
+    They are float32 with any other name than "tf32".
     """
     import torch
 

@@ -14,22 +14,11 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
+from . import published
 from .celeba import read_celeba
 from .download import fetch
 from .files import PublishedFiles
 from .image_data import ImageData, Images
-from .published import (
-    CIFAR10,
-    CIFAR100,
-    MNIST,
-    SVHN,
-    read_cifar10,
-    read_cifar100,
-    read_digits,
-    read_frey,
-    read_mnist,
-    read_svhn,
-)
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
@@ -50,13 +39,15 @@ class _DataSet:
 
 
 _SETS: Mapping[str, _DataSet] = {
-    "digits": _DataSet(read_digits, levels=16),
-    "mnist": _DataSet(read_mnist, MNIST),
-    "cifar10": _DataSet(read_cifar10, CIFAR10, pad=4, flip=True),
-    "cifar100": _DataSet(read_cifar100, CIFAR100, classes=100, pad=4, flip=True),
-    "svhn": _DataSet(read_svhn, SVHN, pad=4),
+    "digits": _DataSet(published.read_digits, levels=16),
+    "mnist": _DataSet(published.read_mnist, published.MNIST),
+    "cifar10": _DataSet(published.read_cifar10, published.CIFAR10, pad=4, flip=True),
+    "cifar100": _DataSet(
+        published.read_cifar100, published.CIFAR100, classes=100, pad=4, flip=True
+    ),
+    "svhn": _DataSet(published.read_svhn, published.SVHN, pad=4),
     "celeba64": _DataSet(read_celeba, classes=1),  # no labels; short runs are not augmented
-    "frey": _DataSet(read_frey, classes=1),
+    "frey": _DataSet(published.read_frey, classes=1),
 }
 DATA_SETS: tuple[str, ...] = (*_SETS,)
 """Names that `--data` takes."""

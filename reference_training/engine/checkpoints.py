@@ -65,10 +65,6 @@ class Checkpoints:
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, on every rank, and remove all but this one and the one before.
 
-        Args:
-            step: steps finished so far.
-            state: tensors and plain values of this rank.
-
         Raises:
             DiskError: the disk does not take it; the checkpoints before are whole.
         """

@@ -72,14 +72,7 @@ class RunConfig(abc.ABC):
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Args:
-            ranks: who trains.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
+        """Refuse settings that cannot be meant by these ranks, all of them in one ConfigError."""
 
     def to_json(self) -> dict[str, Any]:
         """The settings of the run as plain JSON values, but for where it and its data come from."""
@@ -143,11 +136,7 @@ class RunConfig(abc.ABC):
         """The settings that count, and the folder to write into.
 
         A command that was started again by a launcher (`RESTARTS`) resumes the run that it began.
-
         Of several ranks the first one settles both, and the others follow it.
-
-        Args:
-            ranks: who trains.
 
         Raises:
             ConfigError: the settings do not make a run, the folder is not theirs, or there is no
@@ -174,7 +163,8 @@ class RunConfig(abc.ABC):
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
         from .run_folder import CONFIG, RunFolder, read_config
 
-        if not self.resume and _was_restarted() and (self.out / CONFIG).is_file():
+        was_restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+        if not self.resume and was_restarted and (self.out / CONFIG).is_file():
             stored = read_config(self.out)
             # Nothing is left out of a command that is repeated: a default that differs is another
             # run's, which was refused the first time.
@@ -276,10 +266,6 @@ def not_positive(settings: object, *names: str, or_0: bool = False) -> list[str]
         for name, x in values.items()
         if x is not None and not (math.isfinite(x) and (x > 0 or (or_0 and x == 0)))
     ]
-
-
-def _was_restarted() -> bool:
-    return any(os.environ.get(name, "0") != "0" for name in RESTARTS)
 
 
 def _plain(value: Any) -> Any:
