@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from ebmguard.errors import ConfigError
 from ebmguard.report import RecordedRun
@@ -58,24 +59,13 @@ def run(config: DemoConfig) -> int:
         f"ebmguard watch {config.out}/beta_star_2"
     )
     folders = [config.out / f"beta_star_{strength:g}" for strength in STRENGTHS]
-    children = [
-        _train(strength, folder, config)
-        for strength, folder in zip(STRENGTHS, folders, strict=True)
-    ]
-    with _screen(config.iterations) as show:
-        watchers = [
-            threading.Thread(target=_echo, args=(strength, child.stdout, show))
-            for strength, child in zip(STRENGTHS, children, strict=True)
-        ]
+    children = [*map(_train, STRENGTHS, folders, repeat(config))]
+    with _screen(config.iterations) as follow, ThreadPoolExecutor() as threads:
         try:
-            for watcher in watchers:
-                watcher.start()
-            statuses = [child.wait() for child in children]
+            statuses = [*threads.map(follow, STRENGTHS, children)]
         finally:
             for child in children:
                 child.terminate()
-            for watcher in watchers:
-                watcher.join()
     if any(statuses):
         print(f"A training failed, exit status {max(statuses)}; its messages are above.")
         return max(statuses)
@@ -127,12 +117,9 @@ def _train(strength: float, folder: Path, config: DemoConfig) -> subprocess.Pope
     )
 
 
-Show = Callable[[float, str | None], None]
-
-
 @contextmanager
-def _screen(total: int) -> Iterator[Show]:
-    """What takes the lines of both trainings, and None at the end: bars, or text off a terminal."""
+def _screen(total: int) -> Iterator[Callable[[float, subprocess.Popen[str]], int]]:
+    """What follows a training to its exit status: with a bar, or its lines off a terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -146,26 +133,18 @@ def _screen(total: int) -> Iterator[Show]:
     columns = words, BarColumn(bar_width=12), MofNCompleteColumn(), TimeRemainingColumn(), state
     is_terminal = sys.stdout.isatty()
     with Progress(*columns, disable=not is_terminal) as progress:
-        tasks = {
-            strength: progress.add_task(f"β* = {strength:g}", total=total, state="starting")
-            for strength in STRENGTHS
-        }
 
-        def show(strength: float, line: str | None) -> None:
-            if line is None:
-                progress.stop_task(tasks[strength])
-            elif is_terminal and (found := _STATE.match(line)):
-                step, text = int(found[1]), found[2].strip()
-                progress.update(tasks[strength], completed=step, state=text)
-            else:
-                print(f"[β* = {strength:g}] {line}", flush=True)  # above the bars
+        def follow(strength: float, child: subprocess.Popen[str]) -> int:
+            title = f"β* = {strength:g}"
+            task = progress.add_task(title, total=total, state="starting")
+            with child:
+                for line in child.stdout or ():
+                    if is_terminal and (found := _STATE.match(line)):
+                        step, text = int(found[1]), found[2].strip()
+                        progress.update(task, completed=step, state=text)
+                    else:
+                        print(f"[{title}] {line.rstrip()}", flush=True)  # above the bars
+            progress.stop_task(task)
+            return child.returncode
 
-        yield show
-
-
-def _echo(strength: float, lines: IO[str] | None, show: Show) -> None:
-    assert lines is not None
-    with lines:
-        for line in lines:
-            show(strength, line.rstrip())
-    show(strength, None)
+        yield follow

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .compiling import CompileName
 from .engine.run_config import RunConfig
-from .precision import PrecisionName
+from .precision import CompileName, PrecisionName
 
 
 @dataclass(frozen=True)
@@ -64,11 +63,9 @@ class ImageConfig(DataConfig):
 
     shown: ClassVar[tuple[str, ...]] = ("out", "data", "beta_star", "seed")
 
-    def problems(self, **choices: tuple[Any, Any]) -> list[str]:
+    def problems(self) -> list[str]:
         """What is wrong with the settings above, and with choices among names."""
-        choices["precision"] = (self.precision, PrecisionName)
-        choices["compile"] = (self.compile, CompileName)
-        problems = super().problems(**choices)
+        problems = super().problems()
         if not math.isfinite(self.beta_star):
             usual = type(self).beta_star
             problems.append(

@@ -12,7 +12,7 @@ f(x, y) = logits(x)[y] (their Eq. 5); or f(x) has an output of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, TypeVar
@@ -96,12 +96,12 @@ class WideResNet(nn.Module):
             PyTorch's global generator.
         unconditional: f(x) is an output beside the logits, so that f(x, y) is not defined.
         autocast: bfloat16 for convolutions in that type (float32 parameters, inputs and
-            gradients); pooling, head and logsumexp keep the type of the parameters. None computes
-            everything in it.
+            gradients); pooling, head and logsumexp keep the type of the parameters. Gradients of
+            samples are small: float16 would need a gradient scaler for them. None computes
+            everything in the type of the parameters.
 
     Raises:
-        ValueError: depth is not 6 n + 4, a size is not positive, or `activation`, `norm` or
-            `autocast` is another.
+        ValueError: depth is not 6 n + 4.
     """
 
     def __init__(
@@ -121,41 +121,21 @@ class WideResNet(nn.Module):
         super().__init__()
         if depth < 10 or (depth - 4) % 6:
             raise ValueError(f"depth is {depth}, expected 6 n + 4, such as 10, 16, 22 or 28")
-        for name, value in (("in_channels", in_channels), ("classes", classes), ("width", width)):
-            if value < 1:
-                raise ValueError(f"{name} is {value}, expected at least 1")
-        for name, kind, known in (
-            ("activation", activation, tuple(ACTIVATIONS)),
-            ("norm", norm, tuple(NORMS)),
-        ):
-            if kind not in known:
-                raise ValueError(f"{name} is {kind!r}, expected {' or '.join(known)}")
-        if autocast not in (None, torch.bfloat16):
-            # Gradients of the samples are small: float16 would need a gradient scaler for them.
-            raise ValueError(f"autocast is {autocast}, expected torch.bfloat16 or None")
         self.autocast = autocast
         self.activation = ACTIVATIONS[activation]
-        blocks_per_stage = (depth - 4) // 6
         self.stem = nn.Conv2d(in_channels, STEM_CHANNELS, 3, padding=1)
-        blocks: list[nn.Module] = []
-        channels = STEM_CHANNELS
-        stages: Sequence[tuple[int, int]] = ((16 * width, 1), (32 * width, 2), (64 * width, 2))
-        for stage_channels, stage_stride in stages:
-            for i in range(blocks_per_stage):
-                stride = stage_stride if i == 0 else 1
-                blocks.append(
-                    ResidualBlock(
-                        channels,
-                        stage_channels,
-                        stride,
-                        early_stride=early_stride,
-                        activation=self.activation,
-                        norm=NORMS[norm],
-                        dropout=dropout,
-                    )
-                )
-                channels = stage_channels
-        self.blocks = nn.Sequential(*blocks)
+        block = partial(
+            ResidualBlock,
+            early_stride=early_stride,
+            activation=self.activation,
+            norm=NORMS[norm],
+            dropout=dropout,
+        )
+        self.blocks, channels = nn.Sequential(), STEM_CHANNELS
+        for stage, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
+            for i in range((depth - 4) // 6):
+                self.blocks.append(block(channels, stage, 1 if i else stride))
+                channels = stage
         self.norm = NORMS[norm](channels)
         self.classes, self.unconditional = classes, unconditional
         self.head = nn.Linear(channels, classes + unconditional)
@@ -195,18 +175,13 @@ class WideResNet(nn.Module):
             f(x), the logsumexp of the logits, or f(x, y), the logit of the class: (B,).
 
         Raises:
-            ValueError: there is not one class for each image, or the network is unconditional.
+            ValueError: of classes, but the network is unconditional.
         """
         outputs = self.outputs(x)
         if y is None:
             return self.energies(outputs)
         if self.unconditional:
             raise ValueError("the network is unconditional: it has no f(x, y), leave y out")
-        if y.shape != outputs.shape[:1]:
-            raise ValueError(
-                f"y has shape {tuple(y.shape)} for {outputs.shape[0]} images, expected one class "
-                f"for each: {tuple(outputs.shape[:1])}"
-            )
         return of_class(outputs, y)
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of a trainer's convolutions and products."""
+"""The arithmetic of a trainer's networks, and whether they are compiled."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 PrecisionName = Literal["float32", "tf32", "bfloat16"]
+CompileName = Literal["auto", "yes", "no"]
 
 
 def set_precision(name: PrecisionName) -> None:
     """The arithmetic of float32 convolutions and products on a GPU, for this process.
 
-    Args:
-        name: "tf32" for that; with any other name they are float32.
+    They are float32 with any other name than "tf32".
     """
     import torch
 
@@ -31,3 +32,24 @@ def autocast_type(name: PrecisionName) -> torch.dtype | None:
     import torch
 
     return torch.bfloat16 if name == "bfloat16" else None
+
+
+def compile_modules(
+    setting: CompileName, precision: PrecisionName, device: torch.device, *modules: nn.Module
+) -> None:
+    """Compile modules in place with torch.compile, where that is asked for.
+
+    Each shape is compiled for itself: a training has two or three, and code for any shape is
+    slower. Without CUDA graphs, which hold whole chains already.
+
+    Args:
+        setting: "auto" compiles on a GPU in bfloat16, where eager code is bound by its launches.
+        precision: of the run.
+        device: of the modules.
+        modules: whose calls are compiled, when they come.
+    """
+    on_gpu = device.type == "cuda"
+    if setting == "yes" or (setting == "auto" and on_gpu and precision == "bfloat16"):
+        mode = "max-autotune-no-cudagraphs" if on_gpu else None
+        for module in modules:
+            module.compile(mode=mode, dynamic=False)

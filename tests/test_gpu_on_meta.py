@@ -192,7 +192,7 @@ def test_an_event_of_two_steps_ago_has_happened():
 )
 def test_what_a_capture_cannot_hold_is_noted(kind, inside):
     with gpu_on_meta() as gpu:
-        graphed(lambda network, x: inside(x), META)(nn.Linear(1, 1), X)
+        graphed(lambda network, x0, noise: inside(x0), META)(nn.Linear(1, 1), X, X)
     (place,) = gpu.wrong
     assert place.startswith(f"{kind}")
     assert "tests/test_gpu_on_meta.py" in place

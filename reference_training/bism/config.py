@@ -51,7 +51,7 @@ class BismConfig(UpdateSettings, RunConfig):
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes."""
-        problems = [*self.problems(data=(self.data, DataName)), *self.update_problems()]
+        problems = [*self.problems(), *self.update_problems()]
         counts = ("hidden", "iterations", "batch", "gibbs_steps", "evaluations", "test_samples")
         problems += below(self, **dict.fromkeys(counts, 1), temperatures=1, ais_chains=2)
         if self.lower != "elbo":

@@ -77,8 +77,7 @@ class DeepConfig(DataConfig):
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes."""
-        choices = {"data": DataName, "model": ModelName, "posterior": PosteriorName}
-        refuse(self.problems(**{name: (getattr(self, name), of) for name, of in choices.items()}))
+        refuse(self.problems())
         settings = self.settings
         problems = [] if self.is_short_run else settings.update_problems()
         problems += below(self, langevin_steps=1, evaluations=1)

@@ -12,7 +12,6 @@ from torch import Generator, Tensor
 from ebmguard.samplers import sgld
 
 from ..engine import loop
-from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part
 from .deep import make_model, pixels
@@ -145,4 +144,4 @@ def build(config: DeepConfig, record: Record) -> WatchedModel:
 
 
 train = partial(loop.train, build)
-run = partial(launch, train, told)
+run = partial(loop.launch, train, told)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ..engine import loop
-from ..engine.launch import launch
 from ..engine.record import Record
 from .annealed import bracket
 from .config import BismConfig
@@ -129,4 +128,4 @@ class LatentModel(WatchedModel):
 
 
 train = partial(loop.train, LatentModel)
-run = partial(launch, train, told)
+run = partial(loop.launch, train, told)

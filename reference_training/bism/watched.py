@@ -12,8 +12,7 @@ from torch import Tensor
 from ebmguard import guard
 
 from ..engine.record import Record
-from ..engine.streams import Streams
-from ..engine.task import Task
+from ..engine.task import Streams, Task
 from .config import BismConfig
 from .deep_config import DeepConfig
 from .matching import LogDensity

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,7 @@ TRAIN, VALID, TEST = 162_770, 19_867, 19_962
 MODE, WIDTH, HEIGHT = "RGB", 178, 218
 SIZE = 64
 CACHE = "ebmguard-cache"
-AT_ONCE, SAID_EVERY, THREADS = 1000, 10_000, 8
+SAID_EVERY, THREADS = 10_000, 8
 _RESIZED = (SIZE, SIZE * HEIGHT // WIDTH)
 _TOP = (_RESIZED[1] - SIZE) // 2
 _logger = logging.getLogger("ebmguard.data")
@@ -161,12 +161,9 @@ def face(file: Path) -> NDArray[np.uint8]:
 def _decoded(files: Sequence[Path]) -> NDArray[np.uint8]:
     _logger.info("decoding %s faces, which are then kept", f"{len(files):,}")
     pixels = np.empty((len(files), 3, SIZE, SIZE), dtype=np.uint8)
-    with ThreadPoolExecutor(THREADS) as pool:
-        for start in range(0, len(files), AT_ONCE):
-            # A part at a time: an error does not wait for all the rest.
-            for row, image in enumerate(pool.map(face, files[start : start + AT_ONCE]), start):
-                pixels[row] = image
-            end = min(start + AT_ONCE, len(files))
-            if end % SAID_EVERY == 0:
-                _logger.info("%s of %s", f"{end:,}", f"{len(files):,}")
+    with ThreadPool(THREADS) as pool:
+        for row, image in enumerate(pool.imap(face, files)):
+            pixels[row] = image
+            if (row + 1) % SAID_EVERY == 0:
+                _logger.info("%s of %s", f"{row + 1:,}", f"{len(files):,}")
     return pixels

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import logging
 import os
 import sys
 import tarfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError
 
-from .files import PublishedFiles
+from .files import PublishedFiles, md5_of
 
 CHUNK = 1 << 20
 PATIENCE = 60.0
@@ -31,45 +28,34 @@ def fetch(files: PublishedFiles, root: Path) -> None:
     Files get their names when they have the published checksum, and not before.
 
     Raises:
-        ConfigError: a file cannot be fetched, which names it, or is not the published one.
-        DiskError: the disk does not take it.
+        ConfigError: a file cannot be fetched or written, which names it, or is not the published
+            one.
     """
     if any(all((root / f / name).is_file() for name in files.md5) for f in files.folders):
         return
     folder = root / files.folders[0]
-    if files.archive is None:
-        for name, md5 in files.md5.items():
-            if not (folder / name).is_file():
-                _write(folder / name, _fetched(files, folder / name, files.page + name, md5))
-        return
-    address, md5 = files.archive
-    part = folder.parent / address.rpartition("/")[2]
-    with tarfile.open(fileobj=io.BytesIO(_fetched(files, part, address, md5))) as archive:
-        for name, own in files.md5.items():
-            member = archive.extractfile(f"{files.folders[0]}/{name}")
-            content = b"" if member is None else member.read()
-            files.check(content, own, folder / name)
-            _write(folder / name, content)
-
-
-def _fetched(files: PublishedFiles, path: Path, address: str, md5: str) -> bytes:
-    """The content of an address, whose file beside `path` goes when all of it has come."""
-    part = path.with_name(f"{path.name}.part")
-    lost = f"{', '.join(files.md5)} of {files.title} cannot be fetched from {address}"
-    help_ = f"Try again later, or put the files into {path.parent} yourself"
-    try:
-        _go_on(part, address)
-    except DiskError:
-        raise
-    except (OSError, HTTPException) as error:
-        reason = getattr(error, "reason", None) or error
-        raise ConfigError(f"{lost}: {reason}. {help_}; what has come is kept.") from error
-    content = part.read_bytes()
-    part.unlink()
-    if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-        what = "what came is not what was published, by its md5, and is removed"
-        raise ConfigError(f"{lost}: {what}. {help_}.")
-    return content
+    wanted = {folder / name: (files.page + name, md5) for name, md5 in files.md5.items()}
+    if files.archive is not None:
+        wanted = {folder.parent / files.archive[0].rpartition("/")[2]: files.archive}
+    for path, (address, md5) in wanted.items():
+        if path.is_file():
+            continue
+        lost = f"{', '.join(files.md5)} of {files.title} cannot be fetched from {address}"
+        help_ = f"Try again later, or put the files into {folder} yourself"
+        part = path.with_name(f"{path.name}.part")
+        try:
+            _go_on(part, address)
+            if md5_of(part.read_bytes()) != md5:
+                part.unlink()
+                what = "what came is not what was published, by its md5, and is removed"
+                raise ConfigError(f"{lost}: {what}. {help_}.")
+            if files.archive is None:
+                os.replace(part, path)
+            else:
+                _unpack(part, [*files.md5], folder)
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise ConfigError(f"{lost}: {reason}. {help_}; what has come is kept.") from error
 
 
 def _go_on(part: Path, address: str) -> None:
@@ -77,9 +63,8 @@ def _go_on(part: Path, address: str) -> None:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    with _disk(part):
-        part.parent.mkdir(parents=True, exist_ok=True)
-        have = part.stat().st_size if part.is_file() else 0
+    part.parent.mkdir(parents=True, exist_ok=True)
+    have = part.stat().st_size if part.is_file() else 0
     try:
         response = urlopen(Request(address, headers={"Range": f"bytes={have}-"}), timeout=PATIENCE)
     except HTTPError as error:
@@ -93,32 +78,22 @@ def _go_on(part: Path, address: str) -> None:
         total = have + int(response.headers.get("Content-Length", 0))
         _logger.info("fetching %s, of which %.1f MB are left", address, (total - have) / 1e6)
         task = bar.add_task(part.name, completed=have, total=total)
-        while chunk := response.read(CHUNK):
-            with _disk(part), part.open("ab" if have else "wb") as stream:
-                stream.write(chunk)
-            have += len(chunk)
-            bar.update(task, completed=have)
+        with part.open("ab" if have else "wb") as stream:
+            while chunk := response.read(CHUNK):
+                have += stream.write(chunk)
+                bar.update(task, completed=have)
     if have < total:
         raise ConnectionError(f"the connection ended after {have:,} of {total:,} bytes")
 
 
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    """Context of what is written to a file: its errors are the disk's."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError.of(path, error) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of a file, or nothing."""
-    partial = path.with_name(f"{path.name}.partial")
-    try:
-        with _disk(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(content)
-            os.replace(partial, path)
-    finally:
-        with suppress(OSError):  # it has its name, or was never there
-            partial.unlink()
+def _unpack(packed: Path, names: Sequence[str], folder: Path) -> None:
+    """Take the members of these names out of an archive, which goes."""
+    folder.mkdir(exist_ok=True)
+    with tarfile.open(packed) as archive:
+        for name in names:
+            member = archive.extractfile(f"{folder.name}/{name}")
+            assert member is not None
+            part = folder / f"{name}.part"
+            part.write_bytes(member.read())
+            os.replace(part, folder / name)
+    packed.unlink()

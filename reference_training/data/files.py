@@ -51,22 +51,19 @@ class PublishedFiles:
         Raises:
             ConfigError: it is not.
         """
-        content = path.read_bytes()
-        self.check(content, self.md5[path.name], path)
-        return content
-
-    def check(self, content: bytes, expected: str, path: Path) -> None:
-        """Refuse what has another checksum.
-
-        Raises:
-            ConfigError: it has.
-        """
-        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        content, expected = path.read_bytes(), self.md5[path.name]
+        found = md5_of(content)
         if found != expected:
             raise ConfigError(
                 f"{path} is not the published file of {self.title}: its md5 is {found}, expected "
                 f"{expected}. Delete it and fetch it again from {self.page}"
             )
+        return content
+
+
+def md5_of(content: bytes) -> str:
+    """The checksum of a file's content."""
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def find_folder(

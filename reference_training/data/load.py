@@ -10,26 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
+from . import published
 from .celeba import read_celeba
 from .download import fetch
 from .files import PublishedFiles
 from .image_data import ImageData, Images
-from .published import (
-    CIFAR10,
-    CIFAR100,
-    MNIST,
-    SVHN,
-    read_cifar10,
-    read_cifar100,
-    read_digits,
-    read_frey,
-    read_mnist,
-    read_svhn,
-)
-from .shrink import shrunk
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
@@ -50,13 +39,15 @@ class _DataSet:
 
 
 _SETS: Mapping[str, _DataSet] = {
-    "digits": _DataSet(read_digits, levels=16),
-    "mnist": _DataSet(read_mnist, MNIST),
-    "cifar10": _DataSet(read_cifar10, CIFAR10, pad=4, flip=True),
-    "cifar100": _DataSet(read_cifar100, CIFAR100, classes=100, pad=4, flip=True),
-    "svhn": _DataSet(read_svhn, SVHN, pad=4),
+    "digits": _DataSet(published.read_digits, levels=16),
+    "mnist": _DataSet(published.read_mnist, published.MNIST),
+    "cifar10": _DataSet(published.read_cifar10, published.CIFAR10, pad=4, flip=True),
+    "cifar100": _DataSet(
+        published.read_cifar100, published.CIFAR100, classes=100, pad=4, flip=True
+    ),
+    "svhn": _DataSet(published.read_svhn, published.SVHN, pad=4),
     "celeba64": _DataSet(read_celeba, classes=1),  # no labels; short runs are not augmented
-    "frey": _DataSet(read_frey, classes=1),
+    "frey": _DataSet(published.read_frey, classes=1),
 }
 DATA_SETS: tuple[str, ...] = (*_SETS,)
 """Names that `--data` takes."""
@@ -74,11 +65,11 @@ def kept_data(
             behind a form, or no more: their errors say where.
         **counts: as there.
     """
-    folder = root or os.environ.get(ROOT_VARIABLE)
-    files = _SETS[name].files if download and name in _SETS else None
-    if files is not None:
-        fetch(files, Path(folder) if folder else _root(name, None))
-    return _kept(name, Path(folder) if folder else None, **counts)
+    value = root or os.environ.get(ROOT_VARIABLE)
+    folder = Path(value) if value else None
+    if download and name in _SETS and (files := _SETS[name].files) is not None:
+        fetch(files, _root(name, folder))
+    return _kept(name, folder, **counts)
 
 
 def load_data(
@@ -153,6 +144,40 @@ def load_data(
         pad=own.pad,
         flip=own.flip,
     )
+
+
+def shrunk(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    """Each pixel is the mean of a square of pixels, rounded to the nearest integer.
+
+    A half is rounded up. The levels of grey are those of the images: nothing is stretched.
+
+    Args:
+        images: (N, C, H, H); N may be 0.
+        size: their new height and width, a divisor of H.
+
+    Returns:
+        (N, C, size, size); `images` itself where they have that size.
+
+    Raises:
+        ConfigError: the squares would not be whole, or there would be more pixels than before.
+    """
+    count, channels, height, _ = images.shape
+    if size < 1 or height % size:
+        sizes = [divisor for divisor in range(1, height + 1) if height % divisor == 0]
+        raise ConfigError(
+            f"image_size is {size}, and the images have {height}x{height} pixels, whose means are "
+            f"taken over whole squares: expected one of {', '.join(map(str, sizes))}"
+        )
+    if size == height:
+        return images
+    side = height // size
+    squares = images.reshape(count, channels, size, side, size, side)
+    means: NDArray[np.uint32] = squares.sum(axis=(3, 5), dtype=np.uint32)
+    # In place: of all faces of CelebA they are gigabytes.
+    means *= 2
+    means += side * side
+    means //= 2 * side * side
+    return means.astype(np.uint8)
 
 
 def _root(name: str, root: Path | None) -> Path:

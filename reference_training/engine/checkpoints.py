@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _NAME = re.compile(r"step-(\d+)(?:\.rank(\d+)of(\d+))?\.pt")
 _logger = logging.getLogger("ebmguard.train")
 
 
+@dataclass(frozen=True)
 class Checkpoints:
     """The last two checkpoints of a run.
 
@@ -30,14 +32,13 @@ class Checkpoints:
     files of all ranks, so that a kill in between leaves the one before. Files are read with
     ``weights_only=True``: they hold tensors and plain values, and reading them executes nothing.
 
-    Args:
+    Attributes:
         folder: where they lie.
         ranks: who writes them. A run goes on with as many ranks as it began with.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks = ONE_RANK) -> None:
-        self.folder = folder
-        self.ranks = ranks
+    folder: Path
+    ranks: Ranks = ONE_RANK
 
     def file(self, step: int) -> Path:
         """This rank's file of the checkpoint after `step` steps."""
@@ -51,22 +52,18 @@ class Checkpoints:
         Raises:
             ConfigError: there are checkpoints of another number of ranks only.
         """
-        others = _found(self.folder)
-        own = others.pop(self.ranks.world, {})
-        if others and not own:
+        found, own = _found(self.folder), self.ranks.world
+        worlds = {world for _, world in found}
+        if worlds and own not in worlds:
             raise ConfigError(
-                f"{self.folder} holds checkpoints of {min(others)} processes, this run has "
-                f"{self.ranks.world}; the chains of the replay buffer are divided among them, so "
-                "go on with as many as the run began with"
+                f"{self.folder} holds checkpoints of {min(worlds)} processes, this run has {own}; "
+                "the chains of the replay buffer are divided among them, so go on with as many as "
+                "the run began with"
             )
-        return sorted(step for step, files in own.items() if len(files) == self.ranks.world)
+        return sorted(at for (at, world), files in found.items() if world == own == len(files))
 
     def save(self, step: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, on every rank, and remove all but this one and the one before.
-
-        Args:
-            step: steps finished so far.
-            state: tensors and plain values of this rank.
 
         Raises:
             DiskError: the disk does not take it; the checkpoints before are whole.
@@ -86,9 +83,9 @@ class Checkpoints:
             ) from error
         self.ranks.wait()
         kept = [*older, step][-KEPT:]
-        for at, files in _found(self.folder)[self.ranks.world].items():
-            if at not in kept and self.ranks.rank in files:
-                files[self.ranks.rank].unlink()
+        for at, world in _found(self.folder):
+            if world == self.ranks.world and at not in kept:
+                self.file(at).unlink(missing_ok=True)
 
     def load(self, device: torch.device) -> dict[str, Any] | None:
         """This rank's part of the newest checkpoint, its tensors on `device`; None without one.
@@ -126,12 +123,8 @@ def load_all_ranks(folder: Path) -> tuple[int, list[dict[str, Any]]]:
     Raises:
         ConfigError: there is no whole checkpoint, or a part cannot be read.
     """
-    whole = {
-        step: files
-        for world, steps in _found(folder).items()
-        for step, files in steps.items()
-        if len(files) == world
-    }
+    found = _found(folder).items()
+    whole = {step: files for (step, world), files in found if len(files) == world}
     if not whole:
         raise ConfigError(
             f"{folder.parent} has no checkpoint yet; wait for its first one, or go on with it by "
@@ -161,11 +154,11 @@ def restoring(run: Path) -> Iterator[None]:
         ) from error
 
 
-def _found(folder: Path) -> dict[int, dict[int, dict[int, Path]]]:
-    """The files of checkpoints in a folder, by the number of ranks, the step and the rank."""
-    found: dict[int, dict[int, dict[int, Path]]] = {}
+def _found(folder: Path) -> dict[tuple[int, int], dict[int, Path]]:
+    """The files of checkpoints in a folder by rank, for each step and number of ranks."""
+    found: dict[tuple[int, int], dict[int, Path]] = {}
     for path in folder.glob("step-*.pt"):
         if match := _NAME.fullmatch(path.name):
-            of_world = found.setdefault(int(match[3] or 1), {})
-            of_world.setdefault(int(match[1]), {})[int(match[2] or 0)] = path
+            step, rank, world = int(match[1]), int(match[2] or 0), int(match[3] or 1)
+            found.setdefault((step, world), {})[rank] = path
     return found

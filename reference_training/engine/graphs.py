@@ -11,8 +11,8 @@ from __future__ import annotations
 import operator
 import warnings
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Concatenate, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate
 
 import torch
 from torch import Tensor, nn
@@ -20,84 +20,86 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ebmguard.errors import ConfigError
-
-T = TypeVar("T")
+Chain = Callable[Concatenate[nn.Module, Tensor, Tensor, ...], Tensor]
+"""``chain(network, x0, noise, *tensors)``: samples from start points, with a step for each entry of
+the noise, (steps, *x0.shape)."""
 
 _MOST_GRAPHS = 32
 _REPEATS = 3  # of a call before it is captured
 _WARM_UP = 3  # steps, of which a guard can tell what a sampler does
 
 
-def first_steps(x0: Tensor, noise: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-    """Arguments of a chain's first three steps, to warm it up.
-
-    A guard sees no step inside a capture: it measures these, and needs as many.
+class _Graph:
+    """A function of tensors, captured; its results are memory that each call writes anew.
 
     Args:
-        x0: start points.
-        noise: for each step, (steps, *x0.shape).
-        others: left as they are.
+        function: what to capture.
+        tensors: of the first call.
+        device: where it runs.
+        warm_up: what runs before the capture: what is made once (handles, workspaces, kernel
+            choices) must not fall into it.
     """
-    return x0, noise[:_WARM_UP], *others
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        tensors: Sequence[Tensor],
+        device: torch.device,
+        warm_up: Callable[..., object],
+    ) -> None:
+        self._inputs = [
+            x.detach().to(device, copy=True).requires_grad_(x.requires_grad) for x in tensors
+        ]
+        with torch.cuda.device(device):
+            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                warm_up(*self._inputs)
+            torch.cuda.current_stream().wait_stream(side)
+            self._graph = torch.cuda.CUDAGraph()
+            # Of other threads, NCCL's watchdog asks for its events while this one captures.
+            with torch.cuda.graph(self._graph, stream=side, capture_error_mode="thread_local"):
+                self._results = function(*self._inputs)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        with torch.no_grad():
+            torch._foreach_copy_(self._inputs, [*tensors])
+            self._graph.replay()
+        return self._results
 
 
-def graphed(
-    function: Callable[Concatenate[nn.Module, ...], Tensor],
-    device: torch.device,
-    warm_up: Callable[..., tuple[Tensor, ...]] | None = None,
-) -> Callable[Concatenate[nn.Module, ...], Tensor]:
-    """The function ``function(network, *tensors) -> Tensor`` as a CUDA graph.
+def graphed(chain: Chain, device: torch.device) -> Chain:
+    """A chain as a CUDA graph for each network, shape and dtype.
 
-    On a GPU the first call with tensors of given shapes and dtypes runs the function once and
-    captures it; that call and all later ones replay it. The function must be one of its
-    tensors and the parameters, with no decision taken on values of the host. Call it first where
-    it will be used: in a guarded sampler call that is not paused, so that the guard sees the
-    capture.
+    On a GPU the first call of a kind is captured; that call and all later ones replay it. The chain
+    must be one of its tensors and the parameters, with no decision taken on values of the host.
+    Call it first where it will be used: in a guarded sampler call that is not paused. A guard sees
+    no step inside a capture: it measures the chain's first three, which run before.
 
     Args:
-        function: what to capture; its result carries no gradient.
-        device: where it runs. On a CPU the function itself is returned.
-        warm_up: turns the tensors into those of the run before the capture, which makes what is
-            made once (handles, workspaces, kernel choices): :func:`first_steps` of a chain are
-            enough. None: all of it.
+        chain: what to capture; its result carries no gradient.
+        device: where it runs. On a CPU the chain itself is returned.
 
     Returns:
-        a callable of the same arguments. On a GPU its result is overwritten by the next call with
-        tensors of the same shapes: use it, or copy it, before.
-
-    Raises:
-        ConfigError: (by the callable, on a GPU) another network than in the first call.
+        a callable of the same arguments. On a GPU its result is overwritten by the next call of the
+        same kind: use it, or copy it, before.
     """
     if not _is_gpu(device):
-        return function
-    networks: list[nn.Module] = []
-    captured: dict[object, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
+        return chain
+    graphs: dict[object, _Graph] = {}
 
-    def call(network: nn.Module, *tensors: Tensor) -> Tensor:
-        if not networks:
-            networks.append(network)
-        if network is not networks[0]:
-            raise ConfigError(
-                f"The function was captured as a CUDA graph with one {type(networks[0]).__name__}"
-                " and is now called with another network, which the graph would not use. Make one "
-                "graphed function for each network."
-            )
-        signature = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        if signature not in captured:
-            own = [tensor.detach().to(device, copy=True) for tensor in tensors]
-            first = warm_up(*own) if warm_up else own
-            graph, output = _captured(
+    def call(network: nn.Module, *given: Tensor) -> Tensor:
+        tensors = [x.detach() for x in given]
+        key = network, *[(x.shape, x.dtype) for x in tensors]
+        if key not in graphs:
+            graphs[key] = _Graph(
+                lambda *own: chain(network, *own).detach(),
+                tensors,
                 device,
-                lambda: function(network, *own).detach(),
-                lambda: function(network, *first),
+                lambda x0, noise, *others: chain(network, x0, noise[:_WARM_UP], *others),
             )
-            captured[signature] = graph, own, output
-        graph, inputs, output = captured[signature]
-        for x, tensor in zip(inputs, tensors, strict=True):
-            x.copy_(tensor.detach())
-        graph.replay()
-        return output
+        result: Tensor = graphs[key](tensors)
+        return result
 
     return call
 
@@ -108,12 +110,9 @@ def graphed_energies(
     """Energies of positives and negatives in one forward pass, as CUDA graphs on a GPU.
 
     The network itself stays as it is; its ``forward`` may be overridden during sampling. Do not
-    call this while it is. Of a training loop it asks three things, on any device:
-
-    * ``zero_grad(set_to_none=True)``, the default, before each backward pass: on a GPU the
-      gradients are the graph's own memory, to which nothing can be added;
-    * to use gradients and energies before the next call, which overwrites them on a GPU;
-    * only first derivatives.
+    call this while it is. On a GPU energies and gradients are the graph's own memory, which the
+    next call overwrites: use them before, and call ``zero_grad(set_to_none=True)``, the default,
+    before each backward pass. There are only first derivatives.
 
     Args:
         network: f, (..., n, dim) -> (..., n). Its hooks, and its mode (train or eval), are those
@@ -124,37 +123,21 @@ def graphed_energies(
     Returns:
         a callable (x_pos, x_neg) -> (f_pos, f_neg) of shapes (..., N) and (..., M), with gradients
         for the parameters.
-
-    Raises:
-        ConfigError: the network does not give one energy for each sample (on a CPU, at the first
-            call). By the callable: samples of another shape, dtype or device, or that require a
-            gradient. In the backward pass: there are gradients of an earlier one.
     """
-    expected = [(x.shape, x.dtype, x.device) for x in (x_pos, x_neg)]
     count = x_pos.shape[-2]
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
 
     def energies(x_pos: Tensor, x_neg: Tensor, *values: Tensor) -> tuple[Tensor, Tensor]:
         x = torch.cat((x_pos, x_neg), -2)
-        if values:
-            f = functional_call(network, dict(zip(trained, values, strict=True)), (x,))
-        else:
-            f = network(x)
-        if f.shape != x.shape[:-1]:
-            raise ConfigError(
-                f"The network returned {tuple(f.shape)} for samples of {tuple(x.shape)}; expected "
-                f"one energy for each sample, {tuple(x.shape[:-1])}."
-            )
+        f = functional_call(network, dict(zip(trained, values, strict=True)), (x,))
         return f[..., :count], f[..., count:]
 
-    parameters = tuple(trained.values())
-    run, passed = energies, parameters[:0]  # eager code needs none passed
+    run = energies
     if _is_gpu(x_pos.device):
-        passed = parameters
         # Gradients flow to whatever parameters a call names; those of the capture are leaves of
         # their own on the same memory, so that no autograd state of the capture stays on the
         # network's. The examples become the graph's memory and are overwritten: copies.
-        own = [p.detach().requires_grad_() for p in parameters]
+        own = [p.detach().requires_grad_() for p in trained.values()]
         examples = [x.detach().clone() for x in (x_pos, x_neg)]
         with torch.cuda.device(x_pos.device), warnings.catch_warnings():
             # Of the leaves above, whose nodes are of the warm-up's stream; harmless here.
@@ -162,30 +145,7 @@ def graphed_energies(
             run = torch.cuda.make_graphed_callables(  # type: ignore[assignment]
                 energies, (*examples, *own), num_warmup_iters=1, allow_unused_input=True
             )
-
-    def refuse_to_add(_: Tensor) -> None:
-        if any(p.grad is not None for p in parameters):
-            raise ConfigError(
-                "A backward pass of graphed_energies found gradients of an earlier one. On a GPU "
-                "they lie in the memory that it writes to, and cannot be added up: call "
-                "optimizer.zero_grad(set_to_none=True) before each backward pass."
-            )
-
-    def checked(x_pos: Tensor, x_neg: Tensor) -> tuple[Tensor, Tensor]:
-        for x, (shape, dtype, device) in zip((x_pos, x_neg), expected, strict=True):
-            if (x.shape, x.dtype, x.device) != (shape, dtype, device) or x.requires_grad:
-                raise ConfigError(
-                    f"Samples of shape {tuple(x.shape)}, {x.dtype}, on {x.device}, "
-                    f"requires_grad={x.requires_grad}; the energies were prepared for "
-                    f"{tuple(shape)}, {dtype}, on {device}, requires_grad=False. Detach the "
-                    "samples, or prepare others with graphed_energies."
-                )
-        f_pos, f_neg = run(x_pos, x_neg, *passed)
-        if f_pos.requires_grad:
-            f_pos.register_hook(refuse_to_add)  # type: ignore[no-untyped-call]
-        return f_pos, f_neg
-
-    return checked
+    return lambda x_pos, x_neg: run(x_pos, x_neg, *trained.values())
 
 
 def replayed(device: torch.device) -> Callable[..., Any]:
@@ -211,7 +171,10 @@ class _Replayed:
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         leaves, layout = tree_flatten((args, kwargs))
-        constants = [_constant(x) for x in leaves]
+        constants = [
+            (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x)
+            for x in leaves
+        ]
         key = function.__qualname__, str(layout), *constants, torch.is_grad_enabled()
         if key not in self._graphs:
             self._eager.append(key)
@@ -222,72 +185,54 @@ class _Replayed:
         return self._graphs[key]([x for x in leaves if isinstance(x, Tensor)])
 
 
-def _constant(x: object) -> object:
-    return (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x)
-
-
 class _Replay:
-    """One captured call. All results leave the graph by one copy for each dtype."""
+    """One captured call."""
 
     def __init__(
         self, function: Callable[..., Any], leaves: list[Any], layout: Any, device: torch.device
     ) -> None:
-        # The graph's own memory, written before each replay.
-        self._inputs = [
-            x.detach().to(device, copy=True).requires_grad_(x.requires_grad)
-            for x in leaves
-            if isinstance(x, Tensor)
-        ]
-        self._wanted = [i for i, x in enumerate(self._inputs) if x.requires_grad]
-        own = iter(self._inputs)
-        args, kwargs = tree_unflatten(
-            [next(own) if isinstance(x, Tensor) else x for x in leaves], layout
-        )
+        tensors = [x for x in leaves if isinstance(x, Tensor)]
+        self._wanted = [i for i, x in enumerate(tensors) if x.requires_grad]
 
-        def run() -> dict[torch.dtype, Tensor]:
+        def run(*given: Tensor) -> list[Tensor]:
+            """The tensors of the results, then the loss's gradients."""
+            own = iter(given)
+            args, kwargs = tree_unflatten(
+                [next(own) if isinstance(x, Tensor) else x for x in leaves], layout
+            )
             self._results, self._layout = tree_flatten(function(*args, **kwargs))
             found = [x for x in self._results if isinstance(x, Tensor)]
-            losses = [x for x in found if x.requires_grad]
+            losses = [x.sum() for x in found if x.requires_grad]
             if losses:
-                wanted = [self._inputs[i] for i in self._wanted]
-                found += torch.autograd.grad([x.sum() for x in losses], wanted)
-            self._shapes = [(x.dtype, x.shape) for x in found]
-            dtypes = dict.fromkeys(x.dtype for x in found)
-            flat = {d: [x.detach().flatten() for x in found if x.dtype == d] for d in dtypes}
-            return {dtype: torch.cat(parts) for dtype, parts in flat.items()}
+                found += torch.autograd.grad(losses, [given[i] for i in self._wanted])
+            # Where tensors are to go, and which of them is a loss; not how they came about.
+            self._results = [
+                x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+                for x in self._results
+            ]
+            return [x.detach() for x in found]
 
-        self._graph, self._outputs = _captured(device, run, run)
-        # What is left of the results is constant, or stands for one that is copied out.
-        self._results = [
-            _Result(x.requires_grad) if isinstance(x, Tensor) else x for x in self._results
-        ]
+        self._graph = _Graph(run, tensors, device, run)
 
     def __call__(self, tensors: list[Tensor]) -> Any:
-        with torch.no_grad():
-            torch._foreach_copy_(self._inputs, tensors)
-            self._graph.replay()
-            copies = {dtype: iter(self._split(dtype)) for dtype in self._outputs}
-        found = [next(copies[dtype]) for dtype, _ in self._shapes]
-        count = len(found) - len(self._wanted)
-        found, gradients = found[:count], found[count:]
-        results = list(self._results)
-        places = [i for i, x in enumerate(results) if isinstance(x, _Result)]
-        for i, x in zip(places, found, strict=True):
-            results[i] = x
-            if self._results[i].is_loss:
-                inputs = [tensors[i] for i in self._wanted]
-                results[i] = _Known.apply(x, gradients, *inputs)  # type: ignore[no-untyped-call]
-        return tree_unflatten(results, self._layout)
-
-    def _split(self, dtype: torch.dtype) -> list[Tensor]:
-        shapes = [shape for own, shape in self._shapes if own == dtype]
-        sizes = [shape.numel() for shape in shapes]
-        parts = self._outputs[dtype].clone().split(sizes)  # type: ignore[no-untyped-call]
-        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-class _Result(NamedTuple):
-    is_loss: bool
+        written: list[Tensor] = self._graph(tensors)
+        copies = [torch.empty_like(x) for x in written]
+        for dtype in {x.dtype for x in written}:  # one launch each
+            own = [i for i, x in enumerate(written) if x.dtype == dtype]
+            torch._foreach_copy_([copies[i] for i in own], [written[i] for i in own])
+        found = iter(copies)
+        results = [next(found) if isinstance(x, Tensor) else x for x in self._results]
+        gradients = [*found]
+        inputs = [tensors[i] for i in self._wanted]
+        return tree_unflatten(
+            [
+                _Known.apply(x, gradients, *inputs)  # type: ignore[no-untyped-call]
+                if isinstance(x, Tensor) and of.requires_grad
+                else x
+                for x, of in zip(results, self._results, strict=True)
+            ],
+            self._layout,
+        )
 
 
 class _Known(torch.autograd.Function):
@@ -303,28 +248,8 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, by: Tensor) -> Any:
         if not by.ndim:
             return None, None, *torch._foreach_mul(ctx.gradients, by)
-        return (
-            None,
-            None,
-            *(by.view(*by.shape, *[1] * (x.ndim - by.ndim)) * x for x in ctx.gradients),
-        )
-
-
-def _captured(
-    device: torch.device, run: Callable[[], T], warm_up: Callable[[], object]
-) -> tuple[torch.cuda.CUDAGraph, T]:
-    """A call as a graph, and the memory that its replays write to."""
-    with torch.cuda.device(device):
-        # Lazily made handles, workspaces and kernel choices must not fall into the capture.
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            warm_up()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Of other threads, NCCL's watchdog asks for its events while this one captures.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            return graph, run()
+        members = (by.view(*by.shape, *[1] * (x.ndim - by.ndim)) for x in ctx.gradients)
+        return None, None, *map(torch.mul, ctx.gradients, members)
 
 
 def _is_gpu(device: torch.device) -> bool:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from ebmguard.errors import ConfigError, DivergenceError
+from ebmguard.errors import ConfigError, DivergenceError, printable
 
 from ..device import find_device
 from .checkpoints import restoring
 from .graphs import replayed
-from .interrupt import DeferredInterrupt
-from .progress import Reporter, default_reporter
-from .ranks import ONE_RANK, Ranks
+from .interrupt import INTERRUPTED, DeferredInterrupt
+from .progress import Reporter, default_reporter, log_to_terminal
+from .ranks import ONE_RANK, Ranks, joined_ranks
 from .record import Record
 from .run_config import RunConfig
 from .run_folder import RunFolder
@@ -53,8 +55,13 @@ def train(
         torch.set_num_threads(config.threads)
     device = find_device(config.device)
     state = folder.checkpoints.load(device)
-    if state is not None:
-        check_format(state, folder)
+    if state is not None and (found := state.get("format", 1)) != FORMAT:
+        raise ConfigError(
+            f"{folder.path} cannot be resumed: its checkpoints have format {found}, this version "
+            f"of ebmguard reads and writes format {FORMAT}. Go on with the version that began the "
+            "run, or begin one in another folder; its rows and results, and its network for "
+            "`evaluate` and `figure`, are read as before"
+        )
     with restoring(folder.path):
         folder.cut_rows(state["row_sizes"] if state else {})
     record = Record(config, folder, device, ranks)
@@ -63,7 +70,11 @@ def train(
         task.begin()
     else:
         with restoring(folder.path):
-            _load(task, state)
+            for name, part in task.parts.items():
+                part.load_state_dict(state[name])
+            for name, own in task.guards.items():
+                own.load_state_dict(state["guards"][name])
+            record.load_state_dict(state["record"])
     del state
     if ranks.group is None:  # ranks exchange messages, which are not captured
         for own in task.guards.values():
@@ -89,22 +100,6 @@ def train(
         reporter.stop()
         for own in task.guards.values():
             own.close()
-
-
-def check_format(state: Mapping[str, Any], folder: RunFolder) -> None:
-    """Refuse a checkpoint that holds other things than this version's.
-
-    Raises:
-        ConfigError: it is another version's.
-    """
-    found = state.get("format", 1)
-    if found != FORMAT:
-        raise ConfigError(
-            f"{folder.path} cannot be resumed: its checkpoints have format {found}, this version "
-            f"of ebmguard reads and writes format {FORMAT}. Go on with the version that began the "
-            "run, or begin one in another folder; its rows and results, and its network for "
-            "`evaluate` and `figure`, are read as before"
-        )
 
 
 class Run:
@@ -191,9 +186,55 @@ class Run:
         )
 
 
-def _load(task: Task, state: Mapping[str, Any]) -> None:
-    for name, part in task.parts.items():
-        part.load_state_dict(state[name])
-    for name, own in task.guards.items():
-        own.load_state_dict(state["guards"][name])
-    task.record.load_state_dict(state["record"])
+def launch(
+    train: Callable[..., dict[str, Any] | None],
+    told: Callable[[Mapping[str, Any]], str],
+    config: RunConfig,
+) -> int:
+    """Join the ranks, open the run folder, train, and say how it went.
+
+    Args:
+        train: trains, by the settings that count, in a folder, with `ranks=`; returns what
+            results.json holds, or None where Ctrl-C stopped the run.
+        told: of that what is the trainer's own, in a few lines.
+        config: the settings as given.
+
+    Returns:
+        Exit status: 0, or 130 where Ctrl-C stopped the run. That the guard ended it is a result.
+
+    Raises:
+        ConfigError: the settings, the folder or the device cannot be meant.
+    """
+    log_to_terminal()
+    with joined_ranks(config.device) as ranks:
+        if not ranks.is_first:  # all see the same alerts, which are said once
+            logging.getLogger("ebmguard").setLevel(logging.CRITICAL)
+        config, folder = config.open(ranks)
+        results = train(config, folder, ranks=ranks)
+    if ranks.is_first:
+        if results is None:
+            by = f", by torchrun with {ranks.world} processes" if ranks.world > 1 else ""
+            print(printable(f"stopped; go on with: {config.command()} --resume{by}"))
+        else:
+            print(printable("\n".join([*course(results, folder.path), told(results)])))
+    return INTERRUPTED if results is None else 0
+
+
+def course(results: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """How a run went; an alert that is the first WARN and the first ERROR, or the end, once."""
+    yield f"results in {path}"
+    for rollback in results["rollbacks"]:
+        yield rollback["message"]
+    if results["ended"] is not None:
+        yield f"ENDED by the guard after {results['steps']} steps: {results['ended']}"
+    elif results["diverged_at"] is not None:
+        yield f"DIVERGED at step {results['diverged_at']}"
+    else:
+        yield f"finished {results['steps']} steps without divergence"
+    said, alerts = {results["ended"]}, []
+    for level in ("first_error", "first_warn"):
+        alert = results[level]
+        if alert is not None and alert["message"] not in said:
+            said.add(alert["message"])
+            alerts.append(f"{level.replace('_', ' ')}: {alert['message']}")
+    yield from reversed(alerts)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from rich.live import Live
-    from rich.progress import Progress
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from ebmguard.errors import printable
 
@@ -76,33 +76,21 @@ class LineReporter(Reporter):
 class BarReporter(Reporter):
     """A progress bar, and the guard's state in a line below it, drawn by rich."""
 
-    _progress: Progress
-    _live: Live
+    def __init__(self) -> None:
+        words = TextColumn("{task.description}", markup=False)
+        self._bar = Progress(words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._state = ""
+        self._live = Live(get_renderable=lambda: Group(self._bar, Text(self._state)))
 
     def start(self, name: str, done: int, total: int) -> None:
         """Draw the bar."""
-        from rich.console import Group
-        from rich.live import Live
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-        )
-        from rich.text import Text
-
-        words = TextColumn("{task.description}", markup=False)
-        progress = Progress(words, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._task = progress.add_task(printable(name), total=total, completed=done)
-        self._state, self._progress = "", progress
-        self._live = Live(get_renderable=lambda: Group(progress, Text(self._state)))
+        self._task = self._bar.add_task(printable(name), total=total, completed=done)
         self._live.start()
 
     def step(self, done: int, state: Mapping[str, float | str]) -> None:
         """Move the bar and show the state."""
         self._state = state_text(state)
-        self._progress.update(self._task, completed=done)
+        self._bar.update(self._task, completed=done)
 
     def note(self, text: str) -> None:
         """Print the text above the bar."""

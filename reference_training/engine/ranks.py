@@ -89,36 +89,22 @@ class Ranks:
         if self.group is None:
             return tensors
         import torch
-
-        class Mean(torch.autograd.Function):
-            """Every rank has it; so what each one's loss asks of it, on average, is each part's."""
-
-            @staticmethod
-            def forward(_: Any, x: Tensor) -> Tensor:
-                return self.average(x.clone())
-
-            @staticmethod
-            def backward(_: Any, grad: Tensor) -> Tensor:
-                return self.average(grad.clone())
+        from torch.distributed.nn.functional import all_reduce
 
         flat = torch.cat([x.flatten() for x in tensors])
-        mean: Tensor = Mean.apply(flat)  # type: ignore[no-untyped-call]
-        parts = torch.split(mean, [x.numel() for x in tensors])
+        # Every rank has the sum; so what each one's loss asks of it is summed for each part.
+        mean = all_reduce(flat, group=self.group) / self.world  # type: ignore[no-untyped-call]
+        parts = mean.split([x.numel() for x in tensors])
         return [part.view_as(x) for part, x in zip(parts, tensors, strict=True)]
 
     def joined(self, x: Tensor) -> Tensor:
-        """The rows of all ranks, first rank first; parts may differ by their number of rows."""
+        """The rows of all ranks, first rank first, by way of the hosts; parts may differ by their
+        number of rows."""
         if self.group is None:
             return x
         import torch
-        import torch.distributed as dist
 
-        sizes = self.from_all(len(x))
-        parts = [x.new_empty(max(sizes), *x.shape[1:]) for _ in sizes]
-        padded = x.new_zeros(max(sizes), *x.shape[1:])
-        padded[: len(x)] = x
-        dist.all_gather(parts, padded, group=self.group)
-        return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
+        return torch.cat([part.to(x.device) for part in self.from_all(x.cpu())])
 
     def parallel(self, network: nn.Module) -> nn.Module:
         """The module as it is, or one whose gradients are averaged over the ranks."""

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,17 +24,12 @@ from .run_folder import METRICS, RunFolder, last_course, read_rows
 _KEPT = ("next_step", "diverged_at", "rollbacks", "first_alerts", "last_alert")
 
 
+@dataclass(eq=False, repr=False)
 class Record(Sink):
     """Steps, alerts, divergence and rollbacks of a run.
 
     It is a sink of the run's first guard, so that it has every row that the guard writes: of a GPU
     they come two steps late, and nothing waits for them. Of several ranks the first one has them.
-
-    Args:
-        config: the settings.
-        folder: where it is written.
-        device: of the training.
-        ranks: the processes that train together.
 
     Attributes:
         next_step: steps finished so far.
@@ -45,28 +41,21 @@ class Record(Sink):
         last_alert: the latest in a few words.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        folder: RunFolder,
-        device: torch.device,
-        ranks: Ranks = ONE_RANK,
-    ) -> None:
-        self.config = config
-        self.folder = folder
-        self.device = device
-        self.ranks = ranks
-        self.next_step = 0
-        self.diverged_at: int | None = None
-        self.ended: str | None = None
-        self.rollbacks: list[dict[str, Any]] = []
-        self.first_alerts: dict[str, dict[str, Any]] = {}
-        self.counts: Counter[str] = Counter()
-        self.last_alert = "none"
-        self._new_alerts: list[Alert] = []
-        self._new_rows: list[tuple[int, Mapping[str, float]]] = []
-        self._earlier = 0.0
-        self._started = time.monotonic()
+    config: RunConfig
+    folder: RunFolder
+    device: torch.device
+    ranks: Ranks = ONE_RANK
+    next_step: int = 0
+    diverged_at: int | None = None
+    ended: str | None = None
+    rollbacks: list[dict[str, Any]] = field(default_factory=list)
+    first_alerts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    last_alert: str = "none"
+    _new_alerts: list[Alert] = field(default_factory=list)
+    _new_rows: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    _earlier: float = 0.0
+    _started: float = field(default_factory=time.monotonic)
 
     @property
     def for_guard(self) -> dict[str, Any]:
@@ -100,11 +89,7 @@ class Record(Sink):
         return rows
 
     def take_alerts(self) -> list[Alert]:
-        """Count what the guards have said since the last call.
-
-        Returns:
-            The alerts that are the first to have reached WARN, or ERROR.
-        """
+        """Count the alerts since the last call; those that are the first WARN, or ERROR."""
         alerts, self._new_alerts = self._new_alerts, []
         firsts = []
         for alert in alerts:
@@ -122,25 +107,14 @@ class Record(Sink):
         self._new_rows = [row for row in self._new_rows if row[0] < step]
 
     def roll_back(self, rollback: Mapping[str, Any]) -> None:
-        """The guard has gone back to an earlier step: what came after it is of a course given up.
-
-        Args:
-            rollback: its record.
-        """
+        """The guard has gone back to a step: what came after it is of a course given up."""
         self.next_step = int(rollback["restored_step"])
         if self.diverged_at is not None and self.diverged_at >= self.next_step:
             self.diverged_at = None
         self.rollbacks.append(dict(rollback))
 
     def finish(self, own: Mapping[str, Any]) -> dict[str, Any]:
-        """Write results.json.
-
-        Args:
-            own: what the task has to say.
-
-        Returns:
-            What it holds.
-        """
+        """Write results.json, with what the task has to say; what it holds."""
         results = {
             "command": self.config.command(),
             "seed": self.config.seed,

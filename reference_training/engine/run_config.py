@@ -11,7 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ebmguard.errors import ConfigError
 
@@ -62,14 +72,7 @@ class RunConfig(abc.ABC):
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant, all of them in one error.
-
-        Args:
-            ranks: who trains.
-
-        Raises:
-            ConfigError: names every wrong setting, its value and what was expected.
-        """
+        """Refuse settings that cannot be meant by these ranks, all of them in one ConfigError."""
 
     def to_json(self) -> dict[str, Any]:
         """The settings of the run as plain JSON values, but for where it and its data come from."""
@@ -85,18 +88,9 @@ class RunConfig(abc.ABC):
         set_here = {name: value for name, value in given.items() if value is not None}
         return dataclasses.replace(base, **set_here)  # type: ignore[type-var]
 
-    def problems(self, **choices: tuple[Any, Any]) -> list[str]:
-        """What is wrong with the settings that all trainers share, and with choices among names.
-
-        Args:
-            **choices: by name, the value that counts and the `Literal` of those that can be meant.
-        """
-        wrong = [
-            f"{name} is {value!r}, expected one of {', '.join(get_args(known))}"
-            for name, (value, known) in choices.items()
-            if value not in get_args(known)
-        ]
-        return wrong + below(self, checkpoint_every=1, threads=0)
+    def problems(self) -> list[str]:
+        """What is wrong with the settings that all trainers share, and with choices among names."""
+        return no_choices(self) + below(self, checkpoint_every=1, threads=0)
 
     def command(self) -> str:
         """The command line that makes this run again, defaults left out."""
@@ -142,11 +136,7 @@ class RunConfig(abc.ABC):
         """The settings that count, and the folder to write into.
 
         A command that was started again by a launcher (`RESTARTS`) resumes the run that it began.
-
         Of several ranks the first one settles both, and the others follow it.
-
-        Args:
-            ranks: who trains.
 
         Raises:
             ConfigError: the settings do not make a run, the folder is not theirs, or there is no
@@ -173,7 +163,8 @@ class RunConfig(abc.ABC):
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
         from .run_folder import CONFIG, RunFolder, read_config
 
-        if not self.resume and _was_restarted() and (self.out / CONFIG).is_file():
+        was_restarted = any(os.environ.get(name, "0") != "0" for name in RESTARTS)
+        if not self.resume and was_restarted and (self.out / CONFIG).is_file():
             stored = read_config(self.out)
             # Nothing is left out of a command that is repeated: a default that differs is another
             # run's, which was refused the first time.
@@ -238,6 +229,18 @@ def refuse(problems: Sequence[str], what: str = "a run") -> None:
         raise ConfigError(f"the settings do not make {what}:\n  {lines}")
 
 
+def no_choices(settings: object) -> list[str]:
+    """What is wrong with settings that are one of a `Literal`'s names; None is none of them."""
+    wrong = []
+    for name, kind in get_type_hints(type(settings)).items():
+        value = getattr(settings, name)
+        for own in (kind, *get_args(kind)):  # such as X | None
+            if get_origin(own) is Literal and value not in (None, *get_args(own)):
+                known = ", ".join(get_args(own))
+                wrong.append(f"{name} is {value!r}, expected one of {known}")
+    return wrong
+
+
 def below(settings: object, **least: int) -> list[str]:
     """What is wrong with counts that are less than so many; None is no count."""
     values = {name: getattr(settings, name) for name in least}
@@ -263,10 +266,6 @@ def not_positive(settings: object, *names: str, or_0: bool = False) -> list[str]
         for name, x in values.items()
         if x is not None and not (math.isfinite(x) and (x > 0 or (or_0 and x == 0)))
     ]
-
-
-def _was_restarted() -> bool:
-    return any(os.environ.get(name, "0") != "0" for name in RESTARTS)
 
 
 def _plain(value: Any) -> Any:

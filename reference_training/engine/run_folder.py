@@ -22,7 +22,6 @@ from ebmguard.sinks.opened import opened
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
 
-_LONGEST_SETTING = 1000
 CONFIG = "config.json"
 RESULTS = "results.json"
 METRICS = "metrics.jsonl"
@@ -51,6 +50,8 @@ class RunFolder:
         path: the folder.
         config: the settings of the run, as config.json holds them.
         writes: whether this process writes.
+        figures: folder of pictures, and of the samples that they show.
+        samples: folder of samples of training steps as arrays of bytes.
         checkpoints: the checkpoints.
     """
 
@@ -59,7 +60,8 @@ class RunFolder:
         self.config = dict(config)
         self.writes = ranks.is_first
         self._lock = lock_folder(path) if self.writes else None
-        self.checkpoints = Checkpoints(path / "checkpoints", ranks)
+        self.figures, self.samples, checkpoints = (path / name for name in FOLDERS)
+        self.checkpoints = Checkpoints(checkpoints, ranks)
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any], ranks: Ranks = ONE_RANK) -> RunFolder:
@@ -103,16 +105,6 @@ class RunFolder:
         for name in FOLDERS:
             (path / name).mkdir(exist_ok=True)
         return folder
-
-    @property
-    def figures(self) -> Path:
-        """Pictures, and the samples that they show."""
-        return self.path / "figures"
-
-    @property
-    def samples(self) -> Path:
-        """Samples of training steps as arrays of bytes."""
-        return self.path / "samples"
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
         """Write tensors and plain values to the file `name`, all of them or nothing."""
@@ -164,13 +156,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """config.json of the run in a folder; raises as :func:`read_json`, or where there is none."""
     if not (path / CONFIG).is_file():
         raise ConfigError(f"{path} holds no run to resume or to read ({CONFIG} is missing)")
-    config = read_json(path / CONFIG)
-    for name, value in config.items():
-        # Errors quote settings in full, but not the list of who is in an ensemble.
-        if name != "members" and len(f"{name}{value}") > _LONGEST_SETTING:
-            what = f"{name[:40]!r} has more than {_LONGEST_SETTING:,} characters"
-            raise ConfigError(f"{path / CONFIG} is damaged: {what}; it is no run's")
-    return config
+    return read_json(path / CONFIG)
 
 
 def open_file(file: Path) -> BinaryIO:
@@ -238,10 +224,6 @@ def series(
     path: Path, names: Sequence[str]
 ) -> tuple[NDArray[np.int64], dict[str, NDArray[np.float64]]]:
     """Some of the numbers in metrics.jsonl at every step that was recorded.
-
-    Args:
-        path: the run folder.
-        names: of the numbers, such as "energy_gap".
 
     Returns:
         (T,) steps, ascending, and for each name (T,) values, NaN where it was not recorded. Of a

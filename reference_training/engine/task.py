@@ -6,6 +6,7 @@ import abc
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 from ebmguard import Guard, tags
@@ -25,6 +26,26 @@ class Part(Protocol):
 
     def load_state_dict(self, state: Any, /) -> Any:
         """Go back to a saved state."""
+
+
+class Streams:
+    """Base of what draws the random numbers of a step, from streams that go on after a resume.
+
+    Args:
+        streams: by name.
+    """
+
+    def __init__(self, streams: Mapping[str, torch.Generator]) -> None:
+        self._streams = dict(streams)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where each stream stands."""
+        return {name: rng.get_state() for name, rng in self._streams.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go back to a saved state."""
+        for name, rng in self._streams.items():
+            rng.set_state(state[name].cpu())
 
 
 class Task(Protocol):

@@ -174,15 +174,7 @@ class JemConfig(ImageConfig):
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
         """Refuse settings that cannot be meant, or not be divided among the processes."""
-        problems = self.problems(
-            data=(self.data_name, DataName),
-            scenario=(self.scenario_name, ScenarioName),
-            variant=(self.variant, VariantName),
-            action=(self.action, ActionName),
-            activation=(self.activation, ActivationName),
-            norm=(self.norm, NormName),
-            optimizer=(self.optimizer, OptimizerName),
-        )
+        problems = self.problems()
         weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2", "weight_decay")
         problems += below(self, labels_per_class=1)
         problems += not_positive(self, *weights, or_0=True) + not_positive(self, "clip_norm")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..data import EpochOrder, ImageData, augment
 from ..engine.ranks import Ranks
-from ..engine.streams import Streams
+from ..engine.task import Streams
 from .scenarios import Scenario
 
 

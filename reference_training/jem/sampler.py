@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import ReplayBuffer, sgld
 
-from ..engine.graphs import first_steps, graphed
+from ..engine.graphs import graphed
 from ..networks import frozen
 from .scenarios import Scenario
 
@@ -60,7 +60,7 @@ def make_sampler(
         x0, rows = buffer.sample(count if labels is None else len(labels), labels)
         steps, refinement = pace() if pace is not None else (settings.sgld_steps, 1)
         if refinement not in chains:
-            chains[refinement] = graphed(partial(climb, refinement), device, first_steps)
+            chains[refinement] = graphed(partial(climb, refinement), device)
         shape = (steps, *x0.shape)
         noise = torch.randn(shape, generator=generator, device=device, dtype=x0.dtype)
         x = chains[refinement](f, x0, noise, *(() if labels is None else (labels,)))

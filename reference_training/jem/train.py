@@ -12,7 +12,6 @@ from ebmguard.alerts import Alert
 
 from ..data import ImageData
 from ..engine import loop
-from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..judge.classification import accuracy_of, classification
@@ -212,4 +211,4 @@ def told(results: Mapping[str, Any]) -> str:
 
 
 train = partial(loop.train, Jem)
-run = partial(launch, train, told)
+run = partial(loop.launch, train, told)

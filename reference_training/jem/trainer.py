@@ -19,13 +19,12 @@ from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 
-from ..compiling import compile_modules
 from ..data import ImageData
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.streams import Streams
-from ..engine.task import Part
+from ..engine.task import Part, Streams
 from ..judge.stored import network_of
 from ..networks import WideResNet, of_class, seeded
+from ..precision import compile_modules
 from .config import JemConfig
 from .course import CROSS_ENTROPY, GAP_XY
 from .draws import Draws

@@ -107,7 +107,7 @@ class ShortRunConfig(ImageConfig):
         """Refuse settings that cannot be meant, or not be divided among the processes."""
         settings = self.settings
         wrong = settings.problems()
-        problems = self.problems(action=(self.action, ActionName))
+        problems = self.problems()
         if not wrong and settings.output_scale <= self.beta_star < math.inf:
             problems.append(
                 f"beta_star is {self.beta_star}, expected less than the output scale, "

@@ -9,7 +9,7 @@ from ebmguard.samplers import random_steps
 
 from ..data import ImageData
 from ..engine.ranks import Ranks
-from ..engine.streams import Streams
+from ..engine.task import Streams
 from .presets import Preset
 
 

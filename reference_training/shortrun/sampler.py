@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import sgld
 
-from ..engine.graphs import first_steps, graphed
+from ..engine.graphs import graphed
 from ..networks import frozen
 from .presets import Preset
 
@@ -72,7 +72,7 @@ def make_sampler(
     def sample_q(network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
         finer = refinement()
         if finer not in chains:
-            chains[finer] = graphed(partial(chain, refined(settings, finer)), device, first_steps)
+            chains[finer] = graphed(partial(chain, refined(settings, finer)), device)
         climb, x = chains[finer], x0
         common = settings.sgld_steps * finer - (0 if is_fixed else 1)
         if common:

@@ -15,14 +15,12 @@ from ebmguard import guard, tags
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 
-from ..compiling import compile_modules
 from ..engine import loop
-from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..plots.images import as_bytes, save_sample_figures
 from ..plots.numbers import median
-from ..precision import set_precision
+from ..precision import compile_modules, set_precision
 from .config import ShortRunConfig
 from .draws import Draws
 from .network import start_from
@@ -195,4 +193,4 @@ def told(results: Mapping[str, Any]) -> str:
 
 
 train = partial(loop.train, ShortRun)
-run = partial(launch, train, told)
+run = partial(loop.launch, train, told)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..engine.streams import Streams
+from ..engine.task import Streams
 from .distributions import Distribution
 from .members import Members
 from .scenario import Scenario

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ebmguard.samplers import Mixture, sgld
 
-from ..engine.graphs import first_steps, graphed
+from ..engine.graphs import graphed
 from .scenario import GOOD, SAMPLERS, Scenario
 
 Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -49,8 +49,5 @@ def make_training_sampler(settings: Scenario, device: torch.device) -> Sampler |
     """
     if not settings.sgld_steps:
         return None
-    each = {
-        name: graphed(make_sampler(settings, name), device, first_steps)
-        for name in settings.sampler_names
-    }
+    each = {name: graphed(make_sampler(settings, name), device) for name in settings.sampler_names}
     return Mixture(each, dim=1) if len(each) > 1 else each.popitem()[1]

@@ -16,7 +16,6 @@ from ebmguard import guard, tags
 
 from ..engine import loop
 from ..engine.graphs import graphed_energies
-from ..engine.launch import launch
 from ..engine.progress import log_to_terminal
 from ..engine.record import Record
 from ..engine.task import Task
@@ -126,7 +125,7 @@ def table(members: Sequence[Mapping[str, Any]]) -> str:
 
 
 train = partial(loop.train, Ensemble)
-run = partial(launch, train, lambda results: table(results["members"]))
+run = partial(loop.launch, train, lambda results: table(results["members"]))
 
 
 def train_run(config: ToyConfig) -> dict[str, Any] | None:

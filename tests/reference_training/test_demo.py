@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import subprocess
 import sys
 
 import pytest
@@ -35,11 +36,13 @@ def test_a_terminal_shows_a_bar_for_each_run(monkeypatch):
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
-    with _screen(2000) as show:
-        show(2.0, "400/2000  acc 0.981  gap 0.00653  GradScale 0.986  ESS 0.767  alert none")
-        show(0.0, "ebmguard: ERROR energy_blowup at step 716: energy_gap = 5.5 (limit 3.7)")
-        show(0.0, None)
-        show(2.0, None)
+    with _screen(2000) as follow:
+        for strength, line in {
+            0.0: "ebmguard: ERROR energy_blowup at step 716: energy_gap = 5.5 (limit 3.7)",
+            2.0: "400/2000  acc 0.981  gap 0.00653  GradScale 0.986  ESS 0.767  alert none",
+        }.items():
+            child = subprocess.Popen(["echo", line], stdout=subprocess.PIPE, text=True)
+            assert follow(strength, child) == 0
     shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", terminal.getvalue())
     assert "[β* = 0] ebmguard: ERROR energy_blowup at step 716" in shown
     last = shown.replace("\r", "\n").strip().splitlines()[-2:]

@@ -1,4 +1,4 @@
-"""Networks with constant parameters inside a chain: eager, compiled, in bfloat16, on ranks."""
+"""Networks with constant parameters inside a chain: eager, compiled, in bfloat16."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import guard
@@ -225,36 +223,3 @@ def test_frozen_gives_each_parameter_its_own_back():
     assert required() == before
     assert sum(before) == len(before) - 1
     assert net.stem.weight.grad is kept
-
-
-@pytest.fixture
-def process_group(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("process_group")
-def test_gradients_are_reduced_after_freezing():
-    """The reducer of one process triples what passes through it."""
-    torch.manual_seed(0)
-    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
-    twin.load_state_dict(net.state_dict())
-    parallel: Any = DistributedDataParallel(net)
-
-    def triple(_, bucket):
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        future.set_result(bucket.buffer() * 3)
-        return future
-
-    parallel.register_comm_hook(None, triple)
-    for step in range(3):
-        sampler(net, *start(dtype=torch.float64))
-        x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
-        for each in (parallel, twin):
-            each.zero_grad()
-            each(x).square().sum().backward()
-        for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-            assert p.grad is not None, step
-            assert q.grad is not None
-            torch.testing.assert_close(p.grad, 3 * q.grad)

@@ -135,25 +135,6 @@ def test_a_block_may_halve_the_resolution_at_its_start(size):
     assert (published(net.state_dict(), x)[0] - features).abs().max() > 1e-4
 
 
-def test_the_place_of_the_stride_leaves_initialisation_and_names():
-    states = []
-    for early in (False, True):
-        torch.manual_seed(0)
-        states.append(WideResNet(early_stride=early).state_dict())
-    assert list(states[0]) == list(states[1])
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
-
-
-def test_initialisation_is_that_of_pytorch():
-    torch.manual_seed(0)
-    net = WideResNet(in_channels=3, width=4)
-    for layer in (m for m in net.modules() if isinstance(m, (nn.Conv2d, nn.Linear))):
-        bound = layer.weight[0].numel() ** -0.5  # U(-1, 1) / sqrt(fan-in), biases too
-        assert layer.bias is not None
-        assert bound * 0.95 < layer.weight.abs().max() <= bound
-        assert layer.bias.abs().max() <= bound
-
-
 def test_cost_of_jems_network():
     """GFLOP of an image at 32x32; two for each multiplication with its addition."""
     layers = [(3, 16, 3, 32)]  # channels in and out, kernel, output resolution
@@ -188,9 +169,6 @@ def test_energies_are_those_of_the_logits():
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
     assert net(x, y).tolist() == [logits[i, c].item() for i, c in enumerate(y.tolist())]
     torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
-    for wrong in (y[:3], y[:, None]):
-        with pytest.raises(ValueError, match=r"one class for each: \(4,\)"):
-            net(x, wrong)
 
 
 def test_an_unconditional_energy_is_an_output_beside_the_logits():
@@ -204,20 +182,10 @@ def test_an_unconditional_energy_is_an_output_beside_the_logits():
         net(x, torch.tensor([0, 1, 2, 0]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"depth": 12}, "depth is 12"),
-        ({"depth": 4}, "depth is 4"),
-        ({"width": 0}, "width is 0"),
-        ({"activation": "relu"}, "activation is 'relu', expected leaky_relu or silu"),
-        ({"norm": "act"}, "norm is 'act', expected none or batch or instance or layer"),
-        ({"autocast": torch.float16}, "autocast is torch.float16"),
-    ],
-)
-def test_refuses(settings, message):
-    with pytest.raises(ValueError, match=message):
-        WideResNet(**settings)
+@pytest.mark.parametrize("depth", [4, 12])
+def test_another_depth_is_refused(depth):
+    with pytest.raises(ValueError, match=f"depth is {depth}, expected 6 n"):
+        WideResNet(depth=depth)
 
 
 # -- autocast ----------------------------------------------------------------------------------
@@ -282,20 +250,6 @@ def test_energies_in_bfloat16_are_close_and_in_order(depth):
     )  # of f, with respect to the features
     assert ((f - g).abs() < allowed * slope.norm(dim=1)).all()
     assert spearmanr(f, g).statistic > 0.99
-
-
-@pytest.mark.parametrize("settings", [{"norm": name} for name in AXES], ids=str)
-def test_norms_go_with_bfloat16(settings):
-    exact, rounded = with_bfloat16(depth=16, width=1, **settings)
-    x = torch.randn(4, 1, 8, 8)
-    (f, g), low = (exact(x), rounded(x)), Types()
-    assert f.dtype == g.dtype == torch.float32
-    torch.testing.assert_close(f, g, rtol=0.05, atol=0.05)
-    g.sum().backward()
-    assert all(p.grad.isfinite().all() for p in rounded.parameters())
-    with low:
-        WideResNet()(torch.randn(2, 1, 8, 8))
-    assert set().union(*low.seen.values()) == {torch.float32}  # without autocast
 
 
 def test_follows_its_parameters_inside_the_autocast_of_a_caller():

@@ -20,7 +20,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import download, load
 from ebmguard.reference_training.data.files import PublishedFiles
 from ebmguard.reference_training.data.published import CIFAR10, read_cifar10
-from tests.reference_training.data.test_load import pickled
+from tests.reference_training.data.test_published import pickled
 
 BATCHES = ("data_batch_1", "test_batch")
 SMALL = {

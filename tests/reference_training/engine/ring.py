@@ -15,12 +15,10 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.reference_training.engine import loop
-from ebmguard.reference_training.engine.launch import launch
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
-from ebmguard.reference_training.engine.streams import Streams
-from ebmguard.reference_training.engine.task import Task
+from ebmguard.reference_training.engine.task import Streams, Task
 from ebmguard.reference_training.sweep.grid import Grid
 from ebmguard.samplers import sgld
 
@@ -102,4 +100,4 @@ class RingGrid(Grid):  # type: ignore[misc]
 
 if __name__ == "__main__":
     config = tyro.cli(RingConfig)
-    raise SystemExit(launch(train, lambda results: f"gap {results['gap']}", config))
+    raise SystemExit(loop.launch(train, lambda results: f"gap {results['gap']}", config))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shutil
 import signal
@@ -48,13 +47,6 @@ def whole(tmp_path_factory):
     out, reporter = tmp_path_factory.mktemp("runs") / "whole", Silent()
     go(config_for(out), reporter)
     return out, reporter
-
-
-def test_the_task_is_short():
-    tree = ast.parse(Path(ring.__file__).read_text())
-    (task,) = (x for x in tree.body if isinstance(x, ast.ClassDef) and x.name == "Ring")
-    assert task.end_lineno is not None
-    assert task.end_lineno - task.lineno < 60
 
 
 def test_a_folder_with_rows_results_and_progress(whole):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
@@ -28,18 +27,6 @@ def test_parts_are_all_there_is_and_as_equal_as_can_be(world, count):
     weighted = [x[one.part(count)].mean() * one.weight(count) for one in ranks]
     torch.testing.assert_close(torch.stack(weighted).mean(), x.mean())
     assert [one.is_first for one in ranks] == [True] + [False] * (world - 1)
-
-
-def test_one_process_is_alone():
-    x, network = torch.rand(3, 2), nn.Linear(2, 1)
-    before = x.clone()
-    assert ONE_RANK.average(x) is x
-    assert ONE_RANK.joined(x) is x
-    assert torch.equal(x, before)
-    assert ONE_RANK.parallel(network) is network
-    assert ONE_RANK.from_all("a") == ["a"]
-    assert ONE_RANK.from_first("a") == "a"
-    ONE_RANK.wait()
 
 
 def test_without_torchrun_there_is_one_process(monkeypatch):

@@ -11,9 +11,7 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.errors import DivergenceError
 from ebmguard.reference_training.engine import graphs
-from ebmguard.reference_training.engine.graphs import (
-    replayed,
-)
+from ebmguard.reference_training.engine.graphs import replayed
 from ebmguard.samplers import sgld
 from tests.replay import capture_as_replays
 

@@ -26,17 +26,12 @@ from tests.sinks.test_lock import HOLDS, another
 
 def test_create_then_refuse_then_resume(tmp_path):
     out = tmp_path / "deep" / "run"
+    out.mkdir(parents=True)
+    (out / "config.json.partial").write_text('{"lr": 0')  # killed before it had its name
     RunFolder.create(out, {"lr": 0.1})
     with pytest.raises(ConfigError, match=r"already holds a run.*--resume"):
         RunFolder.create(out, {"lr": 0.2})
     assert RunFolder.resume(out).config == {"lr": 0.1}
-
-
-def test_a_kill_before_the_settings_had_their_name_does_not_block_the_folder(tmp_path):
-    (tmp_path / "config.json.partial").write_text('{"lr": 0')
-    assert RunFolder.create(tmp_path, {"lr": 0.1}).config == {"lr": 0.1}
-    assert json.loads((tmp_path / "config.json").read_text()) == {"lr": 0.1}
-    assert not (tmp_path / "config.json.partial").exists()
 
 
 def test_refuses_what_is_no_run_folder(tmp_path):
@@ -74,6 +69,8 @@ def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
     folder.cut_rows(sizes)
     assert read_jsonl(folder.path / "metrics.jsonl") == [{"step": 0}, {"step": 1}]
     assert read_jsonl(folder.path / "alerts.jsonl") == []
+    folder.cut_rows({"metrics.jsonl": 1000})  # lost with power, but not with the checkpoint
+    assert folder.row_sizes() == {**sizes, "alerts.jsonl": 0}
     folder.cut_rows({})
     assert read_jsonl(folder.path / "metrics.jsonl") == []
 
@@ -97,16 +94,7 @@ def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
     ]
 
 
-def test_cuts_nothing_off_a_file_that_lost_its_end(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {})
-    folder.append_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
-    sizes = folder.row_sizes()
-    folder.cut_rows({"metrics.jsonl": sizes["metrics.jsonl"] // 2})
-    folder.cut_rows(sizes)  # the loss of power that a checkpoint survived, but not its rows
-    assert folder.row_sizes() == {"metrics.jsonl": sizes["metrics.jsonl"] // 2}
-
-
-@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{", '{"a": {"lr": "%s"}}' % ("1" * 2000)])
+@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{"])
 def test_a_damaged_config_is_told(tmp_path, text):
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=r"config\.json is damaged"):

@@ -11,7 +11,6 @@ import pytest
 
 from ebmguard.cli import main
 from ebmguard.reference_training.engine import loop
-from ebmguard.reference_training.engine.launch import course
 from ebmguard.reference_training.shortrun.train import told
 from tests.reference_training.jem.parts import Silent, newest
 from tests.reference_training.shortrun.parts import config_for
@@ -85,7 +84,7 @@ def test_what_cannot_be_meant_is_one_line_and_status_2(tmp_path, capsys, argumen
 def test_the_ways_to_end(tmp_path):
     def words(**changes):
         nothing = dict.fromkeys(("ended", "diverged_at", "first_warn", "first_error"))
-        return [*course({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
+        return [*loop.course({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
 
     same = {"message": "E b"}  # is said once
     assert words() == ["finished 7 steps without divergence"]

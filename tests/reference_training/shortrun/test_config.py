@@ -34,6 +34,8 @@ def at(out="x", **settings):
         ),
         ({"beta_star": 3.0, "noise_std": 1.0}, "expected less than the output scale, 2: f is"),
         ({"init": "persistent", "buffer_size": 63}, "buffer_size is 63, expected the batch, 64"),
+        ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, gelu"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', expected one of adam, sgd"),
         ({"most_sgld_steps": 99}, "most_sgld_steps is 99, expected sgld_steps, 100, or more"),
         ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
         ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
