@@ -236,5 +236,5 @@ def show_chains(
     axes = canvas.axes(x, y, cell * count, cell * len(images))
     show_on(axes, images.flatten(0, 1), count)
     corner, size = (min(framed) / count, 0), (len(framed) / count, 1)
-    style = {"transform": axes.transAxes, "clip_on": False, "edgecolor": colour}
-    axes.add_patch(Rectangle(corner, *size, fill=False, lw=2, **style))
+    frame = Rectangle(corner, *size, fill=False, edgecolor=colour, lw=2, clip_on=False)
+    axes.add_patch(frame).set_transform(axes.transAxes)

@@ -17,8 +17,7 @@ from .study import Study, plain, text
 
 STUDIES_OF = {
     "toy_pictures": "1d 2 5 6 7 8 9 10 11 mixture broken",
-    "jem_progress": "3 16 20 21 22 23 24 25",
-    "jem_negatives": "4 17 18 19",
+    "jem_figures": "3 4 16 17 18 19 20 21 22 23 24 25",
     "shortrun_energies": "12 13 14",
     "shortrun_samples": "15 interpolation",
     "shortrun_chains": "steps long-run",
