@@ -15,13 +15,15 @@ from ..plots.numbers import number
 from ..plots.page import constrained, legend_below, plain
 from ..toy.scenario import GOOD, SAMPLERS
 from .study import ABOUT, Study
-from .toy import FIGURES, Spec, opened
-from .toy_numbers import (
+from .toy import (
     DATA,
+    FIGURES,
+    Spec,
     default_is_best,
     members,
     nearer_with_beta,
     one_good_is_enough,
+    opened,
     who_draws,
 )
 

@@ -13,14 +13,16 @@ import pytest
 from ebmguard.reference_training.studies import toy
 from ebmguard.reference_training.studies.command import find, told
 from ebmguard.reference_training.studies.config import ToyFigure
-from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
-from ebmguard.reference_training.studies.toy_numbers import (
+from ebmguard.reference_training.studies.toy import (
+    FIGURES,
     GOOD_WEIGHT,
     Spread,
     default_is_best,
+    load_run,
     members,
     one_good_is_enough,
     over,
+    training,
 )
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.toy.fabricate import made_up, write_run

@@ -11,8 +11,7 @@ from scipy.stats import gaussian_kde
 
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.config import ToyFigure
-from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
-from ebmguard.reference_training.studies.toy_numbers import members
+from ebmguard.reference_training.studies.toy import FIGURES, load_run, members, training
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from tests.reference_training.toy.fabricate import KL_AT_ZERO, made_up, write_run
 
