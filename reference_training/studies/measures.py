@@ -70,12 +70,12 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
     Args:
         x: (N, C, H, W), cut to the cube [-1, 1] before it is compared, as a picture shows it.
-        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`.
-        levels: of the data, which stand for [-1, 1].
+        data: (M, C, H, W) uint8 in 0..levels, which stand for [-1, 1], on the device of `x`.
+        levels: of the data.
 
     Returns:
-        (N,) root mean square over the entries of the difference, in units of a pixel in [-1, 1],
-        NaN for an image that is not finite; and (N,) int64, which one it is.
+        (N,) root mean square of the difference, NaN for an image that is not finite; and (N,) which
+        one it is.
     """
     _check_data(x, data, "cannot be compared with")
     rows = x.detach().clamp(-1, 1).flatten(1)
@@ -96,15 +96,12 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 def principal_errors(x: Tensor, data: Tensor, levels: int) -> Tensor:
     """Mean squared error of images that are told by their first k principal components.
 
-    Args:
-        x: (N, C, H, W) in [-1, 1], D entries each.
-        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`: mean and components are those
-            of its first images, at most :data:`ROWS`.
-        levels: of the data, which stand for [-1, 1].
+    Mean and components are those of the first images of the data, at most :data:`ROWS`. The data
+    are as in :func:`nearest`, of D entries each.
 
     Returns:
-        (min(M, D) + 1, N) float64: over the entries of an image, with k = 0 (the mean image), 1, 2
-        ... components. Where M is less than D, the last is not 0.
+        (min(M, D) + 1, N) float64, of k = 0 (the mean image), 1, 2 ... components. Where M is less
+        than D, the last is not 0.
     """
     _check_data(x, data, "have no components in")
     some = _scaled(data[:ROWS], levels, torch.float64)
@@ -127,15 +124,8 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """2 E|X − Y| − E|X − X'| − E|Y − Y'|, with |·| the root mean square over pixels.
 
     Zero in expectation where both are of one distribution, else positive (Székely & Rizzo 2013);
-    without bias, so that it may come out a little below zero. In pixels, not in features: it sees
+    without bias, so that it may come out a little below zero; NaN of fewer than 2 images. It sees
     noise and a wrong brightness, and says little of what is depicted.
-
-    Args:
-        x: (N, ...).
-        y: (M, ...).
-
-    Returns:
-        the distance; NaN where N or M is less than 2.
     """
     if min(len(x), len(y)) < 2:
         return math.nan
