@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import guard
-from ebmguard.reference_training.studies.toy_numbers import COLUMNS
+from ebmguard.reference_training.studies.toy import COLUMNS
 from ebmguard.reference_training.toy import metrics
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws

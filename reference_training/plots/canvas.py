@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,27 +42,12 @@ def check_picture(file: Path) -> None:
     """Find out whether a picture could be written there, before anything slow is computed."""
     formats = new_figure(1, 1).canvas.get_supported_filetypes()
     if file.suffix[1:] not in formats:
+        known = ", ".join(sorted(formats))
+        raise ConfigError(f"{file} cannot be written: a picture's name ends in one of {known}")
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
         raise ConfigError(
-            f"{file} cannot be written: a picture's name ends in one of "
-            + ", ".join(sorted(formats))
+            f"{file} cannot be written: expected a file in a folder that is there and open to you"
         )
-    is_new = not file.exists()
-    try:
-        file.open("ab").close()
-        if is_new:
-            file.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"{file} cannot be written: {error.strerror}; choose another file"
-        ) from error
-
-
-def save_picture(figure: Figure, file: Path) -> None:
-    """Write a picture."""
-    try:
-        figure.savefig(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error}") from error
 
 
 class Canvas:
@@ -79,19 +65,5 @@ class Canvas:
 
     def axes(self, x: float, y: float, width: float, height: float) -> Axes:
         """Axes by their top left corner and their size."""
-        return self.figure.add_axes(
-            (
-                x / self.width,
-                1 - (y + height) / self.height,
-                width / self.width,
-                height / self.height,
-            )
-        )
-
-    def rule(self, left: float, right: float, y: float) -> None:
-        """A thin horizontal line."""
-        from matplotlib.lines import Line2D
-
-        ends = [left / self.width, right / self.width]
-        height = 1 - y / self.height
-        self.figure.add_artist(Line2D(ends, [height, height], color=DARK, lw=0.8))
+        w, h = self.width, self.height
+        return self.figure.add_axes((x / w, 1 - (y + height) / h, width / w, height / h))

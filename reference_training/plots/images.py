@@ -14,8 +14,6 @@ from ..engine.run_folder import open_file
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_RED = (1.0, 0.0, 0.0)
-
 
 def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDArray[Any]:
     """Images side by side on white.
@@ -34,16 +32,15 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
             f"samples have shape {tuple(samples.shape)}, expected (N, 1 or 3, H, W) images"
         )
     images = samples.detach().cpu().double().expand(-1, 3, -1, -1)
-    red = torch.tensor(_RED, dtype=images.dtype).reshape(1, 3, 1, 1)
+    red = images.new_tensor([1.0, 0.0, 0.0]).reshape(1, 3, 1, 1)
     finite = torch.isfinite(images).all(dim=1, keepdim=True)
     pixels = torch.where(finite, (images.clamp(-1, 1) + 1) / 2, red)
     pixels = pixels.repeat_interleave(zoom, dim=2).repeat_interleave(zoom, dim=3)
     pixels = torch.nn.functional.pad(pixels, (1, 1, 1, 1), value=1.0)
-    empty = -len(pixels) % columns
-    blank = torch.ones(empty, *pixels.shape[1:], dtype=pixels.dtype)
-    tiles = torch.cat([pixels, blank])
-    rows = tiles.reshape(-1, columns, *tiles.shape[1:]).permute(0, 3, 1, 4, 2)
-    picture: npt.NDArray[Any] = rows.reshape(rows.shape[0] * rows.shape[1], -1, 3).numpy()
+    blank = pixels.new_ones(-len(pixels) % columns, *pixels.shape[1:])
+    rows = torch.cat([pixels, blank]).reshape(-1, columns, *pixels.shape[1:])
+    rows = rows.permute(0, 3, 1, 4, 2)
+    picture: npt.NDArray[Any] = rows.flatten(2, 3).flatten(0, 1).numpy()
     return picture
 
 
@@ -57,17 +54,13 @@ def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
         ) from error
     for name, batch in samples.items():
         imsave(folder / f"samples_{name}.png", sample_grid(batch))
-    arrays: dict[str, Any] = {
-        name: batch.detach().to("cpu").numpy() for name, batch in samples.items()
-    }
+    arrays: dict[str, Any] = {name: x.detach().cpu().numpy() for name, x in samples.items()}
     np.savez_compressed(folder / "samples.npz", **arrays)
 
 
 def as_bytes(x: Tensor) -> Tensor:
     """Samples as pictures show them: clamped to [-1, 1], as 0..255; NaN is black."""
-    black = torch.full_like(x, -1.0)
-    pixels = torch.where(x.isnan(), black, x).clamp(-1, 1).add(1).mul(127.5)
-    return pixels.round().to(torch.uint8)
+    return x.nan_to_num(-1.0).clamp(-1, 1).add(1).mul(127.5).round().to(torch.uint8)
 
 
 def load_samples(file: Path) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .canvas import DARK, Canvas, unframed
+from .canvas import DARK, Canvas, new_figure, unframed
 from .images import sample_grid
 
 if TYPE_CHECKING:
@@ -47,6 +47,28 @@ class Panels:
     legend: Sequence[tuple[str, Mapping[str, Any]]]
     columns: int = 2
 
+    @property
+    def height(self) -> float:
+        """Of all of them with caption and legend."""
+        rows, lines = -(-len(self.curves) // PANELS), -(-len(self.legend) // self.columns)
+        return CAPTION + rows * (PANEL_HEIGHT + PANEL_BELOW) - 0.15 + LEGEND_LINE * lines
+
+    def draw(self, canvas: Canvas, top: float) -> None:
+        """Onto a canvas that ends below them."""
+        from matplotlib.lines import Line2D
+
+        canvas.write(canvas.width / 2, top + 0.25, self.caption, fontsize=9, color=DARK)
+        beside = PANEL_LEFT + 0.2
+        size, apart = (canvas.width / PANELS - beside, PANEL_HEIGHT), (beside, PANEL_BELOW)
+        panels = tiles(canvas, len(self.curves), PANELS, PANEL_LEFT, top + CAPTION, size, apart)
+        for axes, (title, curve) in zip(panels, self.curves.items(), strict=True):
+            curve(axes)
+            self.finish(axes)
+            plain(axes, title, self.xlabel)
+        handles = [Line2D([], [], lw=2, label=label, **style) for label, style in self.legend]
+        style: dict[str, Any] = {"ncols": self.columns, "frameon": False, "fontsize": 9}
+        canvas.figure.legend(handles=handles, loc="lower center", **style)
+
 
 def page(
     title: str,
@@ -57,15 +79,12 @@ def page(
     width: float = WIDTH,
 ) -> Figure:
     """A heading of two lines, blocks under each other, and panels of curves."""
-    top = TOP + sum(height for height, _ in blocks)
-    canvas = Canvas(width, top + (0 if panels is None else _height(panels)))
+    parts = [*blocks, *([] if panels is None else [(panels.height, panels.draw)])]
+    canvas, y = Canvas(width, TOP + sum(height for height, _ in parts)), TOP
     heading(canvas, title, words)
-    y = TOP
-    for height, draw in blocks:
+    for height, draw in parts:
         draw(canvas, y)
         y += height
-    if panels is not None:
-        _draw_panels(canvas, top, panels)
     return canvas.figure
 
 
@@ -73,6 +92,21 @@ def heading(canvas: Canvas, title: str, words: str) -> None:
     """A title, and a line of words under it."""
     canvas.write(canvas.width / 2, 0.25, title, fontsize=13)
     canvas.write(canvas.width / 2, 0.53, words, fontsize=9, color=DARK)
+
+
+def tiles(
+    canvas: Canvas,
+    count: int,
+    columns: int,
+    left: float,
+    top: float,
+    size: tuple[float, float],
+    apart: tuple[float, float],
+) -> list[Axes]:
+    """Axes of one size, so far apart, in rows from an upper left corner on, all in inches."""
+    across, down = (wide + more for wide, more in zip(size, apart, strict=True))
+    places = (divmod(i, columns) for i in range(count))
+    return [canvas.axes(left + i * across, top + j * down, *size) for j, i in places]
 
 
 def tiling(count: int, most: int) -> tuple[int, int]:
@@ -108,18 +142,33 @@ def grid(
         least: width of the picture; the panels are in its middle.
     """
     rows, columns = tiling(count, most)
-    (width, height), (left, between, right) = size, sides
-    inside = left + columns * (width + between) - between + right
-    canvas = Canvas(max(inside, least), top + rows * (height + below) + foot)
+    left, between, right = sides
+    inside = left + columns * (size[0] + between) - between + right
+    canvas = Canvas(max(inside, least), top + rows * (size[1] + below) + foot)
     heading(canvas, title, words)
     left += (canvas.width - inside) / 2
-    panels = [
-        canvas.axes(
-            left + i % columns * (width + between), top + i // columns * (height + below), *size
-        )
-        for i in range(count)
-    ]
-    return canvas, panels
+    return canvas, tiles(canvas, count, columns, left, top, size, (between, below))
+
+
+def constrained(
+    title: str, shape: tuple[int, int], size: tuple[float, float], **options: Any
+) -> tuple[Figure, Any]:
+    """A picture of a size in inches, with no more room around its panels than they need.
+
+    Returns:
+        the figure, and its axes by row and column.
+    """
+    figure = new_figure(*size)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(*shape, squeeze=False, **options)
+
+
+def legend_below(figure: Figure, of: Axes | Sequence[Artist]) -> None:
+    """What the lines of some axes, or others, stand for, below a :func:`constrained` picture."""
+    handles = of if isinstance(of, Sequence) else of.get_legend_handles_labels()[0]
+    style: dict[str, Any] = {"ncols": 4, "frameon": False, "fontsize": 9}
+    figure.legend(handles=handles, loc="outside lower center", **style)
 
 
 def legend_above(canvas: Canvas, y: float, handles: Sequence[Artist]) -> None:
@@ -129,33 +178,6 @@ def legend_above(canvas: Canvas, y: float, handles: Sequence[Artist]) -> None:
     canvas.figure.legend(handles=handles, ncols=len(handles), fontsize=10, **style)
 
 
-def _height(panels: Panels) -> float:
-    rows = -(-len(panels.curves) // PANELS)
-    legend = LEGEND_LINE * -(-len(panels.legend) // panels.columns)
-    return CAPTION + rows * (PANEL_HEIGHT + PANEL_BELOW) - 0.15 + legend
-
-
-def _draw_panels(canvas: Canvas, top: float, panels: Panels) -> None:
-    from matplotlib.lines import Line2D
-
-    canvas.write(canvas.width / 2, top + 0.25, panels.caption, fontsize=9, color=DARK)
-    wide = canvas.width / PANELS
-    for i, (title, curve) in enumerate(panels.curves.items()):
-        x = i % PANELS * wide + PANEL_LEFT
-        y = top + CAPTION + i // PANELS * (PANEL_HEIGHT + PANEL_BELOW)
-        axes = canvas.axes(x, y, wide - PANEL_LEFT - 0.2, PANEL_HEIGHT)
-        curve(axes)
-        panels.finish(axes)
-        plain(axes, title, panels.xlabel)
-    canvas.figure.legend(
-        handles=[Line2D([], [], lw=2, label=label, **style) for label, style in panels.legend],
-        loc="lower center",
-        ncols=panels.columns,
-        frameon=False,
-        fontsize=9,
-    )
-
-
 def plain(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
     """Small ticks, a faint grid, no frame at the top and on the right; and what stands around."""
     axes.set_title(title, fontsize=10)
@@ -163,16 +185,6 @@ def plain(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> No
     axes.set_ylabel(ylabel, fontsize=9)
     axes.tick_params(labelsize=8)
     unframed(axes)
-
-
-def show(
-    canvas: Canvas, x: float, y: float, images: Tensor, cell: float, columns: int | None = None
-) -> Axes:
-    """Images, (N, C, H, W), of a size in inches, side by side; None: in one row."""
-    columns = len(images) if columns is None else columns
-    axes = canvas.axes(x, y, cell * columns, cell * -(-len(images) // columns))
-    show_on(axes, images, columns)
-    return axes
 
 
 def show_on(axes: Axes, images: Tensor, columns: int) -> None:
@@ -188,7 +200,7 @@ def show_rows(
     """Rows of images with their labels on the left; where the next one would begin."""
     for label, images in rows:
         canvas.write(x - 0.11, y + cell / 2, label, fontsize=9, ha="right", color=DARK)
-        show(canvas, x, y, images, cell)
+        show_on(canvas.axes(x, y, cell * len(images), cell), images, len(images))
         y += cell + BETWEEN
     return y
 
@@ -220,10 +232,9 @@ def show_chains(
     for i, head in enumerate(heads):
         style = {"color": colour, "weight": "bold"} if i in framed else {"color": DARK}
         canvas.write(x + (i + 0.5) * cell, y - 0.06, head, fontsize=8.5, va="bottom", **style)
-    axes = show(canvas, x, y, images.flatten(0, 1), cell, len(heads))
-    right, bottom = axes.get_xlim()[1], axes.get_ylim()[0]
-    tile = (right + 0.5) / len(heads)
-    # Images begin half a pixel before 0.
-    corner = (min(framed) * tile - 0.5, -0.5)
-    size = (len(framed) * tile, bottom + 0.5)
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, lw=2, clip_on=False))
+    count = len(heads)
+    axes = canvas.axes(x, y, cell * count, cell * len(images))
+    show_on(axes, images.flatten(0, 1), count)
+    corner, size = (min(framed) / count, 0), (len(framed) / count, 1)
+    frame = Rectangle(corner, *size, fill=False, edgecolor=colour, lw=2, clip_on=False)
+    axes.add_patch(frame).set_transform(axes.transAxes)

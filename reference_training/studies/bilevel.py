@@ -36,8 +36,8 @@ from ..bism.methods import Levels, Update
 from ..bism.rbm import GaussianBernoulliRBM
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from ..plots.canvas import COLOURS, new_figure
-from ..plots.page import plain
+from ..plots.canvas import COLOURS
+from ..plots.page import constrained, plain
 from .config import BilevelFigure
 from .study import Study
 
@@ -82,9 +82,9 @@ def of_run(path: Path, minibatches: int, seed: int) -> dict[str, float]:
     batch = partial(data.sample, config.batch, generator)
     inner = batch if config.fresh_inner else None
     norms = measured(model, (update.levels(batch(), inner) for _ in range(minibatches)))
-    own = {N: config.unrolled_steps, K: config.inner_steps}
-    time = 1000 * results["wall_seconds"] / results["steps"]
-    return {**own, **norms, "log_likelihood": results["log_likelihood"], "ms": time}
+    own = {"log_likelihood": results["log_likelihood"]}
+    own["ms"] = 1000 * results["wall_seconds"] / results["steps"]
+    return {N: config.unrolled_steps, K: config.inner_steps, **norms, **own}
 
 
 def exact_posterior(model: GaussianBernoulliRBM) -> Parameters:
@@ -155,10 +155,11 @@ def _size(matrix: Tensor) -> Tensor:
 
 def draw(frame: pd.DataFrame, title: str) -> Figure:
     """Each of N and K, with the other as most of the rows have it."""
-    figure = new_figure(11.5, 7.3)
-    figure.set_layout_engine("constrained")
+    said = "N unrolled and K inner steps; norms are means over minibatches"
+    heading = f"{title}\n{said}; on their axes there is no 0"
+    figure, panels = constrained(heading, (2, 3), (11.5, 7.3))
     sides = (N, "N", K, "K"), (K, "K", N, "N")
-    for (axis, by, other, held_by), row in zip(sides, figure.subplots(2, 3), strict=True):
+    for (axis, by, other, held_by), row in zip(sides, panels, strict=True):
         held = statistics.mode(frame[other])
         shown = frame[frame[other] == held].astype(float)
         for axes, (words, lines) in zip(row, PANELS.items(), strict=True):
@@ -170,8 +171,6 @@ def draw(frame: pd.DataFrame, title: str) -> Figure:
                 axes.tick_params(which="minor", labelsize=6)
             axes.set_xlim(left=0)
             plain(axes, f"{words} by {by}, {held_by} = {held:g}", "Adam steps")
-    words = "N unrolled and K inner steps; norms are means over minibatches"
-    figure.suptitle(f"{title}\n{words}; on their axes there is no 0", fontsize=11)
     return figure
 
 

@@ -7,29 +7,26 @@ from typing import Any
 
 import pandas as pd
 
+from ebmguard.errors import DiskError
+
 from ..engine.interrupt import INTERRUPTED
 from ..engine.run_folder import write_json
-from ..plots.canvas import check_picture, new_figure, save_picture
+from ..plots.canvas import check_picture, new_figure
 from .config import RunsFigure, ToyFigure
 from .study import Study, plain, text
 
-MODULES = {
-    **dict.fromkeys(("1d", "2", "5", "6", "7", "8", "9", "10", "11"), "toy_pictures"),
-    **dict.fromkeys(("mixture", "broken"), "toy_pictures"),
-    **dict.fromkeys(("3", "16", *map(str, range(20, 26))), "jem_progress"),
-    **dict.fromkeys(("4", "17", "18", "19"), "jem_negatives"),
-    "12": "shortrun_energies",
-    "13": "shortrun_energies",
-    "14": "shortrun_energies",
-    "15": "shortrun_samples",
-    "steps": "shortrun_chains",
-    "interpolation": "shortrun_samples",
-    "reconstruction": "shortrun_inverses",
-    "likelihood": "shortrun_bits",
-    "long-run": "shortrun_chains",
+STUDIES_OF = {
+    "toy_pictures": "1d 2 5 6 7 8 9 10 11 mixture broken",
+    "jem_figures": "3 4 16 17 18 19 20 21 22 23 24 25",
+    "shortrun_energies": "12 13 14",
+    "shortrun_samples": "15 interpolation",
+    "shortrun_chains": "steps long-run",
+    "shortrun_inverses": "reconstruction",
+    "shortrun_bits": "likelihood",
     "bilevel": "bilevel",
 }
-"""Of each study, the module beside this one whose table STUDIES has it."""
+"""The studies of each module beside this one, which its table STUDIES has."""
+MODULES = {name: module for module, names in STUDIES_OF.items() for name in names.split()}
 
 
 def find(name: str) -> Study:
@@ -43,12 +40,6 @@ def run(config: RunsFigure | ToyFigure) -> int:
 
     Returns:
         Exit status: 0, or 130 where Ctrl-C stopped a training.
-
-    Raises:
-        ConfigError: the settings cannot be meant, a folder holds no such run or another one, the
-            runs lack what the figure shows, or a picture cannot be written.
-        DiskError: the numbers cannot be written.
-        ImportError: matplotlib or pandas is not installed.
     """
     # What draws is tried before anything slow is computed for it, not after that.
     new_figure(1, 1)
@@ -62,15 +53,18 @@ def run(config: RunsFigure | ToyFigure) -> int:
         return INTERRUPTED
     frame = study.numbers(runs, config)
     words = told(study, frame)
-    pictures = []
-    for name, figure in study.drawn(frame).items():
-        pictures.append(f"picture: {config.picture(name)}")
-        save_picture(figure, config.picture(name))
-    if isinstance(config, ToyFigure):
-        page = f"# {study.title}\n\n{words}\n"
-        (config.folder / "table.md").write_text(page, encoding="utf-8")
+    pictures = {config.picture(name): figure for name, figure in study.drawn(frame).items()}
+    try:
+        for file, figure in pictures.items():
+            figure.savefig(file)
+        if isinstance(config, ToyFigure):
+            page = f"# {study.title}\n\n{words}\n"
+            (config.folder / "table.md").write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise DiskError.of(config.numbers.parent, error) from error
     write_json(config.numbers, numbers(study, frame))
-    print(f"{words}\n", *pictures, f"numbers: {config.numbers}", sep="\n")
+    told_files = (f"picture: {file}" for file in pictures)
+    print(f"{words}\n", *told_files, f"numbers: {config.numbers}", sep="\n")
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import tyro
 
@@ -14,7 +14,7 @@ from ..engine.run_config import below, command_words, refuse
 
 @dataclass(frozen=True)
 class RunsFigure:
-    """What every study of runs that are there is told."""
+    """What every study of runs that are there is told. Nothing is trained."""
 
     name: tyro.conf.Positional[str]
     """Number in the paper, or the study's name."""
@@ -24,13 +24,12 @@ class RunsFigure:
     """The picture; its numbers are written beside it as .json. The default is figure_NAME.png."""
 
     least: ClassVar[dict[str, int]] = {}
-    """Of counts."""
+    """Of whole numbers."""
 
     @property
     def file(self) -> Path:
         """Where the picture goes; its numbers go beside it."""
-        name = self.name.replace("-", "_")
-        return Path(f"figure_{name}.png") if self.out is None else self.out
+        return self.out or Path(f"figure_{self.name.replace('-', '_')}.png")
 
     @property
     def numbers(self) -> Path:
@@ -46,9 +45,6 @@ class RunsFigure:
         problems = below(self, **self.least)
         if not self.runs:
             problems.append("runs is empty, expected folders of the runs that the figure shows")
-        seed = getattr(self, "seed", 0)
-        if not 0 <= seed < 2**63:
-            problems.append(f"seed is {seed}, expected 0 or more, and less than 2**63")
         refuse(problems, "a figure")
 
 
@@ -56,16 +52,14 @@ class RunsFigure:
 class ToyFigure:
     """Draw a toy figure of the paper, or one of ours, with its numbers; train what it needs first.
 
-    The folder holds one run for each scenario of the figure. A finished run is used as it is, an
-    unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png (of several
-    samplers: curves.png), table.md and results.json are written.
+    1d is the paper's comparison in one dimension; mixture and broken are of several samplers at
+    once. The folder holds one run for each scenario of the figure. A finished run is used as it is,
+    an unfinished one is resumed, a missing one is trained. Then the pictures, tradeoff.png (of
+    several samplers: curves.png), table.md and results.json are written.
     """
 
-    name: tyro.conf.Positional[
-        Literal["2", "5", "6", "7", "8", "9", "10", "11", "1d", "mixture", "broken"]
-    ]
-    """Number in the paper; 1d is the same comparison in one dimension, mixture and broken are of
-    several samplers at once."""
+    name: tyro.conf.Positional[str]
+    """Number in the paper, or the study's name."""
     out: Path | None = None
     """Folder of the figure; the default is figures/NAME."""
     seeds: int | None = None
@@ -80,7 +74,7 @@ class ToyFigure:
     @property
     def folder(self) -> Path:
         """Where runs and pictures lie."""
-        return Path("figures") / self.name if self.out is None else self.out
+        return self.out or Path("figures") / self.name
 
     @property
     def numbers(self) -> Path:
@@ -100,38 +94,28 @@ class ToyFigure:
 class JemFigure(RunsFigure):
     """Draw a JEM figure of the paper from runs that are there, and print its numbers.
 
-    3 and 16 show scenario 1, 20 to 25 scenarios 2 to 7: the runs of the figure's scenario are
-    taken, finished or not, one colour for each β*. 4, 17, 18 and 19 show samples of scenario 1, at
-    β* = 0.5, 0, 0.5 and 10. Nothing is trained.
+    The folders are those of `ebmguard train jem`, or have some anywhere below. 3 and 16 show
+    scenario 1, 20 to 25 scenarios 2 to 7: the runs of the figure's scenario are taken, finished or
+    not, one colour for each β*. 4, 17, 18 and 19 show samples of scenario 1, at β* = 0.5, 0, 0.5
+    and 10. Nothing is trained.
     """
-
-    name: tyro.conf.Positional[
-        Literal["3", "4", "16", "17", "18", "19", "20", "21", "22", "23", "24", "25"]
-    ]
-    """Number in the paper."""
-    runs: tuple[Path, ...]
-    """Run folders of `ebmguard train jem`, or folders with some anywhere below."""
 
 
 @dataclass(frozen=True)
 class BilevelFigure(RunsFigure):
     """Measure the bias of bi-level gradients, beside what bounds it, for runs of several N and K.
 
-    Nothing is trained. At the end of each run the gradient through its N unrolled steps is held
-    against that with the exact posterior, at the same minibatches and random numbers.
+    The runs are of `ebmguard train bism` by bidsm, bissm or bimdsm; seeds of one N and K are
+    averaged. Nothing is trained. At the end of each run the gradient through its N unrolled steps
+    is held against that with the exact posterior, at the same minibatches and random numbers.
     """
 
-    name: tyro.conf.Positional[Literal["bilevel"]]
-    """The study's name."""
-    runs: tuple[Path, ...]
-    """Run folders of `ebmguard train bism` by bidsm, bissm or bimdsm; seeds of one N and K are
-    averaged."""
     minibatches: int = 200
     """Of each run."""
     seed: int = 0
     """Seed of the minibatches, and of the update's random numbers."""
 
-    least: ClassVar[dict[str, int]] = {"minibatches": 2}
+    least: ClassVar[dict[str, int]] = {"minibatches": 2, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -149,7 +133,7 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class ShortRunFigure(RunsFigure):
-    """Draw a figure of short-run models from trained runs, and print its numbers.
+    """Draw a figure of short-run models from runs of `ebmguard train shortrun`, with its numbers.
 
     Nothing is trained. Of the robust objective's Appendix L, each for runs of several β*:
 
@@ -167,22 +151,6 @@ class ShortRunFigure(RunsFigure):
     - long-run: chains that go on for many times the steps of training
     """
 
-    name: tyro.conf.Positional[
-        Literal[
-            "12",
-            "13",
-            "14",
-            "15",
-            "steps",
-            "interpolation",
-            "reconstruction",
-            "likelihood",
-            "long-run",
-        ]
-    ]
-    """Number in the paper, or the study's name."""
-    runs: tuple[Path, ...]
-    """Run folders of `ebmguard train shortrun`."""
     count: int | None = None
     """Images or chains; the default is the figure's own."""
     data_root: str | None = None
@@ -195,4 +163,4 @@ class ShortRunFigure(RunsFigure):
     threads: int = 0
     """CPU threads of PyTorch; 0 is its own choice, the machine's cores."""
 
-    least: ClassVar[dict[str, int]] = {"count": 1, "threads": 0}
+    least: ClassVar[dict[str, int]] = {"count": 1, "threads": 0, "seed": 0}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby, product
+from itertools import chain, groupby, product
 from string import ascii_uppercase
 from typing import NamedTuple
 
 import numpy as np
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 
 from ..jem.paper import DIVERGED, METRICS, TABLE_1, TABLE_2, Metric, Scores
 from ..jem.runs import JemRun, find_runs
@@ -58,8 +58,7 @@ def scores(run: JemRun) -> dict[Metric, Score]:
     """The scores of a run, as far as it got. Values that are not finite are never the best.
 
     The test accuracy is that at the best validation accuracy, the first of equals, or the last one
-    where there are no validation images; Inception score and FID are the best of all evaluations,
-    or the last ones where the features changed from one to the next.
+    without validation images; IS and FID are the best, or the last where the features changed.
     """
     rows = run.evaluations
     validated = rows[np.isfinite(rows["valid_accuracy"])]
@@ -96,11 +95,10 @@ def best_beta_star(metric: Metric, by_beta_star: Mapping[float, list[JemRun]]) -
 
 def number(metric: Metric, value: float, *, as_published: bool = False) -> str:
     """A score as it is printed, accuracies as percentages; or with one digit, as in the paper."""
+    digits = ".2f" if metric == "inception" and not as_published else ".1f"
     # Of features that are not Inception's, or of a lost run's, an FID may be on any scale.
-    is_far = metric == "fid" and not 10 <= value < 1e5
-    digits = (
-        ".1f" if as_published else ".3g" if is_far else ".2f" if metric == "inception" else ".1f"
-    )
+    if metric == "fid" and not 10 <= value < 1e5:
+        digits = ".3g"
     return f"{100 * value if metric == 'accuracy' else value:{digits}}"
 
 
@@ -127,8 +125,7 @@ def describe(setup: Sequence[JemRun]) -> str:
     # What is published may differ between scenarios, such as the learning rate.
     found = dict.fromkeys(words for run in setup for words in run.deviations().values())
     words = "; ".join(found) or "size and settings as published"
-    precision = setup[0].precision
-    return words if precision == "float32" else f"{words}; in {precision}"
+    return words + f"; in {setup[0].precision}" * (setup[0].precision != "float32")
 
 
 def by_beta_star(setup: Iterable[JemRun], scenario: str) -> dict[float, list[JemRun]]:
@@ -147,7 +144,7 @@ def run(config: TableConfig) -> int:
         try:
             config.out.write_text(text, encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{config.out} cannot be written: {error}") from error
+            raise DiskError.of(config.out, error) from error
     return 0
 
 
@@ -167,21 +164,16 @@ def page(runs: Sequence[JemRun]) -> str:
 
 def table_1(setup: Sequence[JemRun], is_other: bool) -> str:
     """Scenario 1 of a setup by β*, beside the paper's Table 1."""
-    runs = by_beta_star(setup, "1")
-    head = ["β*", "β", "seeds"]
-    for name in METRICS.values():
-        head += [f"{name} ours{f' {OTHER}' * is_other}", "paper"]
+    runs, mark = by_beta_star(setup, "1"), f" {OTHER}" * is_other
+    heads = ((f"{name} ours{mark}", "paper") for name in METRICS.values())
     rows = []
     for beta_star in sorted(runs | TABLE_1):
         own, published = runs.get(beta_star, []), TABLE_1.get(beta_star)
         settings = own[0].settings if own else SCENARIOS["1"].to_json()
         beta = beta_star * settings["noise_std"] ** 2 / (2 * settings["step_size"])
-        row = [f"{beta_star:g}", f"{beta:g}", str(len(own))]
-        for metric in METRICS:
-            row.append(_cell(metric, own))
-            row.append(_paper(metric, published))
-        rows.append(row)
-    return markdown_table(head, rows)
+        pairs = ((_cell(metric, own), _paper(metric, published)) for metric in METRICS)
+        rows.append([f"{beta_star:g}", f"{beta:g}", str(len(own)), *chain(*pairs)])
+    return markdown_table(["β*", "β", "seeds", *chain(*heads)], rows)
 
 
 def table_2(setup: Sequence[JemRun], is_other: bool) -> str:
@@ -190,19 +182,19 @@ def table_2(setup: Sequence[JemRun], is_other: bool) -> str:
     head += [f"best {name} (β*)" for name in METRICS.values()]
     rows = []
     for scenario, paper in TABLE_2.items():
-        row, ours = [scenario, paper.setup, "paper", ""], ["", "", "ours" + f" {OTHER}" * is_other]
         runs = by_beta_star(setup, scenario)
         counts = sorted({len(own) for own in runs.values()})
-        ours.append("–".join(dict.fromkeys(map(str, (*counts[:1], *counts[-1:])))))
-        others = [run for beta_star, own in runs.items() if beta_star for run in own]
-        for metric in METRICS:
-            row.append(_paper(metric, paper.at_zero))
-            ours.append(_cell(metric, runs.get(0.0, [])))
+        seeds = "–".join(dict.fromkeys(map(str, (*counts[:1], *counts[-1:]))))
+        row = [scenario, paper.setup, "paper", ""]
+        row += [_paper(metric, paper.at_zero) for metric in METRICS]
+        at_zero = runs.pop(0.0, [])
+        ours = ["", "", "ours" + f" {OTHER}" * is_other, seeds]
+        ours += [_cell(metric, at_zero) for metric in METRICS]
         for metric in METRICS:
             beta_star = getattr(paper.best_beta_star, metric)
             row.append(f"{_paper(metric, paper.best)} ({beta_star:g})")
             best = best_beta_star(metric, runs)
-            cell = _cell(metric, others if best is None else runs[best])
+            cell = _cell(metric, [*chain(*runs.values())] if best is None else runs[best])
             ours.append(cell if best is None else f"{cell} ({best:g})")
         rows += [row, ours]
     return markdown_table(head, rows, words=3)

@@ -31,20 +31,14 @@ def measure(run: TrainedRun, x: Tensor) -> pd.DataFrame:
     "distance", the root mean square difference to the nearest training image, in units of a pixel
     in [-1, 1].
     """
-    f, slope = values_and_slopes(run.network, x, BATCH)
-    distance, _ = nearest(x, run.data.train_x, run.data.levels)
-    own = {"f": f, "slope": slope, "distance": distance}
-    return saturation(x, run.data.levels).assign(
-        **{name: values.cpu().double().numpy() for name, values in own.items()}
-    )
+    own = dict(zip(("f", "slope"), values_and_slopes(run.network, x, BATCH), strict=True))
+    own["distance"], _ = nearest(x, run.data.train_x, run.data.levels)
+    numbers = {name: values.cpu().double().numpy() for name, values in own.items()}
+    return saturation(x, run.data.levels).assign(**numbers)
 
 
 def saturation(x: Tensor, levels: int) -> pd.DataFrame:
-    """How saturated each image is; NaN where it is not finite.
-
-    Args:
-        x: (N, C, H, W), not cut to the cube [-1, 1], in which images of data lie.
-        levels: the largest value of the data as integers: their levels are 2 / levels apart.
+    """How saturated each image is, (N, C, H, W) not cut to [-1, 1]; NaN where it is not finite.
 
     Returns:
         the columns "beyond": share of the entries with |x| > 1, where no datum is; "excess": mean
@@ -53,24 +47,22 @@ def saturation(x: Tensor, levels: int) -> pd.DataFrame:
         of the entries; "colour": mean over the pixels of the largest minus the smallest channel.
     """
     images = x.detach().cpu().double()
-    finite = images.isfinite().flatten(1).all(dim=1)
-    # A comparison with NaN is false: it would count as an entry inside the cube.
-    images = torch.where(finite[:, None, None, None], images, torch.nan)
     size = images.flatten(1).abs()
     found = {
-        "beyond": torch.where(finite, (size > 1).double().mean(dim=1), torch.nan),
+        "beyond": (size > 1).double().mean(dim=1),
         "excess": (size - 1).clamp(min=0).mean(dim=1),
-        "ends": torch.where(finite, (size >= 1 - 1 / levels).double().mean(dim=1), torch.nan),
+        "ends": (size >= 1 - 1 / levels).double().mean(dim=1),
         "size": size.mean(dim=1),
         "contrast": images.flatten(1).std(dim=1, correction=0),
         "colour": (images.amax(dim=1) - images.amin(dim=1)).flatten(1).mean(dim=1),
     }
-    return pd.DataFrame({name: values.numpy() for name, values in found.items()})
+    frame = pd.DataFrame({name: values.numpy() for name, values in found.items()})
+    return frame[size.isfinite().all(dim=1).numpy()].reindex(frame.index)
 
 
 def means(measured: pd.DataFrame) -> dict[str, float]:
     """The mean of every column; NaN where a value is."""
-    return {str(name): float(values.mean(skipna=False)) for name, values in measured.items()}
+    return dict(measured.mean(skipna=False))
 
 
 def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
@@ -78,25 +70,23 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 
     Args:
         x: (N, C, H, W), cut to the cube [-1, 1] before it is compared, as a picture shows it.
-        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`.
-        levels: of the data, which stand for [-1, 1].
+        data: (M, C, H, W) uint8 in 0..levels, which stand for [-1, 1], on the device of `x`.
+        levels: of the data.
 
     Returns:
-        (N,) root mean square over the entries of the difference, in units of a pixel in [-1, 1],
-        NaN for an image that is not finite; and (N,) int64, which one it is.
+        (N,) root mean square of the difference, NaN for an image that is not finite; and (N,) which
+        one it is.
     """
     _check_data(x, data, "cannot be compared with")
     rows = x.detach().clamp(-1, 1).flatten(1)
-    least = torch.full((len(rows),), torch.inf, dtype=rows.dtype, device=rows.device)
-    index = torch.zeros(len(rows), dtype=torch.int64, device=rows.device)
-    for start in range(0, len(data), ROWS):
-        images = _scaled(data[start : start + ROWS], levels, rows.dtype)
+    found = []
+    for part in torch.split(data, ROWS):
+        images = _scaled(part, levels, rows.dtype)
         # |x - y|^2 without |x|^2, which is the same for every y: one product of matrices.
-        squares = images.square().sum(dim=1) - 2 * rows @ images.T
-        value, place = squares.min(dim=1)
-        closer = value < least
-        least = torch.where(closer, value, least)
-        index = torch.where(closer, place + start, index)
+        found.append((images.square().sum(dim=1) - 2 * rows @ images.T).min(dim=1))
+    values, places = (torch.stack(each) for each in zip(*found, strict=True))
+    chunk = values.argmin(0, keepdim=True)
+    index = (places.gather(0, chunk) + ROWS * chunk)[0]
     # The product decides which one is nearest, and cancels too much to say how near it is.
     difference = rows - _scaled(data[index], levels, rows.dtype)
     finite = x.detach().flatten(1).isfinite().all(dim=1)
@@ -106,15 +96,12 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
 def principal_errors(x: Tensor, data: Tensor, levels: int) -> Tensor:
     """Mean squared error of images that are told by their first k principal components.
 
-    Args:
-        x: (N, C, H, W) in [-1, 1], D entries each.
-        data: (M, C, H, W) uint8 in 0..levels, on the device of `x`: mean and components are those
-            of its first images, at most :data:`ROWS`.
-        levels: of the data, which stand for [-1, 1].
+    Mean and components are those of the first images of the data, at most :data:`ROWS`. The data
+    are as in :func:`nearest`, of D entries each.
 
     Returns:
-        (min(M, D) + 1, N) float64: over the entries of an image, with k = 0 (the mean image), 1, 2
-        ... components. Where M is less than D, the last is not 0.
+        (min(M, D) + 1, N) float64, of k = 0 (the mean image), 1, 2 ... components. Where M is less
+        than D, the last is not 0.
     """
     _check_data(x, data, "have no components in")
     some = _scaled(data[:ROWS], levels, torch.float64)
@@ -137,15 +124,8 @@ def energy_distance(x: Tensor, y: Tensor) -> float:
     """2 E|X − Y| − E|X − X'| − E|Y − Y'|, with |·| the root mean square over pixels.
 
     Zero in expectation where both are of one distribution, else positive (Székely & Rizzo 2013);
-    without bias, so that it may come out a little below zero. In pixels, not in features: it sees
+    without bias, so that it may come out a little below zero; NaN of fewer than 2 images. It sees
     noise and a wrong brightness, and says little of what is depicted.
-
-    Args:
-        x: (N, ...).
-        y: (M, ...).
-
-    Returns:
-        the distance; NaN where N or M is less than 2.
     """
     if min(len(x), len(y)) < 2:
         return math.nan

@@ -66,24 +66,19 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     Of its cells NumPy arrays are numbers that the table has no room for; tensors and mappings are
     of the picture alone.
     """
-    names = [*dict.fromkeys(name for row in rows for name in row)]
-    # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart; and
-    # filled one by one, so that nobody looks into arrays and tensors.
-    cells = np.empty((len(rows), len(names)), dtype=object)
-    for i, row in enumerate(rows):
-        for j, name in enumerate(names):
-            cells[i, j] = row.get(name)
-    return pd.DataFrame(cells, columns=names)
+    names = dict.fromkeys(name for row in rows for name in row)
+    # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart.
+    return pd.DataFrame({n: pd.Series([row.get(n) for row in rows], dtype=object) for n in names})
 
 
 def text(frame: pd.DataFrame) -> str:
     """The numbers as a table of Markdown, with what its runs are above it."""
     shown = [c for c in frame if c != ABOUT and frame[c].map(_is_shown).all()]
-    rows = [[_cell(frame[c].iloc[i]) for c in shown] for i in range(len(frame))]
     words = next((i for i, c in enumerate(shown) if not isinstance(frame[c].iloc[0], str)), 1)
-    about = dict.fromkeys(frame[ABOUT]) if ABOUT in frame else ()
-    table = markdown_table(list(map(str, shown)), rows, words=words)
-    return "\n\n".join(["\n".join(f"- {line}" for line in about), table] if about else [table])
+    cells = frame[shown].map(_cell).to_numpy().tolist()
+    table = markdown_table([*map(str, shown)], cells, words=words)
+    about = "\n".join(f"- {line}" for line in dict.fromkeys(frame.get(ABOUT, ())))
+    return f"{about}\n\n{table}" if about else table
 
 
 def _is_shown(value: Any) -> bool:
@@ -98,12 +93,9 @@ def _cell(value: Any) -> str:
 
 def plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows of a frame as plain values for JSON, without None and what is of the picture."""
+    hidden = (type(None), Tensor, Mapping)
     return [
-        {
-            str(name): _plain(value)
-            for name, value in row.items()
-            if value is not None and not isinstance(value, Tensor | Mapping)
-        }
+        {str(name): _plain(x) for name, x in row.items() if not isinstance(x, hidden)}
         for row in frame.to_dict("records")
     ]
 

@@ -10,18 +10,20 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plots.canvas import COLOURS, DARK, Canvas, new_figure, unframed
+from ..plots.canvas import COLOURS, DARK, new_figure, unframed
 from ..plots.numbers import number
-from ..plots.page import plain
+from ..plots.page import constrained, legend_below, plain
 from ..toy.scenario import GOOD, SAMPLERS
 from .study import ABOUT, Study
-from .toy import FIGURES, Spec, opened
-from .toy_numbers import (
+from .toy import (
     DATA,
+    FIGURES,
+    Spec,
     default_is_best,
     members,
     nearer_with_beta,
     one_good_is_enough,
+    opened,
     who_draws,
 )
 
@@ -35,9 +37,6 @@ NOTE = (
     r"Below the kernel density estimate of SGLD$(p_\theta)$: the same, both blurred alike."
 )
 STYLE: dict[str, Any] = {"ms": 4.5, "lw": 1.3, "elinewidth": 0.9, "capsize": 2}
-# All in inches, of the figures in two dimensions.
-PANEL, IN_PAIR, BETWEEN_PAIRS = 1.2, 0.06, 0.22
-CAPTION, BETWEEN_BANDS, LEFT, TOP = 0.34, 0.14, 0.74, 0.98
 
 
 def draw_toy(frame: pd.DataFrame, title: str) -> dict[str, Figure]:
@@ -69,68 +68,68 @@ def _heading(spec: Spec, row: dict[str, Any]) -> str:
 
 def _images(spec: Spec, bands: Sequence[Rows], title: str) -> Figure:
     """Densities on (n, n) grids; y grows downward, as in the paper."""
-
-    def left(column: int) -> float:
-        """Of a column; 0 is the truth, 2 k + 1 and 2 k + 2 are pair k."""
-        gaps = (column + 1) // 2 * BETWEEN_PAIRS + column // 2 * IN_PAIR
-        return LEFT + column * PANEL + gaps
-
-    def top(row: int) -> float:
-        return TOP + row * (PANEL + CAPTION) + row // 2 * BETWEEN_BANDS
-
-    rows, pairs = 2 * len(bands), len(bands[0])
-    canvas = Canvas(left(2 * pairs) + PANEL + 0.14, top(rows) + 0.36)
-    canvas.write(LEFT, 0.22, title, ha="left", fontsize=12)
+    pairs, rows = len(bands[0]), 2 * len(bands)
+    # Narrow columns without axes part the pairs.
+    widths, names = (1, *(0.1, 1, 1) * pairs), ("truth", *("learned", "sampled") * pairs)
+    wide, high = 1.27 * sum(widths) + 0.84, 1.56 * rows + 1.45
+    figure = new_figure(wide, high)
+    room = {"left": 0.74 / wide, "right": 1 - 0.1 / wide, "top": 1 - 0.98 / high}
+    room |= {"bottom": 0.8 / high, "wspace": 0.07, "hspace": 0.29}
+    panels = figure.subplots(rows, len(widths), width_ratios=widths, gridspec_kw=room)
+    for axes in panels[:, 1::3].flat:
+        axes.remove()
+    figure.suptitle(title, fontsize=12, x=0.74 / wide, y=1 - 0.22 / high, ha="left", va="center")
     note = NOTE.replace("0;", "0, each on its own colour scale;")
-    canvas.write(LEFT, canvas.height - 0.3, note, ha="left", fontsize=8, color=DARK)
-    for k, row in enumerate(bands[0]):
-        start, end = left(2 * k + 1), left(2 * k + 2) + PANEL
-        canvas.write((start + end) / 2, TOP - 0.44, _heading(spec, row), fontsize=12)
-        canvas.rule(start, end, TOP - 0.3)
-    for j in range(rows):
-        canvas.write(0.56, top(j) + PANEL / 2, ROWS[j % 2], fontsize=9, rotation=90)
-    beside: dict[str, Any] = {"fontsize": 11, "rotation": 90, "linespacing": 1.1}
-    for j, band in enumerate(bands):
-        middle = (top(2 * j) + top(2 * j + 1) + PANEL) / 2
-        canvas.write(0.24, middle, band[0]["picture"]["band"], fontweight="bold", **beside)
-    names = ["truth", *["learned", "sampled"] * pairs]
-    for i, name in enumerate(names):
-        canvas.write(left(i) + PANEL / 2, TOP - 0.14, LABELS[name], fontsize=10)
-        for j in range(rows):
-            _image(
-                canvas, left(i), top(j), bands[j // 2][max(0, i - 1) // 2]["picture"], name, j % 2
-            )
-    return canvas.figure
+    figure.text(0.74 / wide, 0.1 / high, note, fontsize=8, color=DARK)
+    centred: dict[str, Any] = {"ha": "center", "va": "center"}
+    for i, row in enumerate(np.delete(panels, np.s_[1::3], axis=1)):
+        band, log = bands[i // 2], i % 2
+        row[0].set_ylabel(ROWS[log], fontsize=9)
+        for j, (axes, name) in enumerate(zip(row, names, strict=True)):
+            _image(axes, band[max(0, j - 1) // 2]["picture"], name, log)
+            if i == 0:
+                axes.set_title(LABELS[name], fontsize=10)
+        if not log:
+            style = {"fontsize": 11, "weight": "bold", "rotation": 90, **centred}
+            _beside(row[0], -0.43, -0.15, band[0]["picture"]["band"], **style)
+    for axes, row in zip(panels[0, 2::3], bands[0], strict=True):
+        _beside(axes, 1.03, 1.37, _heading(spec, row), fontsize=12, **centred)
+        ends: dict[str, Any] = {"xycoords": "axes fraction", "arrowprops": {"arrowstyle": "-"}}
+        axes.annotate("", (0, 1.24), (2.06, 1.24), **ends)
+    return figure
 
 
-def _image(
-    canvas: Canvas, x: float, y: float, picture: dict[str, Any], name: str, log: int
-) -> None:
-    axes, (image, words) = canvas.axes(x, y, PANEL, PANEL), picture[name][log]
-    axes.set(xticks=[], yticks=[])
+def _beside(axes: Axes, x: float, y: float, words: str, **style: Any) -> None:
+    """Words at a place in shares of the panel, which may lie outside of it."""
+    axes.text(x, y, words, transform=axes.transAxes, **style)
+
+
+def _image(axes: Axes, picture: dict[str, Any], name: str, log: int) -> None:
+    image, words = picture[name][log]
+    axes.set(xticks=[], yticks=[], box_aspect=1)
     axes.spines[:].set_linewidth(0.4)
+    axes.set_xlabel(words, fontsize=7.5, labelpad=2)
     if image is None:
         axes.set_facecolor("#E6E6E6")
-        canvas.write(x + PANEL / 2, y + PANEL / 2, picture["instead"], fontsize=9, color=DARK)
+        _beside(
+            axes, 0.5, 0.5, picture["instead"], fontsize=9, color=DARK, ha="center", va="center"
+        )
     else:
         # Each panel has its own scale, as in the paper: beside a density that is far too sharp all
         # others would be black.
         axes.imshow(image, cmap="viridis", origin="upper", aspect="auto")
-    below = {"va": "top", "fontsize": 7.5, "linespacing": 1.1}
-    canvas.write(x + PANEL / 2, y + PANEL + 0.04, words, **below)
 
 
 def _lines(spec: Spec, bands: Sequence[Rows], title: str) -> Figure:
     """Densities on (n,) grids as lines: truth, p_θ and the estimate of SGLD(p_θ)."""
     (band,) = bands
-    figure = new_figure(2.95 * len(band) + 0.5, 6.7)
-    figure.set_layout_engine("constrained", hspace=0.06)
+    figure, panels = constrained(title, (2, len(band)), (2.95 * len(band) + 0.5, 6.7))
     styles: dict[str, dict[str, Any]] = {
         "truth": {"color": "black", "lw": 2.2, "alpha": 0.45},
         "learned": {"color": COLOURS[1], "lw": 1.3},
         "sampled": {"color": COLOURS[0], "lw": 1.3, "ls": "--"},
     }
-    for i, axes in enumerate(figure.subplots(2, len(band)).flat):
+    for i, axes in enumerate(panels.flat):
         log, k = divmod(i, len(band))
         picture, words = band[k]["picture"], []
         for name, label in LABELS.items():
@@ -145,10 +144,9 @@ def _lines(spec: Spec, bands: Sequence[Rows], title: str) -> Figure:
             axes.set_ylim(0, top)
             if learned is not None and learned.max() > top:
                 note = f"{LABELS['learned']} reaches {number(float(learned.max()), 2)}"
-                axes.annotate(note, (0.98, 0.96), xycoords="axes fraction", ha="right", va="top")
-    figure.axes[len(band) - 1].legend(loc="upper left", frameon=False, fontsize=9)
+                _beside(axes, 0.98, 0.96, note, ha="right", va="top")
+    panels[0, -1].legend(loc="upper left", frameon=False, fontsize=9)
     figure.supxlabel(NOTE, fontsize=8, color=DARK)
-    figure.suptitle(title)
     return figure
 
 
@@ -156,9 +154,9 @@ def draw_tradeoff(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
     """How far p_θ is from the data, and SGLD(p_θ): medians over seeds with their range."""
     runs = [_bands(spec, own) for _, own in frame.groupby("scenario", sort=False)]
     ordered, many = spec.down == "variant", len(runs[0]) > 1
-    figure = new_figure(max(5.0 * len(runs), 10.0 if many else 6.5), 4.3)
-    figure.set_layout_engine("constrained")
-    for axes, bands in zip(figure.subplots(1, len(runs), squeeze=False)[0], runs, strict=True):
+    size = (max(5.0 * len(runs), 10.0 if many else 6.5), 4.3)
+    figure, panels = constrained(title, (1, len(runs)), size)
+    for axes, bands in zip(panels[0], runs, strict=True):
         # Variants have no order and no distance that an axis or a line could show.
         places = np.array([float(r["beta"]) if ordered else k for k, r in enumerate(bands[0])])
         width = np.ptp(places)
@@ -188,7 +186,7 @@ def draw_tradeoff(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
         style: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 9, "rotation": 90}
         for place, column in zip(places, zip(*bands, strict=True), strict=True):
             axes.text(place, 0.97, _lost(column), transform=axes.get_xaxis_transform(), **style)
-    _finish(figure, figure.axes[0], title)
+    legend_below(figure, figure.axes[0])
     return figure
 
 
@@ -197,18 +195,11 @@ def _lost(rows: Sequence[dict[str, Any]]) -> str:
     return f"{lost} of {seeds} diverged" if lost else ""
 
 
-def _finish(figure: Figure, axes: Axes, title: str) -> None:
-    handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    figure.suptitle(title, fontsize=11)
-
-
 def draw_curves(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
     """KL(p_d‖p_θ) over updates, and below it the weight on the good sampler's negatives."""
-    figure = new_figure(3.1 * len(spec.betas), 5.6)
-    figure.set_layout_engine("constrained")
-    shared: dict[str, Any] = {"squeeze": False, "sharex": True, "sharey": "row"}
-    above, below = figure.subplots(2, len(spec.betas), height_ratios=(2, 1), **shared)
+    columns = len(spec.betas)
+    shared: dict[str, Any] = {"height_ratios": (2, 1), "sharex": True, "sharey": "row"}
+    figure, (above, below) = constrained(title, (2, columns), (3.1 * columns, 5.6), **shared)
     few = frame["picture"].iloc[0]["settings"]["n_neg"]
     for kl, weight, rows in zip(above, below, zip(*_bands(spec, frame), strict=True), strict=True):
         lost = []
@@ -227,10 +218,10 @@ def draw_curves(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
                 median, low, high = np.where(np.isfinite(spread), spread, np.nan)
                 axes.plot(step, median, lw=1.4, **style)
                 axes.fill_between(step, low, high, color=style["color"], alpha=0.15, lw=0)
-            lost += [f"{words}: {' + '.join(names)}" for words in [_lost([row])] if words]
+            lost += [f"{some}: {' + '.join(names)}" for some in [_lost([row])] if some]
         kl.set_title(_heading(spec, rows[0]), fontsize=11)
-        place: dict[str, Any] = {"transform": kl.transAxes, "ha": "right", "va": "bottom"}
-        kl.text(0.98, 0.02, "\n".join(lost), color=DARK, fontsize=8, **place)
+        words = "\n".join(lost)
+        _beside(kl, 0.98, 0.02, words, ha="right", va="bottom", color=DARK, fontsize=8)
         weight.axhline(0.5, color=DARK, lw=0.8, ls=":")  # its share of the negatives
         weight.set_xlabel("update")
         unframed(kl)
@@ -240,7 +231,7 @@ def draw_curves(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
     above[0].set_ylabel(r"KL$(p_d\,\|\,p_\theta)$ (nats)")
     below[0].set_ylabel("weight on the good\n(dotted: its share)")
     below[0].set_ylim(0, 1.04)
-    _finish(figure, above[0], title)
+    legend_below(figure, above[0])
     return figure
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 
@@ -16,9 +19,11 @@ from ebmguard.reference_training.bism.methods import Levels, Update
 from ebmguard.reference_training.bism.presets import UpdateSettings
 from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.studies.bilevel import exact_posterior, gradient_bias, measured
-from ebmguard.reference_training.studies.command import run
+from ebmguard.reference_training.studies.command import find, run
 from ebmguard.reference_training.studies.config import BilevelFigure
 from tests.reference_training.bism.parts import rbm, rng
+from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.studies.small import assert_recorded
 
 STD = 0.3
 
@@ -95,58 +100,49 @@ def test_the_error_stays_below_its_bound(steps, seed):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    options = {"iterations": 5, "batch": 20, "evaluations": 1, "test_samples": 50}
-    for n, k, seed in ((2, 2, 0), (2, 2, 1), (0, 2, 0)):
+    options: dict[str, Any] = {"iterations": 5, "batch": 20, "evaluations": 1, "test_samples": 50}
+    for n, k, seed in ((2, 2, 0), (2, 2, 1), (0, 2, 0), (2, 0, 0)):
+        own: dict[str, Any] = {"unrolled_steps": n, "inner_steps": k, "seed": seed}
         out = folder / f"{n}_{k}_{seed}"
-        own = {"unrolled_steps": n, "inner_steps": k, "seed": seed}
-        train(*BismConfig(out=out, **options, **own).open())
+        train(*BismConfig(out=out, fresh_inner=k == 0, **own, **options).open())
     train(*BismConfig(out=folder / "dsm", method="dsm", **options).open())
+    (folder / "unfinished").mkdir()
+    for name in ("config.json", "metrics.jsonl"):
+        shutil.copy(folder / "2_2_0" / name, folder / "unfinished")
     return folder
 
 
 def test_figure_of_runs(runs, tmp_path, capsys):
-    picture = tmp_path / "f.png"
     words = [str(path) for path in sorted(runs.glob("?_*"))]
-    options = ["--minibatches", "3", "--out", str(picture)]
+    options = ["--minibatches", "3", "--out", str(tmp_path / "f.png")]
     assert main(["figure", "bilevel", "--runs", *words, *options]) == 0
-    rows = json.loads(picture.with_suffix(".json").read_text())["rows"]
+    rows = json.loads((tmp_path / "f.json").read_text())["rows"]
+    assert_recorded("bilevel", rows)
     steps = [(row["unrolled_steps"], row["inner_steps"], row["runs"]) for row in rows]
-    assert steps == [(0, 2, 1), (2, 2, 2)]
+    assert steps == [(0, 2, 1), (2, 0, 1), (2, 2, 2)]
     assert (rows[0]["drift"], rows[0]["left"]) == (0, 1)
-    of_seeds = [
-        json.loads((runs / f"2_2_{seed}" / "results.json").read_text())["log_likelihood"]
-        for seed in range(2)
-    ]
-    assert rows[1]["log_likelihood"] == pytest.approx(sum(of_seeds) / 2)
+    files = [runs / f"2_2_{seed}" / "results.json" for seed in range(2)]
+    of_seeds = [json.loads(file.read_text())["log_likelihood"] for file in files]
+    assert rows[2]["log_likelihood"] == pytest.approx(sum(of_seeds) / 2)
     shown = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.split("|")[1:4]] for line in shown.splitlines()]
     assert ["2", "2", "2"] in cells
-    assert picture.read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "f.png").read_bytes()[:4] == b"\x89PNG"
+    study = find("bilevel")
+    for figure in study.drawn(pd.DataFrame(rows)).values():
+        assert_no_text_on_text(figure)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("names", "options", "message"),
     [
-        ({"runs": ()}, "runs is empty"),
-        ({"minibatches": 1}, "minibatches is 1, expected 2 or more"),
-        ({"runs": ("dsm",)}, "dsm holds no run of .* by bidsm, bissm or bimdsm"),
-        ({"runs": ("unfinished",)}, "unfinished is not finished"),
+        ((), {}, "runs is empty"),
+        (("2_2_0",), {"minibatches": 1}, "minibatches is 1, expected 2 or more"),
+        (("dsm",), {}, "dsm holds no run of .* by bidsm, bissm or bimdsm"),
+        (("unfinished",), {}, "unfinished is not finished"),
     ],
 )
-def test_what_makes_no_figure_is_refused(runs, options, message):
-    unfinished = runs / "unfinished"
-    if not unfinished.exists():
-        unfinished.mkdir()
-        for name in ("config.json", "metrics.jsonl"):
-            (unfinished / name).write_bytes((runs / "2_2_0" / name).read_bytes())
-    names = options.get("runs", ("2_2_0",))
-    config = BilevelFigure(
-        **{
-            "name": "bilevel",
-            "out": runs / "f.png",
-            **options,
-            "runs": tuple(runs / n for n in names),
-        }
-    )
+def test_what_makes_no_figure_is_refused(runs, names, options, message):
+    own = {"name": "bilevel", "out": runs / "f.png", "runs": tuple(runs / n for n in names)}
     with pytest.raises(ConfigError, match=message):
-        run(config)
+        run(BilevelFigure(**own, **options))

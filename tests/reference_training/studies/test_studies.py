@@ -12,20 +12,15 @@ from typing import Any
 
 import pytest
 
-from ebmguard.reference_training.bism.config import BismConfig
-from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.studies.command import MODULES, find, numbers
-from ebmguard.reference_training.studies.config import (
-    BilevelFigure,
-    JemFigure,
-    ToyFigure,
-)
+from ebmguard.reference_training.studies.config import JemFigure, ToyFigure
 from ebmguard.reference_training.studies.jem_tables import page
 from ebmguard.reference_training.studies.study import text
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
+from tests.reference_training.jem import fabricate as jem
+from tests.reference_training.jem.fabricate import OWN, made_up_evaluation
 from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.studies import small_jem
 from tests.reference_training.studies.small import RECORDED, assert_recorded
 from tests.reference_training.toy.fabricate import write_run
 
@@ -53,8 +48,22 @@ def test_toys(name: Any, tmp_path):
 
 @pytest.fixture(scope="module")
 def jem_runs(tmp_path_factory):
+    """Runs made by hand: healthy, lost, unfinished, of two setups and two scenarios."""
     folder = tmp_path_factory.mktemp("jem")
-    small_jem.write(folder)
+    lost = [{"rule": "energy_blowup", "level": "ERROR", "step": 457}]
+    early, all_along = (0, 300, 400, 500), (0, *range(100, 1200, 100))
+    runs: dict[str, dict[str, Any]] = {
+        "zero": {"diverged_at": 460, "samples": early, "alerts": lost},
+        "half-0": {"beta_star": 0.5, "samples": all_along},
+        "half-1": {"beta_star": 0.5, "seed": 1},
+        "ten": {"beta_star": 10, "steps": 700, "finished": False, "samples": (0, 600)},
+    }
+    own: dict[str, Any] = {"scenario": "2", "data": "digits"}
+    own["evaluate"] = lambda *given: made_up_evaluation(*given) | OWN
+    runs |= {f"other-{beta_star}": own | {"beta_star": beta_star} for beta_star in (0, 1)}
+    small = {"iterations": 1200, "steps_per_epoch": 100, "depth": 10, "width": 1}
+    for name, settings in runs.items():
+        jem.write_run(folder / name, train_images=640, **small, **settings)
     return find_runs([folder])
 
 
@@ -73,17 +82,3 @@ def test_jem(name: Any, jem_runs):
 
 def test_tables_of_jem_runs(jem_runs):
     assert page(jem_runs) == (Path(__file__).parent / "jem_tables.md").read_text(encoding="utf-8")
-
-
-def test_bilevel(tmp_path):
-    for n, k, seed in ((2, 2, 0), (2, 2, 1), (0, 2, 0), (2, 0, 0)):
-        own: dict[str, Any] = {"unrolled_steps": n, "inner_steps": k, "seed": seed}
-        own |= {"iterations": 5, "batch": 20, "evaluations": 1, "test_samples": 50}
-        train(*BismConfig(out=tmp_path / f"{n}_{k}_{seed}", fresh_inner=k == 0, **own).open())
-    runs = tuple(sorted(tmp_path.glob("?_*")))
-    config = BilevelFigure(name="bilevel", runs=runs, minibatches=3)
-    study = find("bilevel")
-    frame = study.numbers(study.runs(config), config)
-    assert_recorded("bilevel", numbers(study, frame)["rows"])
-    for figure in study.drawn(frame).values():
-        assert_no_text_on_text(figure)

@@ -1,4 +1,4 @@
-"""Numbers of toy figures, and the claims on them, whichever way the numbers went."""
+"""Numbers of toy figures, the claims on them whichever way they went, and what pictures show."""
 
 from __future__ import annotations
 
@@ -7,23 +7,28 @@ import json
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import gaussian_kde
 
 from ebmguard.reference_training.studies import toy
 from ebmguard.reference_training.studies.command import find, told
 from ebmguard.reference_training.studies.config import ToyFigure
-from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
-from ebmguard.reference_training.studies.toy_numbers import (
+from ebmguard.reference_training.studies.toy import (
+    FIGURES,
     GOOD_WEIGHT,
     Spread,
     default_is_best,
+    load_run,
     members,
     one_good_is_enough,
     over,
+    training,
 )
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.toy.fabricate import made_up, write_run
+from tests.reference_training.toy.fabricate import KL_AT_ZERO, made_up, write_run
 
 
 @pytest.fixture
@@ -187,3 +192,64 @@ def test_figure_9_says_how_close_the_optimum_came(numbers):
     # The made-up value is 0.9 + β / 10 for the first seed, 0.01 less for each further one.
     reached = [spread.median for spread in frame["oracle_r2"][:6]]
     assert reached == pytest.approx([math.nan, 0.9, 0.92, 0.94, 0.96, 0.98], nan_ok=True)
+
+
+def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp_path):
+    frame = numbers("2", None, ("0", "0.5"), ("gmm-default",), resolution=80, samples=500)
+    row, run = frame.iloc[1], load_run(tmp_path / "gmm-default")
+    cell = float(run.axis[1] - run.axis[0]) ** 2
+    (truth, log_truth), (learned, _), (sampled, _) = (
+        [shown for shown, _ in row["picture"][name]] for name in ("truth", "learned", "sampled")
+    )
+    np.testing.assert_allclose(log_truth, np.log(truth + 1e-10))
+    assert truth.shape == (80, 80)
+    assert truth.sum() * cell == pytest.approx(1, abs=1e-3)
+    # The made-up energies are the true log density times a slope.
+    power = truth ** made_up("0.5", "default", 0)["energy_scale"]
+    bright = truth > 0.01
+    np.testing.assert_allclose(learned[bright], (power / power.sum() / cell)[bright], rtol=1e-3)
+    # Rows are y, columns are x: the kernel estimate of scipy at the points (x, y).
+    x, y = np.meshgrid(run.axis[::8], run.axis[::8])
+    index = run.members.index[run.members["beta"] == "0.5"][0]
+    samples = run.samples[index].astype(np.float64)
+    published = gaussian_kde(samples.T, bw_method=DISTRIBUTIONS["gmm"].kde_factor)
+    expected = published(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
+    assert np.abs(sampled[::8, ::8] - expected).max() < 0.1 * expected.max()
+
+
+def test_the_trade_off_shows_medians_and_ranges(numbers):
+    gmm, circles = find("2").drawn(numbers("2"))["tradeoff"].axes
+    assert gmm.get_yscale() == "log"
+    kl, kl_sgld = gmm.containers
+    np.testing.assert_allclose(kl[0].get_xdata(), [0, 0.1, 0.3, 0.5, 0.7, 0.9])
+    expected = [8.8 * math.exp(-6 * beta) for beta in (0, 0.1, 0.3, 0.5, 0.7, 0.9)]
+    np.testing.assert_allclose(np.asarray(kl[0].get_ydata(), float), expected)
+    np.testing.assert_allclose(kl[2][0].get_segments()[0][:, 1], [8.0, 9.6])
+    np.testing.assert_allclose(np.asarray(kl_sgld[0].get_ydata(), float)[0], 0.022)
+    assert "circles-default" in circles.get_title()
+
+
+def test_curves_are_medians_over_seeds_with_their_range(numbers):
+    figure = find("mixture").drawn(numbers("mixture"))["curves"]
+    kl_at_zero, _, kl, _, weight_at_zero, _, weight, _ = figure.axes
+    assert [axes.get_title() for axes in (kl_at_zero, kl)] == ["β = 0", "β = 0.5"]
+    assert kl.get_yscale() == "log"
+    for axes, beta in ((kl_at_zero, 0.0), (kl, 0.5)):
+        assert len(axes.lines) == 3
+        expected = KL_AT_ZERO * math.exp(-6 * beta) * 1.1
+        for line in axes.lines:
+            assert np.asarray(line.get_xdata(), float).tolist() == [100, 200]
+            np.testing.assert_allclose(np.asarray(line.get_ydata(), float), expected)
+        ends = axes.collections[0].get_paths()[0].vertices[:, 1]
+        assert (ends.min(), ends.max()) == pytest.approx((expected / 1.1, expected / 1.1 * 1.2))
+    # Only the mixture has a weight; the other line is its share of the negatives.
+    for axes, share in ((weight_at_zero, 0.5), (weight, 0.75)):
+        mixture, expected_share = axes.lines
+        assert np.asarray(mixture.get_ydata(), float).tolist() == [share, share]
+        assert set(expected_share.get_ydata()) == {0.5}
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        "good: 20",
+        "good + exploding: 20 each",
+        "exploding: 20",
+    ]

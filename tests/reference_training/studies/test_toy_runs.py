@@ -13,8 +13,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.run_folder import RunFolder
 from ebmguard.reference_training.studies import command, toy
 from ebmguard.reference_training.studies.config import ToyFigure
-from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
-from ebmguard.reference_training.studies.toy_numbers import first_alert
+from ebmguard.reference_training.studies.toy import FIGURES, first_alert, load_run, training
 from ebmguard.reference_training.toy.config import ToyConfig
 from tests.reference_training.toy.fabricate import write_run
 

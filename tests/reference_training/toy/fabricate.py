@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ebmguard.reference_training.studies.toy_numbers import GOOD_WEIGHT
+from ebmguard.reference_training.studies.toy import GOOD_WEIGHT
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.grid import Grid

@@ -1,4 +1,4 @@
-"""Figures 3, 16 and 20 to 25: a JEM training's progress, one colour for each β*."""
+"""JEM figures: 3, 16 and 20 to 25 show a training's progress, 4 and 17 to 19 its negatives."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from ..engine.run_folder import series
 from ..engine.task import DIVERGED_GAP
 from ..jem.paper import DIVERGED, METRICS, PROGRESS_FIGURES, TABLE_2
 from ..jem.runs import JemRun, find_runs
-from ..plots.canvas import CONTRASTS, DARK, unframed
-from ..plots.page import grid
+from ..plots.canvas import CONTRASTS, DARK
+from ..plots.images import load_samples
+from ..plots.page import constrained, legend_below, plain, show_on, tiling
 from .config import JemFigure
-from .jem_tables import describe, scores, setups
+from .jem_tables import describe, number, scores, setups
 from .study import Study, frame_of
 
 VALUES, LEAST_POINTS = 200, 40
@@ -39,15 +40,14 @@ is logarithmic: so is the FID of a lost run by its own classifier, beside which 
 one line."""
 PANELS = {"test accuracy (%)": "accuracy", "IS": "inception", "FID": "fid"}
 """The panels beside the gap's."""
+EPOCH, APART, MOST = 107, 100, 6
+"""The epoch of Figure 4, iterations between the grids of Figure 17, and grids of the others."""
+NEGATIVES = {"4": 0.5, "17": 0.0, "18": 0.5, "19": 10.0}
+"""β* of the figures of samples, all of scenario 1."""
 
 
 def bundle(steps: NDArray[np.int64], values: NDArray[np.float64], size: int) -> pd.DataFrame:
     """Every `size` consecutive values as one point; the last one may have fewer.
-
-    Args:
-        steps: (T,).
-        values: (T,).
-        size: at least 1.
 
     Returns:
         the mean of the "steps"; "low" and "high", the smallest and the largest finite value;
@@ -77,7 +77,9 @@ def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
     """The runs of the figure's scenario, their gaps bundled alike."""
     scenario = PROGRESS_FIGURES.get(config.name, "1")
     own = [run for run in runs if run.scenario == scenario]
-    _check_runs(own, len(runs), config.name, scenario)
+    if not own:
+        raise _lacking(config.name, "runs", scenario)
+    _check_runs(own)
     recorded = [series(run.path, ["energy_gap"]) for run in own]
     size = bundle_size(max(len(steps) for steps, _ in recorded))
     by_epoch = all(run.steps_per_epoch for run in own)
@@ -93,12 +95,12 @@ def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
         row |= {"not finite": int((~np.isfinite(gaps)).sum())}
         found = scores(run).items()
         row |= {METRICS[name]: score if score.values else None for name, score in found}
-        if by_epoch:
-            bundles["steps"] /= scale
-        evaluations = run.evaluations.assign(accuracy=100 * run.evaluations["accuracy"])
-        evaluations["step"] /= scale if by_epoch else 1.0
-        place = None if lost is None else lost / (scale if by_epoch else 1.0)
-        drawn = {"gaps": bundles, "evaluations": evaluations, "lost": place, "over": run.complete}
+        unit = scale if by_epoch else 1.0
+        bundles["steps"] /= unit
+        seen = run.evaluations
+        seen = seen.assign(accuracy=100 * seen["accuracy"], step=seen["step"] / unit)
+        place = None if lost is None else lost / unit
+        drawn = {"gaps": bundles, "evaluations": seen, "lost": place, "over": run.complete}
         rows.append({**row, "of": drawn})
     frame = frame_of(rows)
     run = own[0]
@@ -113,67 +115,47 @@ def progress(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
     return frame
 
 
-def _check_runs(own: Sequence[JemRun], given: int, name: str, scenario: str) -> None:
-    if not own:
-        raise ConfigError(
-            f"Figure {name} shows scenario {scenario}, which none of the {given} given runs "
-            "has. Make one by `ebmguard train jem --out DIR --data cifar10 --scenario "
-            f"{scenario} --beta-star 0`."
-        )
+def _check_runs(own: Sequence[JemRun]) -> None:
     groups = setups(own)
     if len(groups) > 1:
         lines = [f"{describe(g)}: {', '.join(r.path.name for r in g)}" for g in groups.values()]
         raise ConfigError(
-            f"the runs of scenario {scenario} have {len(groups)} different setups, which one "
-            "picture would mix; give those of one:\n  " + "\n  ".join(lines)
+            f"the runs have {len(groups)} different setups, which one picture would mix; give "
+            "those of one:\n  " + "\n  ".join(lines)
         )
-    strengths = sorted({run.beta_star for run in own})
+    strengths = {run.beta_star for run in own}
     if len(strengths) > len(CONTRASTS):
-        raise ConfigError(
-            f"a figure has room for {len(CONTRASTS)} β*; the runs have {len(strengths)}: "
-            f"{', '.join(f'{value:g}' for value in strengths)}. Give fewer of them."
-        )
-    if not any(run.steps for run in own):
-        raise ConfigError(
-            "no energy gap is recorded in metrics.jsonl yet. Go on with a run by "
-            f"`ebmguard train jem --out {own[0].path} --resume`."
-        )
+        room = f"{len(strengths)} β*, and the figure has room for {len(CONTRASTS)}"
+        raise ConfigError(f"the runs have {room}; give fewer of them")
+
+
+def _lacking(name: str, what: str, scenario: str, beta_star: float = 0.0) -> ConfigError:
+    return ConfigError(
+        f"Figure {name} shows {what} of scenario {scenario}, which the given runs lack. A run "
+        "that has them is made by `ebmguard train jem --out DIR --data cifar10 --scenario "
+        f"{scenario} --beta-star {beta_star:g}`" + (", if it diverges" if name == "17" else "")
+    )
 
 
 def draw_progress(frame: pd.DataFrame, title: str) -> Figure:
     """The gap, and panels of the evaluations; of Figure 3 the Inception score alone."""
-    names, said = frame.attrs["panels"], textwrap.wrap(frame.attrs["words"], 130)
+    names, said = frame.attrs["panels"], textwrap.fill(frame.attrs["words"], 130)
     colours = dict(zip(sorted(set(frame["beta_star"])), CONTRASTS, strict=False))
     curves = [(of, colours[beta_star]) for of, beta_star in frame[["of", "beta_star"]].to_numpy()]
-    handles, columns = _legend(frame, colours), 4
-    canvas, panels = grid(
-        title,
-        "",
-        1 + len(names),
-        2,
-        (4.5, 2.6),
-        sides=(0.95, 0.85, 0.25),
-        top=1.1 + 0.17 * len(said),
-        below=0.95,
-        foot=0.24 * math.ceil(len(handles) / columns),
-    )
-    for i, line in enumerate(said):
-        canvas.write(canvas.width / 2, 0.5 + 0.17 * i, line, fontsize=9, color=DARK)
-    _draw_gap(panels[0], curves, frame.attrs["size"])
-    for axes, name in zip(panels[1:], names, strict=True):
+    shape = tiling(1 + len(names), 2)
+    figure, panels = constrained(f"{title}\n{said}", shape, (11, 3.7 * shape[0] + 1.2))
+    _draw_gap(panels.flat[0], curves, frame.attrs["size"])
+    for axes, name in zip(panels.flat[1:], names, strict=True):
         _draw_panel(axes, name, curves)
-    right = max(axes.get_xlim()[1] for axes in panels)
-    for axes in panels:
+    right = max(axes.get_xlim()[1] for axes in panels.flat)
+    for axes in panels.flat:
         for of, colour in curves:
             if of["lost"] is not None:
                 axes.axvline(of["lost"], color=colour, lw=0.9, ls="--", alpha=0.8)
         axes.set_xlim(0, right)
-        axes.set_xlabel(frame.attrs["axis"])
-        axes.tick_params(labelsize=9)
-        unframed(axes)
-    style: dict[str, Any] = {"ncols": columns, "frameon": False, "fontsize": 10}
-    canvas.figure.legend(handles=handles, loc="lower center", **style)
-    return canvas.figure
+        plain(axes, axes.get_title(), frame.attrs["axis"], axes.get_ylabel())
+    legend_below(figure, _legend(frame, colours))
+    return figure
 
 
 Curves = list[tuple[dict[str, Any], str]]
@@ -182,6 +164,7 @@ Curves = list[tuple[dict[str, Any], str]]
 def _draw_gap(axes: Axes, curves: Curves, size: int) -> None:
     # On the upper edge: a gap that is not finite has no place on the axis.
     edge: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "clip_on": False}
+    edge["in_layout"] = False
     for of, colour in curves:
         gaps = of["gaps"]
         axes.fill_between(gaps["steps"], gaps["low"], gaps["high"], color=colour, alpha=0.2, lw=0)
@@ -202,7 +185,7 @@ def _draw_gap(axes: Axes, curves: Curves, size: int) -> None:
     words = words if size > 1 else "every value"
     if DIVERGED_GAP in (top, -bottom):
         words += f"\nthe axis ends at ±{DIVERGED_GAP:g}, where a run counts as lost"
-    axes.set_title(words, fontsize=9, color=DARK, pad=10)
+    axes.set_title(f"{words}\n")  # the markers of what is lost lie above the panel
 
 
 def _draw_panel(axes: Axes, name: str, curves: Curves) -> None:
@@ -227,11 +210,10 @@ def _draw_panel(axes: Axes, name: str, curves: Curves) -> None:
         labels = sorted(f"{features}, {int(samples):,} samples" for features, samples in pairs)
         other = "" if shown["published"].all() else " (≠ the paper’s)"
         words = f"features{other}: {'; '.join(labels)}"
-        lines = textwrap.wrap(words, 66, max_lines=3, placeholder=" …")
-        axes.set_title("\n".join(lines), fontsize=9, color=DARK)
+        axes.set_title("\n".join(textwrap.wrap(words, 60, max_lines=3, placeholder=" …")))
 
 
-def _legend(frame: pd.DataFrame, colours: dict[float, str]) -> list[Any]:
+def _legend(frame: pd.DataFrame, colours: dict[float, str]) -> list[Line2D]:
     handles = []
     for beta_star, own in frame.groupby("beta_star"):
         words = [f"{len(own)} seeds"] if len(own) > 1 else []
@@ -248,11 +230,93 @@ def _legend(frame: pd.DataFrame, colours: dict[float, str]) -> list[Any]:
     return handles
 
 
+def negatives(runs: Sequence[JemRun], config: JemFigure) -> pd.DataFrame:
+    """Samples at some steps of a run of scenario 1: the first that has them, published first."""
+    run, steps, note = _chosen(runs, config.name)
+    known, values = series(run.path, ["energy_gap"])
+    gaps = dict(zip(known.tolist(), values["energy_gap"].tolist(), strict=True))
+    files, rows = run.grids(), []
+    for step in steps:
+        images = load_samples(files[step])
+        pixels = images.double()
+        row = {"samples": when(run, step), "step": step, "gap": gaps.get(step)}
+        row |= {"pixel mean": pixels.mean().item(), "pixel std": pixels.std(correction=0).item()}
+        seen = run.evaluations[run.evaluations["step"] <= step]
+        tested, judged = seen["accuracy"].dropna(), seen[seen["features"].notna()]
+        for metric, head in METRICS.items():
+            found = tested if metric == "accuracy" else judged[metric]
+            row[head] = number(metric, found.iloc[-1]) if found[-1:].notna().any() else None
+        rows.append({**row, "shown": images})
+    frame = frame_of(rows)
+    words = [f"{run.network}, {run.config['data']}, seed {run.seed}"]
+    words += ["NOT the published setup"] * bool(run.deviations()) + [note] * bool(note)
+    told = f"{run.path}: {run.state()}" + (f"\n\n{note}" if note else "")
+    frame.attrs |= {"words": "; ".join(words), "note": told}
+    return frame
+
+
+def _chosen(runs: Sequence[JemRun], name: str) -> tuple[JemRun, tuple[int, ...], str]:
+    fitting = (run for run in runs if (run.scenario, run.beta_star) == ("1", NEGATIVES[name]))
+    for run in sorted(fitting, key=lambda run: (bool(run.deviations()), run.seed)):
+        if (found := chosen_steps(name, run)) is not None:
+            return run, *found
+    what = f"samples{' around a divergence' * (name == '17')} at β* = {NEGATIVES[name]:g}"
+    raise _lacking(name, what, "1", NEGATIVES[name])
+
+
+def chosen_steps(name: str, run: JemRun) -> tuple[tuple[int, ...], str] | None:
+    """Whose negatives a figure shows, and what is not as in the paper; None where it has none."""
+    stored = list(run.grids())
+    # The chains start as noise, which shows nothing of the training.
+    trained = [step for step in stored if step > 0]
+    if name == "17":
+        lost = -1 if run.diverged_at is None else run.diverged_at
+        before = max((step for step in stored if step < lost), default=math.inf)
+        later = [step for step in stored if step > before]
+        if not later:
+            return None
+        after = min(later, key=lambda step: abs(step - before - APART))
+        far = f"{after - before:,} iterations apart, not {APART}"
+        return (int(before), after), "" if after - before == APART else far
+    if not trained:
+        return None
+    if name == "4":
+        wanted = EPOCH * (run.steps_per_epoch or math.inf)
+        if wanted > trained[-1]:
+            return (trained[-1],), f"the latest; epoch {EPOCH} is not reached"
+        return (min(trained, key=lambda step: abs(step - wanted)),), ""
+    places = np.linspace(0, len(trained) - 1, min(MOST, len(trained))).round().astype(int)
+    return tuple(trained[i] for i in places), ""
+
+
+def when(run: JemRun, step: int) -> str:
+    """A step as the paper names it: epoch and iteration, each counted from 0."""
+    if run.steps_per_epoch is None:
+        return f"iteration {step:,}"
+    return "epoch {}, iteration {}".format(*divmod(step, run.steps_per_epoch))
+
+
+def draw_negatives(frame: pd.DataFrame, title: str) -> Figure:
+    """The samples, one panel for each step."""
+    rows, columns = tiling(len(frame), 3)
+    size, words = (max(3.6 * columns, 6.5), 3.7 * rows + 0.6), frame.attrs["words"]
+    heading = f"{title}\n{textwrap.fill(words, 75)}"
+    figure, panels = constrained(heading, (rows, columns), size)
+    for axes in panels.flat[len(frame) :]:
+        axes.remove()
+    for axes, name, images in zip(panels.flat, frame["samples"], frame["shown"], strict=False):
+        axes.set_title(name, fontsize=10)
+        axes.set_box_aspect(1)
+        show_on(axes, images, 8)
+    return figure
+
+
 _PROGRESS = (
     "gap: mean f(x⁺) − mean f(x⁻), of the first and the last point that is finite. ACC: test "
     "accuracy at the best validation accuracy; IS and FID, of the replay buffer, the best of the "
     "training. † diverged, … not over, ‡ not of the paper's features, § no validation images."
 )
+_NEGATIVES = "The gap of that step, and the latest evaluation up to it."
 SOURCE = "robust objective, Section 4.3 and Appendix M"
 STUDIES = {
     name: Study(
@@ -267,3 +331,7 @@ STUDIES = {
     )
     for name, scenario in ({"3": "1"} | PROGRESS_FIGURES).items()
 }
+for _name, _beta_star in NEGATIVES.items():
+    _around = " around the divergence" if _name == "17" else ""
+    _title = f"Figure {_name}: negatives of JEM{_around}, scenario 1, β* = {_beta_star:g}"
+    STUDIES[_name] = Study(_title, SOURCE, opened, negatives, draw_negatives, _NEGATIVES)
