@@ -16,21 +16,20 @@ class AccuracyWatch:
     the parameters of the last `context` steps make the steps *before* an alert known as well.
 
     Args:
-        network: the network in training.
-        measure: test accuracy of the network as it is.
-        context: steps before an event that are evaluated too.
-        window: steps after an event that are evaluated one by one.
+        network: in training.
+        measure: its test accuracy as it is.
         results: accuracy by step, which is filled in.
+        context: steps before an event that are evaluated too.
+        window: steps after it.
     """
 
     def __init__(
         self,
         network: nn.Module,
         measure: Callable[[], float],
-        *,
+        results: dict[int, float],
         context: int,
         window: int,
-        results: dict[int, float],
     ) -> None:
         self.network = network
         self.measure = measure
@@ -40,11 +39,7 @@ class AccuracyWatch:
         self._watched_until = -1
 
     def before_step(self, step: int) -> list[int]:
-        """Evaluate the parameters that `step` starts with, if they are watched and not known yet.
-
-        Returns:
-            The steps that were evaluated: none or this one.
-        """
+        """Evaluate what `step` starts with, if watched and not known yet; its number, or none."""
         if self._past.maxlen:
             self._past.append((step, _copy(self.network)))
         if step > self._watched_until or step in self.results:
@@ -55,15 +50,11 @@ class AccuracyWatch:
     def look_at(self, step: int) -> list[int]:
         """Evaluate the remembered steps before the current one, and watch those after `step`.
 
-        Call it between the optimizer's update and the next :meth:`before_step`.
-
-        Returns:
-            The steps that were evaluated now, ascending.
+        Call it between the optimizer's update and the next :meth:`before_step`. It returns the
+        steps that were evaluated now, ascending.
         """
         self._watched_until = max(self._watched_until, step + self.window)
         missing = [(past, state) for past, state in self._past if past not in self.results]
-        if not missing:
-            return []
         now = _copy(self.network)
         for past, state in missing:
             self.network.load_state_dict(state)

@@ -25,11 +25,9 @@ class Course:
     Test accuracy "at step t" is that of the parameters with which step t's energies were computed,
     before the update of step t.
 
-    Args:
+    Attributes:
         before: steps before an alert or a divergence that are listed with their accuracy.
         after: steps after it.
-
-    Attributes:
         accuracy: test accuracy by step, where it was evaluated. It stays the same object.
         best: rows of evaluations.jsonl that are the best by a number, by its name.
     """
@@ -62,24 +60,14 @@ class Course:
     def roll_back(self, step: int, alerts: Mapping[str, dict[str, Any]]) -> None:
         """Go back to `step`: what came after it belongs to a course given up.
 
-        The accuracy around the first alerts stays with them; evaluations that were the best stay
-        too, as checkpoints/best.pt does.
-
-        Args:
-            step: from which it goes on.
-            alerts: the records of the first alerts, by level.
+        The accuracy around the first alerts, records by level, stays with them; evaluations that
+        were the best stay too, as checkpoints/best.pt does.
         """
         for alert in alerts.values():
             if "accuracy_around" not in alert:
                 alert["accuracy_around"] = self.accuracy_around(alert["step"])
         for late in [at for at in self.accuracy if at > step]:
             del self.accuracy[late]
-
-    def best_accuracy(self, diverged_at: int | None = None) -> tuple[int, float] | None:
-        """Step and value of the best test accuracy before the divergence, the first of equals."""
-        end = math.inf if diverged_at is None else diverged_at
-        before = [(step, value) for step, value in self.accuracy.items() if step <= end]
-        return max(before, key=lambda pair: (pair[1], -pair[0]), default=None)
 
     def last_accuracy(self) -> float | None:
         """Test accuracy at the latest evaluated step."""
@@ -101,25 +89,26 @@ class Course:
         Args:
             rows: the guard's rows, oldest first (metrics.jsonl), of the last course.
             alerts: the records of the first alerts, by level.
-            diverged_at: first diverged step.
+            diverged_at: first diverged step, after which no accuracy is the best.
         """
-        best = self.best_accuracy(diverged_at)
+        end = math.inf if diverged_at is None else diverged_at
+        before = [(value, -step) for step, value in self.accuracy.items() if step <= end]
+        best, at = max(before, default=(None, 0))  # the first of equals
         last = rows[-1] if rows else {}
         gaps = [gap for row in rows[-GAP_WINDOW:] if (gap := gap_of(row)) is not None]
         results: dict[str, Any] = {
             "accuracy": self.last_accuracy(),
-            "best_accuracy": best[1] if best else None,
-            "best_accuracy_step": best[0] if best else None,
+            "best_accuracy": best,
+            "best_accuracy_step": None if best is None else -at,
             "median_abs_gap_last_100": median([abs(gap) for gap in gaps]),
             "best_evaluations": self.best,
         }
         weights = (tags.GRAD_SCALE, tags.ESS)
-        for tag in (*weights, *(tags.REFERENCE + tag for tag in weights), tags.ENERGY_GAP):
+        for tag in (*weights, *(tags.REFERENCE + tag for tag in weights)):
             name = tag.replace(tags.REFERENCE, "reference_")
-            results[name] = last.get(tag)
             values = [row[tag] for row in rows[-GAP_WINDOW:] if row.get(tag) is not None]
-            if tag != tags.ENERGY_GAP:
-                results[f"{name}_median_last_100"] = median(values)
+            results |= {name: last.get(tag), f"{name}_median_last_100": median(values)}
+        results[tags.ENERGY_GAP] = last.get(tags.ENERGY_GAP)
         for level, alert in alerts.items():
             around = self.accuracy_around(alert["step"])
             results[f"first_{level.lower()}"] = {"accuracy_around": around, **alert}
@@ -129,10 +118,7 @@ class Course:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        return {
-            "accuracy": dict(self.accuracy),
-            "best": dict(self.best),
-        }
+        return {"accuracy": dict(self.accuracy), "best": dict(self.best)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to a saved course."""

@@ -37,17 +37,14 @@ class KeptSamples:
     def see(
         self, step: int, x: Tensor, *, evaluated: bool, healthy: bool, lost: bool
     ) -> Tensor | None:
-        """Take in the samples of a step; nothing waits for the device but what is written.
+        """Take in the samples of a step, (n, C, H, W); what is written waits for the device alone.
 
         Args:
             step: its number.
-            x: (n, C, H, W).
-            evaluated: the step is one of those that are written.
+            x: the samples.
+            evaluated: the step is one of those that are written, and returned as bytes.
             healthy: the network that they are of is as good as it was.
             lost: the run has diverged.
-
-        Returns:
-            what was written of an evaluated step, as bytes, or None.
         """
         x = x[:SHOWN]
         if step == 0:

@@ -18,6 +18,7 @@ from ..engine.task import Part, Task
 from ..judge.classification import accuracy_of, classification
 from ..judge.features import load_features
 from ..judge.quality import SampleQuality
+from ..judge.stored import BEST
 from ..networks import WideResNet, evaluation_mode
 from ..precision import set_precision
 from .accuracy import AccuracyWatch
@@ -38,10 +39,6 @@ class Jem(Task):
     evaluation, accuracy.jsonl one wherever the test accuracy is known. An evaluation leaves no
     trace in the network or in PyTorch's global random numbers: a run takes the same course however
     often it is evaluated.
-
-    Args:
-        config: the settings.
-        record: of the run.
     """
 
     def __init__(self, config: JemConfig, record: Record) -> None:
@@ -57,20 +54,14 @@ class Jem(Task):
         self.network = network = make_network(config, data)
         self.data = data
         self.quality = make_quality(config, data, network)
-        self.trainer = Trainer(
-            config,
-            network,
-            data,
-            ranks=record.ranks,
-            **{k: x for k, x in record.for_guard.items() if k != "process_group"},
-        )
+        self.trainer = Trainer(config, network, data, ranks=record.ranks, **record.for_guard)
         self.course = Course(settings.alert_context, settings.alert_window)
         self.watch = AccuracyWatch(
             network,
             partial(accuracy_of, network, data, noise_std=settings.eval_noise),
-            context=settings.alert_context,
-            window=settings.alert_window,
-            results=self.course.accuracy,
+            self.course.accuracy,
+            settings.alert_context,
+            settings.alert_window,
         )
         self.samples = KeptSamples(record.folder, data.scale(data.train_x[:SHOWN]))
         self.guards = self.trainer.guards
@@ -99,9 +90,8 @@ class Jem(Task):
             return
         accuracy, is_due = self.course.accuracy, self._is_due(step)
         lost = self.record.diverged_at is not None
-        healthy = False
-        if is_due and not lost:
-            healthy = accuracy[step] >= HEALTHY_SHARE * max(accuracy.values())
+        healthy = is_due and not lost
+        healthy = healthy and accuracy[step] >= HEALTHY_SHARE * max(accuracy.values())
         pixels = self.samples.see(step, samples, evaluated=is_due, healthy=healthy, lost=lost)
         if pixels is not None:
             self.record.images("samples", pixels, step)
@@ -146,11 +136,7 @@ class Jem(Task):
         return step % self.settings.eval_every == 0
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the network as it is, as that of `step`; keep the best by validation.
-
-        Returns:
-            The numbers that were found.
-        """
+        """Evaluate the network as it is, as that of `step`; keep the best by validation."""
         record, network, settings = self.record, self.network, self.settings
         found = classification(network, self.data, noise_std=settings.eval_noise)
         valid = found["validation"]["accuracy"] if "validation" in found else None
@@ -165,22 +151,15 @@ class Jem(Task):
         row |= record.attempt
         record.folder.append_rows("evaluations.jsonl", [row])
         if self.course.see_evaluation(row):
-            record.folder.save(
-                "checkpoints/best.pt",
-                {
-                    "step": step,
-                    "valid_accuracy": row["valid_accuracy"],
-                    "network": self.network.state_dict(),
-                },
-            )
+            best = {"step": step, "valid_accuracy": valid, "network": network.state_dict()}
+            record.folder.save(f"checkpoints/{BEST}", best)
         self._write_accuracy([step])
         return {k: x for k, x in row.items() if isinstance(x, float) and k != "epoch"}
 
     def _write_accuracy(self, steps: list[int]) -> None:
         known, record = self.course.accuracy, self.record
         rows = [{"step": step, **record.attempt, "test_accuracy": known[step]} for step in steps]
-        if rows:
-            record.folder.append_rows("accuracy.jsonl", rows)
+        record.folder.append_rows("accuracy.jsonl", rows)
 
 
 def make_quality(config: JemConfig, data: ImageData, network: WideResNet) -> SampleQuality | None:

@@ -64,7 +64,8 @@ class ImageEvaluateConfig(EvaluateConfig):
     """What the evaluation of a model of images is told beside that."""
 
     features: str | None = None
-    """Network that judges samples."""
+    """Network that judges samples: the folder of a JEM run on the same data at the same image size;
+    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, checked before it is read; the published Inception
     weights need none."""
@@ -117,12 +118,9 @@ class EvaluateJem(ImageEvaluateConfig):
     """Langevin steps on f(x) from an image before it is classified, attacked or not: JEM-0, JEM-1
     and JEM-10 of the JEM paper."""
 
-    least: ClassVar[dict[str, int]] = {
-        **EvaluateConfig.least,
-        "samples": 1,
-        "chain_steps": 0,
-        "attack_images": 1,
-        "refine_steps": 0,
+    least: ClassVar[dict[str, int]] = EvaluateConfig.least | {
+        **dict.fromkeys(("samples", "attack_images"), 1),
+        **dict.fromkeys(("chain_steps", "refine_steps"), 0),
     }
 
     @property
@@ -133,11 +131,10 @@ class EvaluateJem(ImageEvaluateConfig):
 
     def problems(self) -> list[str]:
         """Attacks that are none."""
-        form = re.compile(r"(linf|l2):\d+(\.\d+)?")
         return [
             f"attacks has {attack!r}, expected linf:RADIUS or l2:RADIUS, such as linf:8"
             for attack in self.attacks
-            if not form.fullmatch(attack)
+            if not re.fullmatch(r"(linf|l2):\d+(\.\d+)?", attack)
         ]
 
 
@@ -147,15 +144,12 @@ class EvaluateShortRun(ImageEvaluateConfig):
 
     Fresh samples, held-out images and uniform noise are compared with the training images: the
     second is what no model can do better than, the third is where its chains start. The scores are
-    printed, and written to evaluation.json in the run folder.
+    printed, and written to evaluation.json in the run folder. With --likelihood, --features may be
+    left out, and FID and Inception score with it.
     """
 
     run: Path
     """Run folder of `ebmguard train shortrun`."""
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
-    --likelihood it may be left out, and FID and Inception score with it."""
     count: int | None = None
     """Samples; the default is as many as there are held-out images."""
 
@@ -179,9 +173,6 @@ class EvaluateBism(ImageEvaluateConfig):
     the run.
     """
 
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
     samples: int = 1000
     """Samples of each kind."""
     chain_steps: int = 2700

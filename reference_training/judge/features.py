@@ -41,11 +41,10 @@ class Features:
     Attributes:
         module: images (B, C, H, W), float in [-1, 1] -> features (B, D) and logits (B, K).
         label: what it is, to be printed beside every Inception score and FID.
-        comparable: whether these can stand beside published ones. That takes the published numbers
-            of samples and reference images as well.
-        fixed: whether the module stays as it is while a run trains. If not, the reference images
-            are gone through again in each measurement, and scores of different steps cannot be
-            compared: features of an untrained network are all but equal, and so its FID is small.
+        comparable: whether these can stand beside published ones of as many samples and images.
+        fixed: whether the module stays as it is while a run trains. If not, scores of different
+            steps cannot be compared: features of an untrained network are all but equal, and so
+            its FID is small.
     """
 
     module: FeatureModule
@@ -94,17 +93,11 @@ def load_features(
 ) -> Features:
     """The network that `spec` names.
 
-    - ``own``: the run's own classifier. It may be in training; its numbers compare samples within
-      one evaluation only.
-    - the folder of a run: that run's classifier, best by validation accuracy. Runs can be compared
-      with each other by it.
-    - ``inception:FILE``: the published Inception network, from weights that the user has. Images
-      are quantised and resized as published numbers have them, see :class:`.inception.Inception`.
-    - a TorchScript file, or ``MODULE:FACTORY``: a network of the user's own with the interface of
-      :attr:`Features.module`. Both execute the user's code.
-
     Args:
-        spec: what is to be loaded.
+        spec: ``own``, the run's classifier, which may be in training; the folder of a run, whose
+            classifier is best by validation accuracy, and compares runs with each other;
+            ``inception:FILE``, the published network with the user's weights; a TorchScript file
+            or ``MODULE:FACTORY``, which run code of the user's: a :attr:`Features.module`.
         device: where the features are computed.
         sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
             that of the published file for ``inception:``, no check for a TorchScript file.
@@ -120,7 +113,7 @@ def load_features(
     if own is None and file.is_file():
         digest = _checked(file, sha256)
         label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
-        return Features(_frozen(_torchscript(file, device), device), label, False, fixed=True)
+        return _frozen(_torchscript(file), label, device)
     is_run = (file / CONFIG).is_file()
     if own is None and not is_run and ":" not in spec:
         raise ConfigError(f"features is {spec!r}; {FORMS}")
@@ -136,63 +129,50 @@ def load_features(
         other, step = load_network(file, "best", device)
         label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
         return Features(classifier_features(other), label, False, fixed=True)
-    return Features(_frozen(_made(spec), device), spec, False, fixed=True)
+    return _frozen(_made(spec), spec, device)
 
 
 def _inception(file: Path, digest: str, device: torch.device) -> Features:
+    wrong = (AttributeError, KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError)
     try:
         module = Inception(torch.load(file, map_location=device, weights_only=True))
-    except (
-        AttributeError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        EOFError,
-        pickle.UnpicklingError,
-    ) as error:
+    except wrong as error:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error
     published = digest == INCEPTION_SHA256
     name = "Inception 2015-12-05" if published else "other weights of the Inception network"
-    label = f"{name} (sha256 {digest[:8]})"
-    return Features(module, label, published, fixed=True)
+    return Features(module, f"{name} (sha256 {digest[:8]})", published, fixed=True)
 
 
-def _torchscript(file: Path, device: torch.device) -> nn.Module:
+def _torchscript(file: Path) -> nn.Module:
     with warnings.catch_warnings():
         # Deprecated, but the form in which feature networks are handed around.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")
         try:
             module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
-                str(file), map_location=device
+                str(file), map_location="cpu"
             )
         except RuntimeError as error:
-            raise ConfigError(
-                f"{file} is not a TorchScript file; {FORMS}. PyTorch says: {error}"
-            ) from error
+            raise ConfigError(f"{file} is not a TorchScript file; {FORMS}: {error}") from error
     return module
 
 
 def _made(spec: str) -> nn.Module:
     module_name, _, name = spec.partition(":")
     try:
-        factory = getattr(importlib.import_module(module_name), name)
+        made: Any = getattr(importlib.import_module(module_name), name)()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"features is {spec!r}, which is not there: {error}; {FORMS}") from error
-    made: Any = factory()
     if not isinstance(made, nn.Module):
-        raise ConfigError(
-            f"{spec} returned {type(made).__name__}, expected a torch.nn.Module from images in "
-            "[-1, 1] to (features, logits)"
-        )
+        raise ConfigError(f"{spec} returned {type(made).__name__}; {FORMS}")
     return made
 
 
-def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
+def _frozen(module: nn.Module, label: str, device: torch.device) -> Features:
     for parameter in module.parameters():  # a TorchScript module has no requires_grad_
         parameter.requires_grad_(False)
-    return module.to(device).eval()
+    return Features(module.to(device).eval(), label, False, fixed=True)
 
 
 def _checked(file: Path, sha256: str | None) -> str:
