@@ -22,7 +22,7 @@ def make(network, *, context=3, window=2):
         calls.append(network.weight.detach().sum().item())
         return calls[-1]
 
-    return AccuracyWatch(network, measure, context=context, window=window, results={}), calls
+    return AccuracyWatch(network, measure, {}, context, window), calls
 
 
 def drift(network, step):

@@ -177,10 +177,13 @@ def test_features_that_run_no_code_come_with_the_folder(tmp_path):
     ("settings", "says"),
     [
         ({"p_x_y_weight": 1.0, "buffer_size": 30}, "p_x_y_weight weighs samples within their cl"),
-        ({"beta_star": 0.0}, "n_pos is 7 and n_neg is 5 at beta_star 0, expected equal parts"),
+        ({"beta_star": 0.0}, "n_pos is 7, expected a multiple of the 2 processes"),
         ({"n_neg": 1}, "1 images or samples a step, of all processes together: expected one for e"),
         ({"norm": "batch"}, "norm is 'batch', whose statistics are of one process"),
-        ({"class_conditional": True, "buffer_size": 30}, "expected parts that the classes can sha"),
+        (
+            {"class_conditional": True, "buffer_size": 30},
+            "buffer_size is 30, expected a multiple of 20",
+        ),
     ],
 )
 def test_what_two_ranks_cannot_do_is_refused(settings, says):

@@ -6,16 +6,14 @@ import json
 import math
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.train import Jem, run
+from ebmguard.reference_training.jem.train import Jem
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
@@ -246,11 +244,3 @@ def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
     assert results["steps"] == results["diverged_at"] + 3
     row = read_jsonl(tmp_path / "metrics.jsonl")[results["diverged_at"]]
     assert not math.isfinite(row["cross_entropy"])
-
-
-def test_a_folder_of_another_run_is_refused(tmp_path):
-    go(config_for(tmp_path))
-    with pytest.raises(ConfigError, match="already holds a run"):
-        run(config_for(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be resumed with other settings"):
-        run(config_for(tmp_path, resume=True, lr=0.1))

@@ -12,30 +12,12 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.networks import WideResNet
 
 CPU = torch.device("cpu")
-SETTINGS: dict[str, Any] = {
-    "depth": 10,
-    "width": 1,
-    "early_stride": True,
-    "sgld_steps": 2,
-    "step_size": 1.0,
-    "noise_std": 0.01,
-    "reinit_rate": 0.5,
-    "eval_noise": 0.03,
-    "train_images": 90,
-    "valid_images": 20,
-    "test_images": 40,
-}
-CONFIG: dict[str, Any] = {
-    "data": "digits",
-    "scenario": "digits",
-    "beta_star": 2.0,
-    "seed": 3,
-    "precision": "float32",
-    "data_root": None,
-}
+SETTINGS = {"sgld_steps": 2, "reinit_rate": 0.5, "eval_noise": 0.03}
+SETTINGS |= {"train_images": 90, "valid_images": 20, "test_images": 40}
 
 
 def jem_folder(
@@ -53,7 +35,7 @@ def jem_folder(
         path: made.
         best: whether there is a best network, after 4 steps.
         parts: processes that the run had.
-        stored: entries of its config.json over :data:`CONFIG`.
+        stored: entries of its config.json over those of a run with seed 3.
         network: the best one.
         **settings: of its scenario, over :data:`SETTINGS`.
 
@@ -61,7 +43,8 @@ def jem_folder(
         the networks "best" and "last", and the newest checkpoint's 30 chains.
     """
     (path / "checkpoints").mkdir(parents=True)
-    config = CONFIG | dict(stored or {}) | {"settings": SETTINGS | settings}
+    config: dict[str, Any] = {**JemConfig(out=path, seed=3).to_json(), **(stored or {})}
+    config["settings"] |= SETTINGS | settings
     (path / "config.json").write_text(json.dumps(config))
     shape = {name: config["settings"][name] for name in ("depth", "width", "early_stride")}
     networks = {name: WideResNet(**shape) for name in ("best", "last")}
@@ -79,11 +62,6 @@ def jem_folder(
                 path / "checkpoints" / f"step-{step:08d}{part}.pt",
             )
     return networks, chains
-
-
-def scale(x: Tensor) -> Tensor:
-    """Bytes to [-1, 1]."""
-    return x.float().div(127.5).sub(1.0)
 
 
 def frechet(one: Tensor, two: Tensor) -> float:
