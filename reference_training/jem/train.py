@@ -21,9 +21,8 @@ from ..judge.quality import SampleQuality
 from ..judge.stored import BEST
 from ..networks import WideResNet, evaluation_mode
 from ..precision import set_precision
-from .accuracy import AccuracyWatch
 from .config import JemConfig
-from .course import Course, why_lost
+from .course import Course, Kept, why_lost
 from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 
@@ -55,27 +54,22 @@ class Jem(Task):
         self.data = data
         self.quality = make_quality(config, data, network)
         self.trainer = Trainer(config, network, data, ranks=record.ranks, **record.for_guard)
-        self.course = Course(settings.alert_context, settings.alert_window)
-        self.watch = AccuracyWatch(
-            network,
-            partial(accuracy_of, network, data, noise_std=settings.eval_noise),
-            self.course.accuracy,
-            settings.alert_context,
-            settings.alert_window,
-        )
+        measure = partial(accuracy_of, network, data, noise_std=settings.eval_noise)
+        around = (settings.alert_context, settings.alert_window)
+        self.course = Course(network, measure, *around)
         self.samples = KeptSamples(record.folder, data.scale(data.train_x[:SHOWN]))
         self.guards = self.trainer.guards
         self.parts: dict[str, Part] = {
             **self.trainer.parts,
-            "course": self.course,
-            "watch": self.watch,
-            "samples": self.samples,
+            "course": Kept(self.course, "accuracy", "best"),
+            "watch": Kept(self.course, "past", "watched_until"),
+            "samples": Kept(self.samples, "shown", "recent"),
         }
 
     def before_step(self, step: int) -> None:
         """Evaluate where that is due, or alerts have drawn attention to the step."""
         found = self._evaluate(step) if self._is_due(step) else {}
-        if watched := self.watch.before_step(step):
+        if watched := self.course.before_step(step):
             self._write_accuracy(watched)
             found["test_accuracy"] = self.course.accuracy[step]
         self.guards["p_x"].log(found)
@@ -101,17 +95,16 @@ class Jem(Task):
         words = why_lost(row)
         if words is not None and self.record.diverged_at is None:
             self.samples.write_recent()
-            self._write_accuracy(self.watch.look_at(step))
+            self._write_accuracy(self.course.look_at(step))
         return words
 
     def first_alert(self, alert: Alert) -> None:
         """Look around it."""
-        self._write_accuracy(self.watch.look_at(alert.step))
+        self._write_accuracy(self.course.look_at(alert.step))
 
     def roll_back(self, step: int) -> None:
         """Forget what came after the step."""
         self.course.roll_back(step, self.record.first_alerts)
-        self.watch.forget(step)
         self.samples.forget(step)
 
     def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:

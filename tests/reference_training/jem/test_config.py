@@ -37,7 +37,7 @@ def at(out="x", **settings):
         ({"p_x_y_weight": 1.0, "variant": "true"}, r"variant is 'true' with p_x_y_weight"),
         ({"class_conditional": True, "p_x_weight": 0.0}, "class_conditional needs the term of p"),
         ({"class_conditional": True, "buffer_size": 33}, "buffer_size is 33, expected a multiple"),
-        ({"p_x_y_weight": 1.0, "buffer_size": 33}, "buffer_size is 33, expected a multiple of the"),
+        ({"p_x_y_weight": 1.0, "buffer_size": 33}, "buffer_size is 33, expected a multiple of 10"),
         ({"energy_l2": 0.1, "p_x_weight": 0.0}, r"energy_l2 belongs to the terms of p\(x\) and p"),
         ({"clip_norm": float("nan")}, "clip_norm is nan, expected a positive number"),
         ({"action": "stop"}, "action is 'stop', expected one of warn, raise, rollback"),
