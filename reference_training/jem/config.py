@@ -109,8 +109,8 @@ class JemConfig(ImageConfig):
     """Steps that a diverged run goes on for."""
     features: str = "own"
     """Network whose features Inception score and FID are taken of: "own" is the one in training;
-    the folder of another run; inception:FILE with the published weights; a TorchScript file; or
-    MODULE:FACTORY."""
+    the folder of another run; inception:FILE with the published weights; or a TorchScript
+    file."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, which is checked before it is read."""
     precision: PrecisionName = "float32"

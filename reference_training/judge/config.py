@@ -65,7 +65,7 @@ class ImageEvaluateConfig(EvaluateConfig):
 
     features: str | None = None
     """Network that judges samples: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    inception:FILE with the published weights; or a TorchScript file."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, checked before it is read; the published Inception
     weights need none."""
@@ -105,7 +105,7 @@ class EvaluateJem(ImageEvaluateConfig):
     of steps between two restarts of a chain in the buffer."""
     features: str = "own"
     """Network that judges samples: "own" is the evaluated classifier; the folder of another run;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    inception:FILE with the published weights; or a TorchScript file."""
     ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
     """What the test images are told from: noise, single colours, means of two test images, or
     another data set with images of the same shape; faces of celeba64 are averaged down to it."""

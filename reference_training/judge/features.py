@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import pickle
 import warnings
@@ -29,8 +28,7 @@ INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb91
 """Of the published file of that name (also distributed as weights-inception-...)."""
 FORMS = (
     'expected "own"; the folder of another run; inception:FILE with the published weights '
-    f"{INCEPTION_FILE}; a TorchScript file; or MODULE:FACTORY, a Python callable that returns a "
-    "torch.nn.Module"
+    f"{INCEPTION_FILE}; or a TorchScript file"
 )
 
 
@@ -75,7 +73,7 @@ def classifier_features(network: WideResNet) -> FeatureModule:
 
 
 def runs_code(spec: object) -> bool:
-    """Whether loading `spec` runs code: that of a TorchScript file or of a Python module."""
+    """Whether loading `spec` runs code, as a TorchScript file does."""
     name = str(spec)
     return not (
         name == "own"
@@ -96,8 +94,8 @@ def load_features(
     Args:
         spec: ``own``, the run's classifier, which may be in training; the folder of a run, whose
             classifier is best by validation accuracy, and compares runs with each other;
-            ``inception:FILE``, the published network with the user's weights; a TorchScript file
-            or ``MODULE:FACTORY``, which run code of the user's: a :attr:`Features.module`.
+            ``inception:FILE``, the published network with the user's weights; or a TorchScript
+            file of a :attr:`Features.module`, which runs code of the user's.
         device: where the features are computed.
         sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
             that of the published file for ``inception:``, no check for a TorchScript file.
@@ -106,16 +104,12 @@ def load_features(
     Raises:
         ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
     """
-    file = Path(spec.removeprefix(INCEPTION_PREFIX))
+    file, own = Path(spec.removeprefix(INCEPTION_PREFIX)), network if spec == "own" else None
     if spec.startswith(INCEPTION_PREFIX):
         return _inception(file, _checked(file, sha256 or INCEPTION_SHA256), device)
-    own = network if spec == "own" else None
     if own is None and file.is_file():
-        digest = _checked(file, sha256)
-        label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
-        return _frozen(_torchscript(file), label, device)
-    is_run = (file / CONFIG).is_file()
-    if own is None and not is_run and ":" not in spec:
+        return _torchscript(file, _checked(file, sha256), device)
+    if own is None and not (file / CONFIG).is_file():
         raise ConfigError(f"features is {spec!r}; {FORMS}")
     if sha256 is not None:
         raise ConfigError(
@@ -125,11 +119,9 @@ def load_features(
     if own is not None:
         label = "the run's own classifier (comparable within one evaluation only)"
         return Features(classifier_features(own), label, False, fixed=False)
-    if is_run:
-        other, step = load_network(file, "best", device)
-        label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
-        return Features(classifier_features(other), label, False, fixed=True)
-    return _frozen(_made(spec), spec, device)
+    other, step = load_network(file, "best", device)
+    label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
+    return Features(classifier_features(other), label, False, fixed=True)
 
 
 def _inception(file: Path, digest: str, device: torch.device) -> Features:
@@ -145,34 +137,20 @@ def _inception(file: Path, digest: str, device: torch.device) -> Features:
     return Features(module, f"{name} (sha256 {digest[:8]})", published, fixed=True)
 
 
-def _torchscript(file: Path) -> nn.Module:
+def _torchscript(file: Path, digest: str, device: torch.device) -> Features:
     with warnings.catch_warnings():
         # Deprecated, but the form in which feature networks are handed around.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")
         try:
             module: nn.Module = torch.jit.load(  # type: ignore[no-untyped-call]
-                str(file), map_location="cpu"
+                str(file), map_location=device
             )
         except RuntimeError as error:
             raise ConfigError(f"{file} is not a TorchScript file; {FORMS}: {error}") from error
-    return module
-
-
-def _made(spec: str) -> nn.Module:
-    module_name, _, name = spec.partition(":")
-    try:
-        made: Any = getattr(importlib.import_module(module_name), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"features is {spec!r}, which is not there: {error}; {FORMS}") from error
-    if not isinstance(made, nn.Module):
-        raise ConfigError(f"{spec} returned {type(made).__name__}; {FORMS}")
-    return made
-
-
-def _frozen(module: nn.Module, label: str, device: torch.device) -> Features:
-    for parameter in module.parameters():  # a TorchScript module has no requires_grad_
+    for parameter in module.parameters():  # it has no requires_grad_
         parameter.requires_grad_(False)
-    return Features(module.to(device).eval(), label, False, fixed=True)
+    label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
+    return Features(module.eval(), label, False, fixed=True)
 
 
 def _checked(file: Path, sha256: str | None) -> str:

@@ -50,8 +50,19 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     checkpoint = config.checkpoint or ("best" if has_best else "last")
     network, step = load_network(config.run, checkpoint, device)
     set_precision(stored["precision"])
-    steps = _chain_steps(config, settings) if "fresh" in config.chains else 0
-    scale = _output_scale(settings) if config.likelihood else 0.0
+    steps = config.chain_steps
+    if steps is None and settings["reinit_rate"]:
+        steps = round(settings["sgld_steps"] / settings["reinit_rate"])
+    if steps is None and "fresh" in config.chains:
+        raise ConfigError(
+            "the run's chains never restart (reinit_rate is 0), which leaves the length of fresh "
+            "chains open: name it by --chain-steps"
+        )
+    if config.likelihood and not settings["noise_std"]:
+        raise ConfigError(
+            "likelihood: the run's chains have no noise (noise_std is 0), which leaves the scale "
+            "of log p(x) = o f(x) - log Z open; leave --likelihood out"
+        )
     sizes = {name: settings[name] for name in ("step_size", "noise_std")}
     root = config.data_root or stored["data_root"]
     images = {name: settings[name] for name in ("train_images", "valid_images", "test_images")}
@@ -67,7 +78,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
             at, _, chains = read_last(config.run)
             scores = quality.measure(spread(chains, config.samples))
             found["samples"]["buffer"] = {"step": at, **scores}
-        if "fresh" in config.chains:
+        if "fresh" in config.chains and steps is not None:
             chains = fresh_chains(
                 lambda x0, k, rng: sgld(network, x0, steps=k, generator=rng, **sizes),
                 (config.samples, *data.sample_shape),
@@ -82,6 +93,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
         rows = robustness(network, data, config.balls, noise=noise_std, **effort, **sizes)
         found |= {"refine_steps": config.refine_steps, "robustness": rows}
     if config.likelihood:
+        scale = 2 * sizes["step_size"] / sizes["noise_std"] ** 2  # o, of the chains' exp(o f)
         found["likelihood"] = image_likelihood(network, scale, data, noise_std, **config.effort)
     return {
         **{name: stored[name] for name in ("data", "scenario", "beta_star", "seed")},
@@ -118,29 +130,6 @@ def table(results: Mapping[str, Any]) -> str:
         what = f"classifier after {results['refine_steps']} Langevin steps"
         parts.append(table_of(what, ATTACKED, rows))
     return "\n\n".join(parts)
-
-
-def _output_scale(settings: Mapping[str, Any]) -> float:
-    """o of exp(o f), which the run's chains sample from."""
-    if not settings["noise_std"]:
-        raise ConfigError(
-            "likelihood: the run's chains have no noise (noise_std is 0), which leaves the scale "
-            "of log p(x) = o f(x) - log Z open; leave --likelihood out"
-        )
-    scale: float = 2 * settings["step_size"] / settings["noise_std"] ** 2
-    return scale
-
-
-def _chain_steps(config: EvaluateJem, settings: Mapping[str, Any]) -> int:
-    if config.chain_steps is not None:
-        return config.chain_steps
-    if not settings["reinit_rate"]:
-        raise ConfigError(
-            "the run's chains never restart (reinit_rate is 0), which leaves the length of fresh "
-            "chains open: name it by --chain-steps"
-        )
-    steps: int = round(settings["sgld_steps"] / settings["reinit_rate"])
-    return steps
 
 
 run = partial(command.run, evaluate, table)

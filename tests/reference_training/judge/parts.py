@@ -24,7 +24,6 @@ def jem_folder(
     path: Path,
     *,
     best: bool = True,
-    parts: int = 1,
     stored: Mapping[str, Any] | None = None,
     network: WideResNet | None = None,
     **settings: Any,
@@ -34,7 +33,6 @@ def jem_folder(
     Args:
         path: made.
         best: whether there is a best network, after 4 steps.
-        parts: processes that the run had.
         stored: entries of its config.json over those of a run with seed 3.
         network: the best one.
         **settings: of its scenario, over :data:`SETTINGS`.
@@ -53,14 +51,10 @@ def jem_folder(
         state = {"step": 4, "valid_accuracy": 0.2, "network": networks["best"].state_dict()}
         torch.save(state, path / "checkpoints" / "best.pt")
     chains = torch.randn(30, 1, 8, 8)
-    for rank, own in enumerate(chains.chunk(parts)):
-        part = f".rank{rank}of{parts}" if parts > 1 else ""
-        for step in (6, 12):
-            shift = 0.0 if step == 12 else 1.0
-            torch.save(
-                {"network": networks["last"].state_dict(), "buffer": {"samples": own + shift}},
-                path / "checkpoints" / f"step-{step:08d}{part}.pt",
-            )
+    for step in (6, 12):
+        shift = 0.0 if step == 12 else 1.0
+        state = {"network": networks["last"].state_dict(), "buffer": {"samples": chains + shift}}
+        torch.save(state, path / "checkpoints" / f"step-{step:08d}.pt")
     return networks, chains
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import types
 
 import pytest
 import torch
@@ -83,23 +81,6 @@ def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
     assert torch.equal(logits, x.flatten(1) + 1)
     assert "halves.pt" in features.label
     assert checksum(file)[:8] in features.label
-
-
-def test_a_factory_by_its_python_name(monkeypatch):
-    module = types.ModuleType("my_networks")
-    vars(module).update(halves=Halves, broken=lambda: 3)
-    monkeypatch.setitem(sys.modules, "my_networks", module)
-    features = load("my_networks:halves")
-    assert isinstance(features.module, Halves)
-    assert not features.module.training
-    assert features.label == "my_networks:halves"
-    for spec, words in (
-        ("my_networks:broken", "returned int"),
-        ("my_networks:other", "other"),
-        ("no_such_module:halves", "no_such_module"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            load(spec)
 
 
 @pytest.mark.parametrize("prefix", ["", "inception:"])
