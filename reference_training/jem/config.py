@@ -11,7 +11,6 @@ from ebmguard.errors import ConfigError
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import below, not_positive, refuse
 from ..image_config import ImageConfig
-from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -113,10 +112,6 @@ class JemConfig(ImageConfig):
     file."""
     features_sha256: str | None = None
     """SHA-256 of the file of the features, which is checked before it is read."""
-    precision: PrecisionName = "float32"
-    """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
-    float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
-
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
     def load_data(self) -> ImageData:

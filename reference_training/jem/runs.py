@@ -19,20 +19,13 @@ from ..plots.numbers import word
 from .config import JemConfig
 from .course import SEEN, why_lost
 from .paper import TABLE_2
-from .scenarios import SCENARIOS
+from .scenarios import SCENARIOS, Scenario
 
 _LOOKS = """eval_every quality_samples alert_context alert_window stop_after features
     features_sha256"""
 _PLACE = "out resume seed device checkpoint_every threads data_root download compile"
-FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision"}
+FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision", "settings"}
 """Settings that decide what is looked at and where, or that tables tell of in another way."""
-
-PUBLISHED_CONFIG: dict[str, Any] = {
-    field.name: field.default
-    for field in dataclasses.fields(JemConfig)
-    if field.name not in FREE and not hasattr(SCENARIOS["1"], field.name)
-} | {"data": "cifar10"}
-"""What the published runs have in common beside their scenario's settings."""
 
 PUBLISHED_IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
 """All images of CIFAR-10 in the published split."""
@@ -101,7 +94,7 @@ class JemRun:
         if len(later):
             return int((later["step"].iloc[0] / later["epoch"].iloc[0]).round())
         images = self.settings.get("train_images")
-        if images is None and self.config["data"] == PUBLISHED_CONFIG["data"]:
+        if images is None and self.config["data"] == "cifar10":
             images = PUBLISHED_IMAGES["train_images"]
         return None if images is None else int(images // self.settings["n_pos"])
 
@@ -117,13 +110,11 @@ class JemRun:
         """
         if self.scenario not in TABLE_2:
             return {"scenario": f"scenario {self.scenario}, not 1 to 7"}
-        # Of what a scenario sets, config.json has the overrides too, null for none.
-        own = {k: x for k, x in self.config.items() if k in PUBLISHED_CONFIG} | self.settings
-        found = {}
-        for name, published in (PUBLISHED_CONFIG | SCENARIOS[self.scenario].to_json()).items():
-            here = own.get(name, "not recorded")
-            all_images = PUBLISHED_IMAGES.get(name, published)
-            if name not in FREE and here not in (published, all_images):
+        published = JemConfig(self.path, data="cifar10", scenario=self.scenario)  # type: ignore[arg-type]
+        own, found = _flat(self.config), {}
+        for name, value in _flat(published.to_json()).items():
+            here, all_images = own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value)
+            if name not in FREE and here not in (value, all_images):
                 found[name] = f"{name.replace('_', ' ')} {word(here)}, not {word(all_images)}"
         return found
 
@@ -144,6 +135,12 @@ class JemRun:
         """The stored negatives, uint8 (64, C, H, W) each, by step, first step first."""
         files = (self.path / "samples").glob("*.npy")
         return {int(file.stem): file for file in sorted(files) if file.stem.isdigit()}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Of what a scenario sets, a config.json has the overrides too, null for none.
+    names = {field.name for field in dataclasses.fields(Scenario)}
+    return {**{k: x for k, x in config.items() if k not in names}, **config["settings"]}
 
 
 def evaluated(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ebmguard.alerts import Alert
 
-from ..data import ImageData
 from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
@@ -19,7 +18,7 @@ from ..judge.classification import accuracy_of, classification
 from ..judge.features import load_features
 from ..judge.quality import SampleQuality
 from ..judge.stored import BEST
-from ..networks import WideResNet, evaluation_mode
+from ..networks import evaluation_mode
 from ..precision import set_precision
 from .config import JemConfig
 from .course import Course, Kept, why_lost
@@ -52,7 +51,12 @@ class Jem(Task):
         self.epoch = max(1, len(data.train_x) // settings.n_pos)
         self.network = network = make_network(config, data)
         self.data = data
-        self.quality = make_quality(config, data, network)
+        self.quality = None
+        if settings.quality_samples and config.has_samples:
+            features = load_features(
+                config.features, record.device, sha256=config.features_sha256, network=network
+            )
+            self.quality = SampleQuality(features, data)
         self.trainer = Trainer(config, network, data, ranks=record.ranks, **record.for_guard)
         measure = partial(accuracy_of, network, data, noise_std=settings.eval_noise)
         around = (settings.alert_context, settings.alert_window)
@@ -153,16 +157,6 @@ class Jem(Task):
         known, record = self.course.accuracy, self.record
         rows = [{"step": step, **record.attempt, "test_accuracy": known[step]} for step in steps]
         record.folder.append_rows("accuracy.jsonl", rows)
-
-
-def make_quality(config: JemConfig, data: ImageData, network: WideResNet) -> SampleQuality | None:
-    """What judges samples of the replay buffer; None where that is not asked for."""
-    if not (config.settings.quality_samples and config.has_samples):
-        return None
-    features = load_features(
-        config.features, data.train_x.device, sha256=config.features_sha256, network=network
-    )
-    return SampleQuality(features, data)
 
 
 def told(results: Mapping[str, Any]) -> str:

@@ -10,20 +10,11 @@ from typing import ClassVar, Literal
 import tyro
 
 from ..engine.run_config import below, refuse
+from ..jem.config import DataName
 
 CheckpointName = Literal["best", "last"]
 ChainName = Literal["buffer", "fresh"]
-OodName = Literal[
-    "uniform",
-    "constant",
-    "interpolated",
-    "digits",
-    "mnist",
-    "cifar10",
-    "cifar100",
-    "svhn",
-    "celeba64",
-]
+OodName = Literal["uniform", "constant", "interpolated", DataName, "celeba64"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,14 +66,13 @@ class ImageEvaluateConfig(EvaluateConfig):
 
     def _own_judge(self) -> list[str]:
         """A model that is no classifier cannot judge its samples."""
-        if self.features not in (None, "own"):
-            return []
-        return [
+        words = (
             f'features is "{self.features}", and the model has no classifier of its own: name the '
             "folder of a JEM run on the same data at the same image size, such as one of `ebmguard "
             "train jem --p-x-weight 0 --valid-images 100`, or inception:FILE with the published "
             "weights"
-        ]
+        )
+        return [words] if self.features in (None, "own") else []
 
 
 @dataclass(frozen=True, kw_only=True)
