@@ -110,8 +110,7 @@ class JemConfig(ImageConfig):
     """Network whose features Inception score and FID are taken of: "own" is the one in training;
     the folder of another run; inception:FILE with the published weights; or a TorchScript
     file."""
-    features_sha256: str | None = None
-    """SHA-256 of the file of the features, which is checked before it is read."""
+
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
     def load_data(self) -> ImageData:
@@ -189,9 +188,6 @@ class JemConfig(ImageConfig):
             f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted within "
             "their class; expected default or no_pos": self.p_x_y_weight
             and self.variant not in ("default", "no_pos"),
-            'features_sha256 is given, but features is "own", which is no file': (
-                self.features == "own" and self.features_sha256
-            ),
             "class_conditional needs the term of p(x), whose p_x_weight is 0": (
                 self.class_conditional and not self.p_x_weight
             ),
@@ -213,7 +209,7 @@ class JemConfig(ImageConfig):
 
             from ..judge.features import load_features
 
-            load_features(self.features, torch.device("cpu"), sha256=self.features_sha256)
+            load_features(self.features, torch.device("cpu"))
 
     def _check_sizes(self, ranks: Ranks) -> None:
         """Refuse what the data do not allow, or what the processes cannot share."""

@@ -21,8 +21,7 @@ from .course import SEEN, why_lost
 from .paper import TABLE_2
 from .scenarios import SCENARIOS, Scenario
 
-_LOOKS = """eval_every quality_samples alert_context alert_window stop_after features
-    features_sha256"""
+_LOOKS = "eval_every quality_samples alert_context alert_window stop_after features"
 _PLACE = "out resume seed device checkpoint_every threads data_root download compile"
 FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision", "settings"}
 """Settings that decide what is looked at and where, or that tables tell of in another way."""

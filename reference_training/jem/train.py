@@ -53,9 +53,7 @@ class Jem(Task):
         self.data = data
         self.quality = None
         if settings.quality_samples and config.has_samples:
-            features = load_features(
-                config.features, record.device, sha256=config.features_sha256, network=network
-            )
+            features = load_features(config.features, record.device, network)
             self.quality = SampleQuality(features, data)
         self.trainer = Trainer(config, network, data, ranks=record.ranks, **record.for_guard)
         measure = partial(accuracy_of, network, data, noise_std=settings.eval_noise)

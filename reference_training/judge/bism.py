@@ -109,7 +109,7 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     """What evaluation.json holds."""
     trained, model, data, step = load_run(config.run, device, config.data_root)
     assert config.features is not None
-    features = load_features(config.features, device, sha256=config.features_sha256)
+    features = load_features(config.features, device)
     quality = SampleQuality(features, data)
     rng = torch.Generator(device).manual_seed(SEED)
     sampler = Sampler(model, data, trained.settings.held, config.chain_steps, rng)

@@ -57,9 +57,6 @@ class ImageEvaluateConfig(EvaluateConfig):
     features: str | None = None
     """Network that judges samples: the folder of a JEM run on the same data at the same image size;
     inception:FILE with the published weights; or a TorchScript file."""
-    features_sha256: str | None = None
-    """SHA-256 of the file of the features, checked before it is read; the published Inception
-    weights need none."""
     data_root: str | None = None
     """Folder of the data sets; None is that of the run, else the environment variable
     EBMGUARD_DATA."""

@@ -82,13 +82,7 @@ def runs_code(spec: object) -> bool:
     )
 
 
-def load_features(
-    spec: str,
-    device: torch.device,
-    *,
-    sha256: str | None = None,
-    network: WideResNet | None = None,
-) -> Features:
+def load_features(spec: str, device: torch.device, network: WideResNet | None = None) -> Features:
     """The network that `spec` names.
 
     Args:
@@ -97,34 +91,32 @@ def load_features(
             ``inception:FILE``, the published network with the user's weights; or a TorchScript
             file of a :attr:`Features.module`, which runs code of the user's.
         device: where the features are computed.
-        sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
-            that of the published file for ``inception:``, no check for a TorchScript file.
         network: the run's own, where there is one.
 
     Raises:
-        ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
+        ConfigError: `spec` names nothing that can be loaded.
     """
-    file, own = Path(spec.removeprefix(INCEPTION_PREFIX)), network if spec == "own" else None
-    if spec.startswith(INCEPTION_PREFIX):
-        return _inception(file, _checked(file, sha256 or INCEPTION_SHA256), device)
-    if own is None and file.is_file():
-        return _torchscript(file, _checked(file, sha256), device)
-    if own is None and not (file / CONFIG).is_file():
-        raise ConfigError(f"features is {spec!r}; {FORMS}")
-    if sha256 is not None:
-        raise ConfigError(
-            f"features_sha256 was given with features {spec!r}, which is no file whose checksum "
-            "could be taken; leave it out"
-        )
-    if own is not None:
+    if spec == "own" and network is not None:
         label = "the run's own classifier (comparable within one evaluation only)"
-        return Features(classifier_features(own), label, False, fixed=False)
+        return Features(classifier_features(network), label, False, fixed=False)
+    file = Path(spec.removeprefix(INCEPTION_PREFIX))
+    if spec.startswith(INCEPTION_PREFIX):
+        return _inception(file, device)
+    if file.is_file():
+        return _torchscript(file, device)
+    if not (file / CONFIG).is_file():
+        raise ConfigError(f"features is {spec!r}; {FORMS}")
     other, step = load_network(file, "best", device)
     label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
     return Features(classifier_features(other), label, False, fixed=True)
 
 
-def _inception(file: Path, digest: str, device: torch.device) -> Features:
+def _inception(file: Path, device: torch.device) -> Features:
+    if not file.is_file():
+        raise ConfigError(
+            f"the file of the features is {file}, which is not there; {INCEPTION_FILE} is not part "
+            "of this package: fetch it once from where you trust it"
+        )
     wrong = (AttributeError, KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError)
     try:
         module = Inception(torch.load(file, map_location=device, weights_only=True))
@@ -132,12 +124,13 @@ def _inception(file: Path, digest: str, device: torch.device) -> Features:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error
+    digest = _digest(file)
     published = digest == INCEPTION_SHA256
     name = "Inception 2015-12-05" if published else "other weights of the Inception network"
     return Features(module, f"{name} (sha256 {digest[:8]})", published, fixed=True)
 
 
-def _torchscript(file: Path, digest: str, device: torch.device) -> Features:
+def _torchscript(file: Path, device: torch.device) -> Features:
     with warnings.catch_warnings():
         # Deprecated, but the form in which feature networks are handed around.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")
@@ -149,22 +142,10 @@ def _torchscript(file: Path, digest: str, device: torch.device) -> Features:
             raise ConfigError(f"{file} is not a TorchScript file; {FORMS}: {error}") from error
     for parameter in module.parameters():  # it has no requires_grad_
         parameter.requires_grad_(False)
-    label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
+    label = f"TorchScript file {file.name} (sha256 {_digest(file)[:8]})"
     return Features(module.eval(), label, False, fixed=True)
 
 
-def _checked(file: Path, sha256: str | None) -> str:
-    """The checksum of the file, which is the expected one where that is given."""
-    if not file.is_file():
-        raise ConfigError(
-            f"the file of the features is {file}, which is not there; {INCEPTION_FILE} is not part "
-            "of this package: fetch it once from where you trust it"
-        )
+def _digest(file: Path) -> str:
     with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    if sha256 is not None and digest != sha256.lower():
-        raise ConfigError(
-            f"{file} has the SHA-256 {digest}, expected {sha256.lower()}; it was not read. Fetch "
-            "it again, or name the checksum of another file by --features-sha256"
-        )
-    return digest
+        return hashlib.file_digest(content, "sha256").hexdigest()

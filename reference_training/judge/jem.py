@@ -70,9 +70,7 @@ def evaluate(config: EvaluateJem, device: torch.device) -> dict[str, Any]:
     others: dict[str, Tensor] = {name: other_images(name, data, root) for name in config.ood}
     found: dict[str, Any] = {}
     if config.chains:
-        sha256 = config.features_sha256
-        features = load_features(config.features, device, sha256=sha256, network=network)
-        quality = SampleQuality(features, data)
+        quality = SampleQuality(load_features(config.features, device, network), data)
         found = {**quality.described(), "samples": {}}
         if "buffer" in config.chains:
             at, _, chains = read_last(config.run)

@@ -32,7 +32,7 @@ def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
     features = None
     if config.features is not None:
         check_features(config.features, trained)
-        features = load_features(config.features, device, sha256=config.features_sha256)
+        features = load_features(config.features, device)
     results = judged(trained, features, config.count)
     if config.likelihood:
         scale, noise = trained.settings.output_scale, trained.settings.data_noise

@@ -37,7 +37,7 @@ def evaluate(path, **settings):
 
 
 def quality_of(network, data, samples):
-    features = load_features("own", CPU, network=network)
+    features = load_features("own", CPU, network)
     return SampleQuality(features, data).measure(samples)
 
 
