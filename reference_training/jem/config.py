@@ -11,7 +11,6 @@ from ebmguard.errors import ConfigError
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import below, not_positive, refuse
 from ..image_config import ImageConfig
-from ..precision import PrecisionName
 from .scenarios import SCENARIOS, Scenario
 
 if TYPE_CHECKING:  # the help needs no torch
@@ -109,13 +108,8 @@ class JemConfig(ImageConfig):
     """Steps that a diverged run goes on for."""
     features: str = "own"
     """Network whose features Inception score and FID are taken of: "own" is the one in training;
-    the folder of another run; inception:FILE with the published weights; a TorchScript file; or
-    MODULE:FACTORY."""
-    features_sha256: str | None = None
-    """SHA-256 of the file of the features, which is checked before it is read."""
-    precision: PrecisionName = "float32"
-    """Arithmetic of the convolutions, with tf32 of the logits' product too; energies and logits are
-    float32 numbers in any case. tf32 and the speed of bfloat16 need a GPU."""
+    the folder of another run; inception:FILE with the published weights; or a TorchScript
+    file."""
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
@@ -123,16 +117,10 @@ class JemConfig(ImageConfig):
         """The data, on the CPU; read once and kept while the settings ask for the same."""
         from ..data import kept_data
 
-        settings = self.settings
-        return kept_data(
-            self.data_name,
-            self.data_root,
-            self.download,
-            train_images=settings.train_images,
-            valid_images=settings.valid_images,
-            test_images=settings.test_images,
-            image_size=self.image_size,
-        )
+        names = ("train_images", "valid_images", "test_images")
+        counts = {name: getattr(self.settings, name) for name in names}
+        where = (self.data_name, self.data_root, self.download)
+        return kept_data(*where, **counts, image_size=self.image_size)
 
     @property
     def has_samples(self) -> bool:
@@ -178,24 +166,20 @@ class JemConfig(ImageConfig):
         weights = ("p_x_weight", "p_y_x_weight", "p_x_y_weight", "energy_l2", "weight_decay")
         problems += below(self, labels_per_class=1)
         problems += not_positive(self, *weights, or_0=True) + not_positive(self, "clip_norm")
-        goes_back = self.action == "rollback" and self.has_samples
-        wrong = {
+        wrong: dict[str, Any] = {
             "all three weights are 0, expected at least one term to train": not (
                 self.has_samples or self.p_y_x_weight
             ),
             f"action is {self.action!r} without samples, of which alone alerts speak; expected "
             "warn": self.action != "warn" and not self.has_samples,
             "action is 'rollback' with p_x_y_weight, whose guard is one of its own and cannot go "
-            "back together with that of p(x); expected warn or raise": goes_back
-            and (self.p_x_y_weight or not self.p_x_weight),
+            "back together with that of p(x); expected warn or raise": self.action == "rollback"
+            and self.p_x_y_weight,
             "energy_l2 belongs to the terms of p(x) and p(x, y), which both weigh 0": self.energy_l2
             and not self.has_samples,
             f"variant is {self.variant!r} with p_x_y_weight, whose negatives are weighted within "
             "their class; expected default or no_pos": self.p_x_y_weight
             and self.variant not in ("default", "no_pos"),
-            'features_sha256 is given, but features is "own", which is no file': (
-                self.features == "own" and self.features_sha256
-            ),
             "class_conditional needs the term of p(x), whose p_x_weight is 0": (
                 self.class_conditional and not self.p_x_weight
             ),
@@ -210,67 +194,47 @@ class JemConfig(ImageConfig):
         if self.scenario_name in SCENARIOS:
             problems += self.settings.problems()
         refuse(problems)
-        settings = self.settings
-        data = self.load_data()
-        if (labels := self.labels_per_class) is not None:
-            several = int(data.train_y.bincount().clamp(max=labels).sum())
-            if not 0 < settings.n_labelled <= several:
-                raise ConfigError(
-                    f"n_labelled is {settings.n_labelled} with labels_per_class {labels}: expected "
-                    f"a batch of 1 to {several:,} of the labelled images for the classifier"
-                )
-        if self.norm == "instance" and min(data.sample_shape[1:]) <= 4:
-            raise ConfigError("norm is 'instance', which needs images of 5x5 pixels or more")
-        batch = max(settings.n_pos, settings.n_labelled)
-        if batch > len(data.train_x):
-            raise ConfigError(
-                f"a batch of {batch} images was asked for, {self.data_name} has "
-                f"{len(data.train_x)} to train with; make n_pos and n_labelled smaller, or "
-                "train_images larger"
-            )
-        if self.features != "own" and settings.quality_samples and self.has_samples:
+        self._check_sizes(ranks)
+        if self.features != "own" and self.settings.quality_samples and self.has_samples:
             # Tried here, before there is a folder. A run's own network needs no trial.
             import torch
 
             from ..judge.features import load_features
 
-            load_features(self.features, torch.device("cpu"), sha256=self.features_sha256)
-        if (self.p_x_y_weight or self.class_conditional) and settings.buffer_size % data.classes:
-            raise ConfigError(
-                f"buffer_size is {settings.buffer_size}, expected a multiple of the "
-                f"{data.classes} classes, each of which has chains of its own"
-            )
-        if ranks.world > 1:
-            refuse(self._problems_of(ranks.world), f"a run of {ranks.world} processes")
+            load_features(self.features, torch.device("cpu"))
 
-    def _problems_of(self, world: int) -> list[str]:
-        """What so many processes cannot share."""
-        settings = self.settings
-        problems = []
-        smallest = min(settings.n_pos, settings.n_neg, settings.n_labelled or settings.n_pos)
-        if smallest < world:
-            problems.append(
-                f"{smallest} images or samples a step, of all processes together: expected one for "
-                "each process; start fewer, or raise n_pos, n_neg and n_labelled"
-            )
-        is_even = settings.n_pos % world == settings.n_neg % world == 0
-        if self.p_x_weight and not self.beta_star and not is_even:
+    def _check_sizes(self, ranks: Ranks) -> None:
+        """Refuse what the data do not allow, or what the processes cannot share."""
+        settings, data, labels = self.settings, self.load_data(), self.labels_per_class
+        n_pos, n_neg, world = settings.n_pos, settings.n_neg, ranks.world
+        batch = max(n_pos, settings.n_labelled)
+        smallest = min(n_pos, n_neg, settings.n_labelled or n_pos)
+        has_classes, parts = self.p_x_y_weight or self.class_conditional, world * data.classes
+        several = 0 if labels is None else int(data.train_y.bincount().clamp(max=labels).sum())
+        wrong: dict[str, Any] = {
+            f"n_labelled is {settings.n_labelled} with labels_per_class {labels}: expected a batch "
+            f"of 1 to {several:,} of the labelled images for the classifier": labels is not None
+            and not 0 < settings.n_labelled <= several,
+            "norm is 'instance', which needs images of 5x5 pixels or more": self.norm == "instance"
+            and min(data.sample_shape[1:]) <= 4,
+            f"a batch of {batch} images was asked for, {self.data_name} has {len(data.train_x)} to "
+            "train with; make n_pos and n_labelled smaller, or train_images larger": batch
+            > len(data.train_x),
+            f"buffer_size is {settings.buffer_size}, expected a multiple of {parts}: "
+            "each class has chains of its own, on each process": has_classes
+            and settings.buffer_size % parts,
+            f"{smallest} images or samples a step, of all processes together: expected one for "
+            "each process; start fewer, or raise n_pos, n_neg and n_labelled": smallest < world,
+            "norm is 'batch', whose statistics are of one process: expected another": world > 1
+            and self.norm == "batch",
+            "p_x_y_weight weighs samples within their class: expected one process": world > 1
+            and self.p_x_y_weight,
+        }
+        problems = [words for words, is_wrong in wrong.items() if is_wrong]
+        if self.p_x_weight and not self.beta_star:
             # The loss of β* = 0 is the caller's own: means of each rank's part.
-            problems.append(
-                f"n_pos is {settings.n_pos} and n_neg is {settings.n_neg} at beta_star 0, expected "
-                "equal parts"
-            )
-        if self.norm == "batch":
-            problems.append(
-                "norm is 'batch', whose statistics are of one process: expected another"
-            )
-        if self.p_x_y_weight:
-            problems.append("p_x_y_weight weighs samples within their class: expected one process")
-        if self.class_conditional and settings.buffer_size % (world * self.load_data().classes):
-            problems.append(
-                f"buffer_size is {settings.buffer_size}, expected parts that the classes can share"
-            )
-        return problems
+            problems += ranks.undivided(n_pos=n_pos, n_neg=n_neg)
+        refuse(problems, "a run" if world == 1 else f"a run of {world} processes")
 
     def to_json(self) -> dict[str, Any]:
         """The settings and the resolved scenario as plain JSON values."""

@@ -64,24 +64,19 @@ class Draws(Streams):
             (n_labelled, C, H, W), or None where the positives serve; the labels of the latter, or
             of the positives, (n,) int64.
         """
-        images, labels = self._noisy(self._rows(step, 0, self._settings.n_pos))
+        images, labels = self._noisy(step, 0, self._settings.n_pos)
         if not self._settings.n_labelled:
             return images, None, labels
-        labelled, labels = self._noisy(self._rows(step, 1, self._settings.n_labelled))
-        return images, labelled, labels
+        return images, *self._noisy(step, 1, self._settings.n_labelled)
 
-    def _rows(self, step: int, which: int, size: int) -> Tensor:
-        images, generator = self._images[which], self.generator
-        if self._settings.epochs:
-            return images[self._orders[which].rows(step)]
-        return images[
-            torch.randint(len(images), (size,), generator=generator, device=generator.device)
-        ]
-
-    def _noisy(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        data, generator = self._data, self.generator
-        x = augment(data.train_x[rows], pad=data.pad, flip=data.flip, generator=generator)
-        x = data.scale(x)
-        noise = torch.randn(x.shape, generator=generator, device=x.device)
-        part = self._ranks.part(len(rows))
-        return (x + self._settings.data_noise * noise)[part], data.train_y[rows][part]
+    def _noisy(self, step: int, which: int, size: int) -> tuple[Tensor, Tensor]:
+        data, settings, rng = self._data, self._settings, self.generator
+        images = self._images[which]
+        if settings.epochs:
+            rows = images[self._orders[which].rows(step)]
+        else:
+            rows = images[torch.randint(len(images), (size,), generator=rng, device=rng.device)]
+        x = data.scale(augment(data.train_x[rows], pad=data.pad, flip=data.flip, generator=rng))
+        noise = torch.randn(x.shape, generator=rng, device=x.device)
+        part = self._ranks.part(size)
+        return (x + settings.data_noise * noise)[part], data.train_y[rows][part]

@@ -23,8 +23,7 @@ GROUPS = {
         checkpoint_every""",
     "sampler": "sgld_steps step_size noise_std buffer_size reinit_rate",
     "guard": "beta_star variant action most_steps",
-    "evaluation": """eval_every quality_samples alert_context alert_window stop_after features
-        features_sha256""",
+    "evaluation": """eval_every quality_samples alert_context alert_window stop_after features""",
     "hardware": "device precision compile threads",
 }
 """The settings of :class:`.JemConfig` by the heading under which the help has them."""
@@ -37,7 +36,6 @@ _NONE = {
     "clip_norm": "off",
     "labels_per_class": "all",
     "image_size": "as they are",
-    "features_sha256": "unchecked",
 }
 
 

@@ -7,8 +7,7 @@ Table 1, are β · o.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Metric = Literal["accuracy", "inception", "fid"]
 
@@ -16,36 +15,28 @@ METRICS: dict[Metric, str] = {"accuracy": "ACC (%)", "inception": "IS", "fid": "
 """The metrics and their heads. Higher is better but for the FID."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """What the paper's tables say of one run.
-
-    Attributes:
-        accuracy: test accuracy, a fraction, at the epoch of the best validation accuracy.
-        inception: the best Inception score of the training, of the replay buffer.
-        fid: its best Fréchet Inception distance.
-    """
+class Scores(NamedTuple):
+    """What the paper's tables say of one run."""
 
     accuracy: float
+    """Test accuracy, a fraction, at the epoch of the best validation accuracy."""
     inception: float
+    """The best Inception score of the training, of the replay buffer."""
     fid: float
+    """Its best Fréchet Inception distance."""
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A line of Table 2.
-
-    Attributes:
-        setup: how the scenario differs from the published trainer's defaults.
-        at_zero: β = 0.
-        best: the best of all β ≠ 0, each metric for itself.
-        best_beta_star: β* of each of these.
-    """
+class Comparison(NamedTuple):
+    """A line of Table 2."""
 
     setup: str
+    """How the scenario differs from the published trainer's defaults."""
     at_zero: Scores
+    """β = 0."""
     best: Scores
+    """The best of all β ≠ 0, each metric for itself."""
     best_beta_star: Scores
+    """β* of each of these."""
 
 
 TABLE_1: dict[float, Scores] = {
@@ -59,18 +50,17 @@ TABLE_1: dict[float, Scores] = {
 """Scenario 1 by β*; the table itself prints β = β* / 20,000."""
 
 
-def _line(setup: str, *numbers: float) -> Comparison:
-    return Comparison(setup, *(Scores(*numbers[i : i + 3]) for i in (0, 3, 6)))
-
-
 TABLE_2: dict[str, Comparison] = {
-    "1": _line("the default setup", 0.905, 7.7, 39.6, 0.917, 8.6, 38.9, 4.0, 0.5, 0.5),
-    "2": _line("SGLD steps 20 → 5", 0.100, 1.8, 439.6, 0.883, 7.9, 48.0, 2.0, 0.5, 0.5),
-    "3": _line("negatives 64 → 8", 0.893, 7.6, 41.9, 0.911, 7.9, 42.0, 2.0, 0.5, 0.5),
-    "4": _line("output scale × 2", 0.910, 7.4, 41.7, 0.928, 7.8, 41.9, 10.0, 0.5, 0.5),
-    "5": _line("output scale × 0.5", 0.876, 7.4, 43.2, 0.902, 8.2, 41.8, 2.0, 0.5, 0.5),
-    "6": _line("SGLD step size × 4", 0.362, 2.9, 154.1, 0.924, 8.0, 41.5, 4.0, 0.5, 0.5),
-    "7": _line("SGLD step size × 0.25", 0.865, 7.7, 41.9, 0.880, 8.1, 42.7, 1.0, 0.1, 0.1),
+    scenario: Comparison(setup, *(Scores(*numbers[i : i + 3]) for i in (0, 3, 6)))
+    for scenario, setup, *numbers in (
+        ("1", "the default setup", 0.905, 7.7, 39.6, 0.917, 8.6, 38.9, 4.0, 0.5, 0.5),
+        ("2", "SGLD steps 20 → 5", 0.100, 1.8, 439.6, 0.883, 7.9, 48.0, 2.0, 0.5, 0.5),
+        ("3", "negatives 64 → 8", 0.893, 7.6, 41.9, 0.911, 7.9, 42.0, 2.0, 0.5, 0.5),
+        ("4", "output scale × 2", 0.910, 7.4, 41.7, 0.928, 7.8, 41.9, 10.0, 0.5, 0.5),
+        ("5", "output scale × 0.5", 0.876, 7.4, 43.2, 0.902, 8.2, 41.8, 2.0, 0.5, 0.5),
+        ("6", "SGLD step size × 4", 0.362, 2.9, 154.1, 0.924, 8.0, 41.5, 4.0, 0.5, 0.5),
+        ("7", "SGLD step size × 0.25", 0.865, 7.7, 41.9, 0.880, 8.1, 42.7, 1.0, 0.1, 0.1),
+    )
 }
 """Every scenario by its number: its setup; and by accuracy, IS and FID at β = 0, the best of all
 β ≠ 0, and the β* of each best."""

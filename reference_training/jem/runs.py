@@ -14,27 +14,17 @@ import pandas as pd
 from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, course, last_course, read_json, read_rows
+from ..judge.stored import read_config
 from ..plots.numbers import word
 from .config import JemConfig
 from .course import SEEN, why_lost
 from .paper import TABLE_2
-from .scenarios import SCENARIOS
+from .scenarios import SCENARIOS, Scenario
 
-_LOOKS = """eval_every quality_samples alert_context alert_window stop_after features
-    features_sha256"""
+_LOOKS = "eval_every quality_samples alert_context alert_window stop_after features"
 _PLACE = "out resume seed device checkpoint_every threads data_root download compile"
-FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision"}
+FREE = {*_LOOKS.split(), *_PLACE.split(), "scenario", "beta_star", "precision", "settings"}
 """Settings that decide what is looked at and where, or that tables tell of in another way."""
-
-PUBLISHED_CONFIG: dict[str, Any] = {
-    field.name: field.default
-    for field in dataclasses.fields(JemConfig)
-    if field.name not in FREE and not hasattr(SCENARIOS["1"], field.name)
-} | {"data": "cifar10"}
-"""What the published runs have in common beside their scenario's settings."""
-
-RECORDED = ("data", "variant", "class_conditional", "p_x_weight", "p_y_x_weight", "p_x_y_weight")
-"""Of these, what every folder names; of the others older folders have what is published."""
 
 PUBLISHED_IMAGES = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
 """All images of CIFAR-10 in the published split."""
@@ -53,7 +43,8 @@ class JemRun:
 
     Attributes:
         path: the folder.
-        config: config.json; "settings" are those of the scenario, resolved.
+        config: config.json, and some of its entries: the `scenario` is "1" to "7" of Appendix M.1,
+            or "digits"; `settings` are the scenario's with what was overridden.
         results: results.json, or None while there is none: the run goes on, or was stopped.
         evaluations: as :func:`evaluated` has them.
         first_error: the guard's first alert of level ERROR as a record, or None.
@@ -64,6 +55,11 @@ class JemRun:
 
     path: Path
     config: dict[str, Any]
+    scenario: str
+    beta_star: float
+    seed: int
+    precision: str
+    settings: dict[str, Any]
     results: dict[str, Any] | None
     evaluations: pd.DataFrame
     first_error: dict[str, Any] | None
@@ -71,36 +67,10 @@ class JemRun:
     diverged_at: int | None
 
     @property
-    def settings(self) -> Mapping[str, Any]:
-        """The scenario's settings with what was overridden."""
-        settings: dict[str, Any] = self.config["settings"]
-        return settings
-
-    @property
-    def scenario(self) -> str:
-        """ "1" to "7" of Appendix M.1, or "digits"."""
-        return str(self.config["scenario"])
-
-    @property
-    def beta_star(self) -> float:
-        """Exponent of the weights on raw outputs."""
-        return float(self.config["beta_star"])
-
-    @property
-    def seed(self) -> int:
-        """Seed of everything random in the run."""
-        return int(self.config["seed"])
-
-    @property
     def network(self) -> str:
         """The network in words, with the arithmetic where it is not float32."""
         name = f"WRN-{self.settings.get('depth', '?')}-{self.settings.get('width', '?')}"
         return name if self.precision == "float32" else f"{name}, {self.precision}"
-
-    @property
-    def precision(self) -> str:
-        """The arithmetic of the convolutions."""
-        return str(self.config["precision"])
 
     @property
     def iterations(self) -> int:
@@ -123,7 +93,7 @@ class JemRun:
         if len(later):
             return int((later["step"].iloc[0] / later["epoch"].iloc[0]).round())
         images = self.settings.get("train_images")
-        if images is None and self.config["data"] == PUBLISHED_CONFIG["data"]:
+        if images is None and self.config["data"] == "cifar10":
             images = PUBLISHED_IMAGES["train_images"]
         return None if images is None else int(images // self.settings["n_pos"])
 
@@ -134,20 +104,16 @@ class JemRun:
     def deviations(self) -> dict[str, str]:
         """How the run differs from the published one of its scenario, in words, by setting.
 
-        Empty for a run at the published size and settings. What is missing from config.json counts
-        as different. How far the run got is not part of it: see :meth:`state`.
+        Empty for a run at the published size and settings. How far the run got is not part of it:
+        see :meth:`state`.
         """
         if self.scenario not in TABLE_2:
             return {"scenario": f"scenario {self.scenario}, not 1 to 7"}
-        older = {k: x for k, x in PUBLISHED_CONFIG.items() if k not in RECORDED}
-        # Of what a scenario sets, config.json has the overrides too, null for none.
-        own = {k: x for k, x in (older | self.config).items() if k in PUBLISHED_CONFIG}
-        own |= self.settings
-        found = {}
-        for name, published in (PUBLISHED_CONFIG | SCENARIOS[self.scenario].to_json()).items():
-            here = own.get(name, "not recorded")
-            all_images = PUBLISHED_IMAGES.get(name, published)
-            if name not in FREE and here not in (published, all_images):
+        published = JemConfig(self.path, data="cifar10", scenario=self.scenario)  # type: ignore[arg-type]
+        own, found = _flat(self.config), {}
+        for name, value in _flat(published.to_json()).items():
+            here, all_images = own.get(name, "not recorded"), PUBLISHED_IMAGES.get(name, value)
+            if name not in FREE and here not in (value, all_images):
                 found[name] = f"{name.replace('_', ' ')} {word(here)}, not {word(all_images)}"
         return found
 
@@ -168,6 +134,12 @@ class JemRun:
         """The stored negatives, uint8 (64, C, H, W) each, by step, first step first."""
         files = (self.path / "samples").glob("*.npy")
         return {int(file.stem): file for file in sorted(files) if file.stem.isdigit()}
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    # Of what a scenario sets, a config.json has the overrides too, null for none.
+    names = {field.name for field in dataclasses.fields(Scenario)}
+    return {**{k: x for k, x in config.items() if k not in names}, **config["settings"]}
 
 
 def evaluated(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -198,7 +170,7 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
     found: dict[Path, JemRun] = {}
     for path in paths:
         files = [path / CONFIG] if (path / CONFIG).is_file() else sorted(path.rglob(CONFIG))
-        runs = [load_run(file.parent) for file in files if _is_jem(file)]
+        runs = [load_run(file.parent) for file in files if _is_jem(file.parent)]
         if not runs:
             raise ConfigError(
                 f"{path} holds no JEM run: expected a run folder of `ebmguard train jem`, or a "
@@ -210,33 +182,36 @@ def find_runs(paths: Iterable[Path]) -> list[JemRun]:
     )
 
 
+def _is_jem(path: Path) -> bool:
+    # Toys and other programs have files of this name too.
+    try:
+        return bool(read_config(path))
+    except ConfigError:
+        return False
+
+
 def load_run(path: Path) -> JemRun:
     """Read a folder that `ebmguard train jem` has written, or is writing."""
-    if not (path / CONFIG).is_file() or not _is_jem(path / CONFIG):
-        raise ConfigError(f"{path} is not a run folder of `ebmguard train jem`")
-    config = read_json(path / CONFIG)
+    config = read_config(path)
     results = read_json(path / RESULTS) if (path / RESULTS).is_file() else None
     if results is not None and results["iterations"] != config["settings"]["iterations"]:
         # The results are those of a shorter run, which is being made longer.
         results = None
     errors = [alert for alert in read_rows(path, "alerts.jsonl") if alert["level"] == "ERROR"]
-    error = min(errors, key=lambda alert: int(alert["step"]), default=None)
-    steps, lost = so_far(path) if results is None else (results["steps"], results["diverged_at"])
-    found = evaluated(last_course(read_rows(path, "evaluations.jsonl")))
-    return JemRun(path, config, results, found, error, steps, lost)
-
-
-def _is_jem(config: Path) -> bool:
-    # Toys have several β, and no data set. Other programs have files of this name too.
-    try:
-        names = set(read_json(config))
-    except ValueError:
-        return False
-    return {"data", "beta_star", "scenario", "precision", "settings"} <= names
-
-
-def so_far(path: Path) -> tuple[int, int | None]:
-    """Updates done and the step that was lost, of a run without results."""
-    rows = course(path, SEEN)
-    lost = next((row["step"] for row in rows if why_lost(row)), None)
-    return (rows[-1]["step"] + 1 if rows else 0), lost
+    if results is None:
+        rows = course(path, SEEN)
+        steps = rows[-1]["step"] + 1 if rows else 0
+        lost = next((row["step"] for row in rows if why_lost(row)), None)
+    else:
+        steps, lost = results["steps"], results["diverged_at"]
+    return JemRun(
+        path=path,
+        config=config,
+        **{name: config[name] for name in ("scenario", "beta_star", "seed", "precision")},
+        settings=config["settings"],
+        results=results,
+        evaluations=evaluated(last_course(read_rows(path, "evaluations.jsonl"))),
+        first_error=min(errors, key=lambda alert: int(alert["step"]), default=None),
+        steps=steps,
+        diverged_at=lost,
+    )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -27,67 +25,59 @@ class KeptSamples:
     Args:
         folder: the run's.
         data: images of the data set, (n, C, H, W) in the units of the samples, to be shown beside.
+
+    Attributes:
+        shown: by name, what is drawn at the end.
+        recent: the last remembered steps and their samples as bytes.
     """
 
     def __init__(self, folder: RunFolder, data: Tensor) -> None:
         self.folder = folder
-        self._shown: dict[str, Tensor] = {"data": data[:SHOWN]}
-        self._recent: deque[tuple[int, Tensor]] = deque(maxlen=BEFORE)
+        self.shown: dict[str, Tensor] = {"data": data[:SHOWN]}
+        self.recent: deque[tuple[int, Tensor]] = deque(maxlen=BEFORE)
 
     def see(
         self, step: int, x: Tensor, *, evaluated: bool, healthy: bool, lost: bool
     ) -> Tensor | None:
-        """Take in the samples of a step; nothing waits for the device but what is written.
+        """Take in the samples of a step, (n, C, H, W); what is written waits for the device alone.
 
         Args:
             step: its number.
-            x: (n, C, H, W).
-            evaluated: the step is one of those that are written.
+            x: the samples.
+            evaluated: the step is one of those that are written, and returned as bytes.
             healthy: the network that they are of is as good as it was.
             lost: the run has diverged.
-
-        Returns:
-            what was written of an evaluated step, as bytes, or None.
         """
         x = x[:SHOWN]
         if step == 0:
-            self._shown["start"] = x
-        self._shown["end"] = x
+            self.shown["start"] = x
+        self.shown["end"] = x
         if healthy:
-            self._shown["healthy"] = x
+            self.shown["healthy"] = x
         is_remembered = step % EVERY == 0
         if not (evaluated or is_remembered):
             return None
         pixels = as_bytes(x)
         if is_remembered:
-            self._recent.append((step, pixels))
+            self.recent.append((step, pixels))
         if evaluated or lost:
             self._write(step, pixels)
         return pixels if evaluated else None
 
     def write_recent(self) -> None:
         """Write the samples of the last remembered steps: the run is lost."""
-        for step, pixels in self._recent:
+        for step, pixels in self.recent:
             self._write(step, pixels)
 
     def forget(self, step: int) -> None:
         """The run goes back to `step`: the samples after it are of a course given up."""
-        self._recent = deque((pair for pair in self._recent if pair[0] < step), BEFORE)
+        self.recent = deque((pair for pair in self.recent if pair[0] < step), BEFORE)
 
     def draw(self) -> None:
         """Draw the first, last and last healthy samples beside the data, into figures/."""
         if self.folder.writes:
-            save_sample_figures(self.folder.figures, self._shown)
+            save_sample_figures(self.folder.figures, self.shown)
 
     def _write(self, step: int, pixels: Tensor) -> None:
         if self.folder.writes:
             np.save(self.folder.samples / f"{step:08d}.npy", pixels.cpu().numpy())
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is kept in memory, for a checkpoint."""
-        return {"shown": dict(self._shown), "recent": list(self._recent)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go back to a saved state."""
-        self._shown = dict(state["shown"])
-        self._recent = deque(map(tuple, state["recent"]), BEFORE)

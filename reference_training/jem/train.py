@@ -10,18 +10,17 @@ from torch import Tensor
 
 from ebmguard.alerts import Alert
 
-from ..data import ImageData
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..judge.classification import accuracy_of, classification
 from ..judge.features import load_features
 from ..judge.quality import SampleQuality
-from ..networks import WideResNet, evaluation_mode
+from ..judge.stored import BEST
+from ..networks import evaluation_mode
 from ..precision import set_precision
-from .accuracy import AccuracyWatch
 from .config import JemConfig
-from .course import Course, why_lost
+from .course import Course, Kept, why_lost
 from .samples import SHOWN, KeptSamples
 from .trainer import Trainer, make_network
 
@@ -37,10 +36,6 @@ class Jem(Task):
     evaluation, accuracy.jsonl one wherever the test accuracy is known. An evaluation leaves no
     trace in the network or in PyTorch's global random numbers: a run takes the same course however
     often it is evaluated.
-
-    Args:
-        config: the settings.
-        record: of the run.
     """
 
     def __init__(self, config: JemConfig, record: Record) -> None:
@@ -55,35 +50,27 @@ class Jem(Task):
         self.epoch = max(1, len(data.train_x) // settings.n_pos)
         self.network = network = make_network(config, data)
         self.data = data
-        self.quality = make_quality(config, data, network)
-        self.trainer = Trainer(
-            config,
-            network,
-            data,
-            ranks=record.ranks,
-            **{k: x for k, x in record.for_guard.items() if k != "process_group"},
-        )
-        self.course = Course(settings.alert_context, settings.alert_window)
-        self.watch = AccuracyWatch(
-            network,
-            partial(accuracy_of, network, data, noise_std=settings.eval_noise),
-            context=settings.alert_context,
-            window=settings.alert_window,
-            results=self.course.accuracy,
-        )
+        self.quality = None
+        if settings.quality_samples and config.has_samples:
+            features = load_features(config.features, record.device, network)
+            self.quality = SampleQuality(features, data)
+        self.trainer = Trainer(config, network, data, ranks=record.ranks, **record.for_guard)
+        measure = partial(accuracy_of, network, data, noise_std=settings.eval_noise)
+        around = (settings.alert_context, settings.alert_window)
+        self.course = Course(network, measure, *around)
         self.samples = KeptSamples(record.folder, data.scale(data.train_x[:SHOWN]))
         self.guards = self.trainer.guards
         self.parts: dict[str, Part] = {
             **self.trainer.parts,
-            "course": self.course,
-            "watch": self.watch,
-            "samples": self.samples,
+            "course": Kept(self.course, "accuracy", "best"),
+            "watch": Kept(self.course, "past", "watched_until"),
+            "samples": Kept(self.samples, "shown", "recent"),
         }
 
     def before_step(self, step: int) -> None:
         """Evaluate where that is due, or alerts have drawn attention to the step."""
         found = self._evaluate(step) if self._is_due(step) else {}
-        if watched := self.watch.before_step(step):
+        if watched := self.course.before_step(step):
             self._write_accuracy(watched)
             found["test_accuracy"] = self.course.accuracy[step]
         self.guards["p_x"].log(found)
@@ -98,9 +85,8 @@ class Jem(Task):
             return
         accuracy, is_due = self.course.accuracy, self._is_due(step)
         lost = self.record.diverged_at is not None
-        healthy = False
-        if is_due and not lost:
-            healthy = accuracy[step] >= HEALTHY_SHARE * max(accuracy.values())
+        healthy = is_due and not lost
+        healthy = healthy and accuracy[step] >= HEALTHY_SHARE * max(accuracy.values())
         pixels = self.samples.see(step, samples, evaluated=is_due, healthy=healthy, lost=lost)
         if pixels is not None:
             self.record.images("samples", pixels, step)
@@ -110,17 +96,16 @@ class Jem(Task):
         words = why_lost(row)
         if words is not None and self.record.diverged_at is None:
             self.samples.write_recent()
-            self._write_accuracy(self.watch.look_at(step))
+            self._write_accuracy(self.course.look_at(step))
         return words
 
     def first_alert(self, alert: Alert) -> None:
         """Look around it."""
-        self._write_accuracy(self.watch.look_at(alert.step))
+        self._write_accuracy(self.course.look_at(alert.step))
 
     def roll_back(self, step: int) -> None:
         """Forget what came after the step."""
         self.course.roll_back(step, self.record.first_alerts)
-        self.watch.forget(step)
         self.samples.forget(step)
 
     def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
@@ -145,11 +130,7 @@ class Jem(Task):
         return step % self.settings.eval_every == 0
 
     def _evaluate(self, step: int) -> dict[str, float]:
-        """Evaluate the network as it is, as that of `step`; keep the best by validation.
-
-        Returns:
-            The numbers that were found.
-        """
+        """Evaluate the network as it is, as that of `step`; keep the best by validation."""
         record, network, settings = self.record, self.network, self.settings
         found = classification(network, self.data, noise_std=settings.eval_noise)
         valid = found["validation"]["accuracy"] if "validation" in found else None
@@ -164,32 +145,15 @@ class Jem(Task):
         row |= record.attempt
         record.folder.append_rows("evaluations.jsonl", [row])
         if self.course.see_evaluation(row):
-            record.folder.save(
-                "checkpoints/best.pt",
-                {
-                    "step": step,
-                    "valid_accuracy": row["valid_accuracy"],
-                    "network": self.network.state_dict(),
-                },
-            )
+            best = {"step": step, "valid_accuracy": valid, "network": network.state_dict()}
+            record.folder.save(f"checkpoints/{BEST}", best)
         self._write_accuracy([step])
         return {k: x for k, x in row.items() if isinstance(x, float) and k != "epoch"}
 
     def _write_accuracy(self, steps: list[int]) -> None:
         known, record = self.course.accuracy, self.record
         rows = [{"step": step, **record.attempt, "test_accuracy": known[step]} for step in steps]
-        if rows:
-            record.folder.append_rows("accuracy.jsonl", rows)
-
-
-def make_quality(config: JemConfig, data: ImageData, network: WideResNet) -> SampleQuality | None:
-    """What judges samples of the replay buffer; None where that is not asked for."""
-    if not (config.settings.quality_samples and config.has_samples):
-        return None
-    features = load_features(
-        config.features, data.train_x.device, sha256=config.features_sha256, network=network
-    )
-    return SampleQuality(features, data)
+        record.folder.append_rows("accuracy.jsonl", rows)
 
 
 def told(results: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ The training step is an ordinary one; what the guard adds to it are the two mark
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ebmguard import Guard, guard
-from ebmguard.alerts import Alert
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 
 from ..data import ImageData
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.task import Part, Streams
-from ..judge.stored import network_of
+from ..judge.stored import network_of, spread
 from ..networks import WideResNet, of_class, seeded
 from ..precision import compile_modules
 from .config import JemConfig
@@ -42,13 +41,9 @@ class Trainer:
         network: as :func:`make_network` builds it.
         data: on the network's device.
         ranks: the processes that train together.
-        log_dir: where the guards write; None on all ranks but the first.
-        sinks: where the first guard writes too.
-        on_alert: called with the guards' alerts.
+        **for_guard: more of the guards' settings, of :class:`..engine.record.Record`.
 
     Attributes:
-        network: f(x), and the logits.
-        optimizer: Adam, or SGD.
         buffer: this rank's chains.
         guards: by the term that they guard, "p_x" and, where it is trained, "p_x_y".
     """
@@ -60,9 +55,7 @@ class Trainer:
         data: ImageData,
         *,
         ranks: Ranks = ONE_RANK,
-        log_dir: Path | None = None,
-        sinks: Sequence[object] = (),
-        on_alert: Callable[[Alert], object] | None = None,
+        **for_guard: Any,
     ) -> None:
         settings, device = config.settings, data.train_x.device
         self.config = config
@@ -75,11 +68,10 @@ class Trainer:
         classifier = Classifier(network)
         compile_modules(config.compile, config.precision, device, network, classifier)
         self._classify = ranks.parallel(classifier)
-        how: dict[str, Any] = {"weight_decay": config.weight_decay, "fused": True}
-        if config.optimizer == "sgd":
-            how["momentum"] = 0.9
-        make = torch.optim.SGD if config.optimizer == "sgd" else torch.optim.Adam
-        self.optimizer = make(network.parameters(), lr=settings.lr, **how)
+        make: Any = {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)}
+        self.optimizer: torch.optim.Optimizer = make[config.optimizer](
+            network.parameters(), lr=settings.lr, weight_decay=config.weight_decay, fused=True
+        )
         self.draws = Draws(data, settings, config.seed, ranks, config.labels_per_class)
         # A stream of random numbers of its own on each rank, apart from that of the images.
         self.rng = torch.Generator(device).manual_seed(ranks.own_seed(2 * config.seed + 1))
@@ -100,22 +92,17 @@ class Trainer:
             classes=data.classes if has_classes else 1,
         )
 
-        def guarded(log_dir: Path | None, sinks: Sequence[object] = ()) -> Guard:
-            def pace() -> tuple[int, int]:
-                return own.next_steps()
-
+        def guarded(**how: Any) -> Guard:
+            count = ranks.share(settings.n_neg)
             own = guard(
                 None,
-                make_sampler(settings, ranks.share(settings.n_neg), self.rng, pace),
+                make_sampler(settings, count, self.rng, lambda: own.next_steps()),
                 beta_star=config.beta_star,
                 output_scale=settings.output_scale,
                 variant=config.variant,
                 action=config.action,
-                log_dir=log_dir,
-                sinks=sinks,
-                on_alert=on_alert,
-                process_group=ranks.group,
                 adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
+                **{"process_group": ranks.group, **how},
             )
             # Optional: so that the guard can tell whether the sampler's steps are of the right
             # size, and whether its chains are stale.
@@ -127,35 +114,33 @@ class Trainer:
             )
 
         # The first line of the guard. The objects it returns are drop-in replacements.
-        self.loss_fn, self.sample_q = guarded(log_dir, sinks)
+        self.loss_fn, self.sample_q = guarded(**for_guard)
         # Optional: the guard's step then ends with the optimizer's, so that checkpoints between
         # two steps hold no half-recorded one, and a rollback knows all that a step changes.
-        self.loss_fn.guard.attach(
-            model=network,
-            optimizer=self.optimizer,
-            generators=generators,
-        )
-        self.guards: dict[str, Guard] = {"p_x": self.loss_fn.guard}
+        first = self.loss_fn.guard
+        first.attach(model=network, optimizer=self.optimizer, generators=generators)
+        self.guards: dict[str, Guard] = {"p_x": first}
         if config.p_x_y_weight:
             # f(x, y) is another population of energies than f(x): bands and weights of its own.
-            self.loss_xy, self.sample_xy = guarded(log_dir and log_dir / "p_x_y")
+            log_dir: Path | None = for_guard.get("log_dir")
+            how = {"sinks": (), "log_dir": log_dir and log_dir / "p_x_y"}
+            self.loss_xy, self.sample_xy = guarded(**for_guard | how)
             self.guards["p_x_y"] = self.loss_xy.guard
 
     def step(self, step: int) -> Tensor | None:
-        """Train one step; the guard's row of it has the classifier's cross-entropy too.
+        """Train one step, counted from 0, and return its samples, (n, C, H, W), where it has some.
 
-        Args:
-            step: its number, from 0.
-
-        Returns:
-            Samples of the step, (n, C, H, W), where it has some.
+        The guard's row of it has the classifier's cross-entropy too.
         """
         config, settings, ranks = self.config, self.settings, self.ranks
         self.optimizer.param_groups[0]["lr"] = settings.lr_at(step)
         x_pos, x_lab, labels = self.draws.batch(step)
         parts = {"pos": x_pos}
         if config.p_x_weight:
-            parts["neg"] = self.sample_q(self.network, self.buffer, self._random_labels())
+            y, size = None, (ranks.share(settings.n_neg),)
+            if config.class_conditional:
+                y = torch.randint(self.classes, size, generator=self.rng, device=self.rng.device)
+            parts["neg"] = self.sample_q(self.network, self.buffer, y)
         if x_lab is not None:
             parts["lab"] = x_lab
         if config.p_x_y_weight:
@@ -170,17 +155,13 @@ class Trainer:
         if config.p_x_y_weight:
             f_pos, f_neg = (of_class(own, labels) for own in (labelled, outputs["neg_y"]))
             numbers[GAP_XY] = f_pos.mean() - f_neg.mean()
-            loss_xy = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
-            if config.energy_l2:
-                loss_xy = loss_xy + self._l2(f_pos, f_neg)
-            loss = loss + config.p_x_y_weight * loss_xy
+            l_p_x_y = self.loss_xy(f_pos, f_neg, groups=(labels, labels))
+            loss = loss + config.p_x_y_weight * self._with_l2(l_p_x_y, f_pos, f_neg)
         if config.p_x_weight:
             f_pos, f_neg = (self.network.energies(outputs[name]) for name in ("pos", "neg"))
             # The second line of the guard; it was f_neg.mean() - f_pos.mean().
             l_p_x = self.loss_fn(f_pos, f_neg)
-            if config.energy_l2:
-                l_p_x = l_p_x + self._l2(f_pos, f_neg)
-            loss = loss + config.p_x_weight * l_p_x
+            loss = loss + config.p_x_weight * self._with_l2(l_p_x, f_pos, f_neg)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         if config.clip_norm is not None:
@@ -189,18 +170,14 @@ class Trainer:
         self.optimizer.step()
         return parts.get("neg", parts.get("neg_y"))
 
-    def _l2(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
-        """This rank's part of the penalty of energies that are far from 0: not the guard's."""
+    def _with_l2(self, loss: Tensor, f_pos: Tensor, f_neg: Tensor) -> Tensor:
+        """The loss and this rank's part of the penalty of energies far from 0: not the guard's."""
+        if not self.config.energy_l2:
+            return loss
         weight, settings = self.ranks.weight, self.settings
         squares = f_pos.square().mean() * weight(settings.n_pos)
         squares = squares + f_neg.square().mean() * weight(settings.n_neg)
-        return self.config.energy_l2 * squares
-
-    def _random_labels(self) -> Tensor | None:
-        if not self.config.class_conditional:
-            return None
-        size = (self.ranks.share(self.settings.n_neg),)
-        return torch.randint(self.classes, size, generator=self.rng, device=self.rng.device)
+        return loss + self.config.energy_l2 * squares
 
     def _outputs(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.config.norm == "batch":  # each batch by statistics of its own, as published
@@ -211,26 +188,14 @@ class Trainer:
 
     def chains(self, count: int) -> Tensor:
         """So many chains of the replay buffers of all ranks, (count, C, H, W); at most all."""
-        every = self.ranks.joined(self.buffer.samples)
-        count = min(count, len(every))
-        # Rows of a class lie together, so the chosen ones are spread over all of them.
-        return every[torch.arange(count, device=every.device) * len(every) // count]
-
-    def close(self) -> None:
-        """Judge and write what the guards have under way."""
-        for own in self.guards.values():
-            own.close()
+        return spread(self.ranks.joined(self.buffer.samples), count)
 
     @property
     def parts(self) -> dict[str, Part]:
         """Everything that a step changes, of this rank, but for the guards."""
-        return {
-            "network": self.network,
-            "optimizer": self.optimizer,
-            "buffer": self.buffer,
-            "draws": self.draws,
-            **({"masks": self._masks} if self.config.dropout else {}),
-        }
+        names = ("network", "optimizer", "buffer", "draws")
+        masks = {"masks": self._masks} if self.config.dropout else {}
+        return {name: getattr(self, name) for name in names} | masks
 
 
 class Classifier(nn.Module):

@@ -21,12 +21,11 @@ from ..device import describe
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
 from ..plots.images import save_sample_figures
-from ..plots.markdown import markdown_table
 from . import evaluate as command
 from .chains import BATCH, HOTTEST, SEED, anneal
 from .config import EvaluateBism
 from .features import load_features
-from .quality import SampleQuality, judged_by, score_words
+from .quality import SampleQuality, scores_table
 
 SHOWN = 64
 """Samples in a picture."""
@@ -45,16 +44,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Sampler:
-    """Annealed chains of a trained model.
-
-    Attributes:
-        model: trained.
-        data: its images, on its device.
-        held: noise at which it is the density.
-        steps: of a chain.
-        rng: of everything random here.
-        hottest: temperature at which chains start.
-    """
+    """Annealed chains of a trained model, at whose noise `held` it is the density."""
 
     model: DeepModel
     data: ImageData
@@ -119,7 +109,7 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     """What evaluation.json holds."""
     trained, model, data, step = load_run(config.run, device, config.data_root)
     assert config.features is not None
-    features = load_features(config.features, device, sha256=config.features_sha256)
+    features = load_features(config.features, device)
     quality = SampleQuality(features, data)
     rng = torch.Generator(device).manual_seed(SEED)
     sampler = Sampler(model, data, trained.settings.held, config.chain_steps, rng)
@@ -129,7 +119,15 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     }
     latents: Callable[[Tensor], Tensor] | None = None if model.posterior is None else model.means
     given = sampler.given
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {
+        "data": data.name,
+        "image_size": data.sample_shape[-1],
+        "model": trained.model,
+        "step": step,
+        "chain_steps": config.chain_steps,
+        "device": describe(device),
+        "parameters": sum(p.numel() for p in model.network.parameters()),
+    }
     if trained.is_short_run:
         runs = short_runs(trained, data, model.network, rng)
         longer = replace(runs, steps=LONGER * runs.steps)
@@ -158,10 +156,7 @@ def evaluate(config: EvaluateBism, device: torch.device) -> dict[str, Any]:
     results["scores"] = {k: quality.measure(x) for k, x in (found | others).items()}
     shown = {k: x[:SHOWN] for k, x in found.items()} | pictures
     save_sample_figures(config.run / "figures", shown)
-    about = {"data": data.name, "image_size": data.sample_shape[-1], "model": trained.model}
-    about |= {"step": step, "chain_steps": config.chain_steps, "device": describe(device)}
-    about["parameters"] = sum(p.numel() for p in model.network.parameters())
-    return about | results | quality.described()
+    return results | quality.described()
 
 
 def from_images(
@@ -183,15 +178,9 @@ def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> floa
         data: labelled.
         inputs: bytes ``(B, C, H, W)`` to ``(B, D)``.
     """
-    try:
-        from sklearn.linear_model import LogisticRegression
-        from sklearn.pipeline import make_pipeline
-        from sklearn.preprocessing import StandardScaler
-    except ImportError as error:
-        raise ImportError(
-            "the classifier is scikit-learn's, which is not installed: pip install "
-            '"ebmguard[train]"'
-        ) from error
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
 
     def of(images: Tensor) -> Any:
         parts = [inputs(part).cpu() for part in torch.split(images, BATCH)]
@@ -204,19 +193,13 @@ def linear_accuracy(data: ImageData, inputs: Callable[[Tensor], Tensor]) -> floa
 
 def table(results: Mapping[str, Any]) -> str:
     """The results for people."""
-    size = results["image_size"]
-    lines = [
-        f"{results['model']} model of {results['data']} at {size}x{size}, "
-        f"{results['parameters']:,} parameters, after {results['step']:,} updates; "
-        f"chains of {results['chain_steps']} steps",
-        "",
-    ]
-    rows = [
-        (words, f"{row['samples']:,}", *score_words(row))
-        for name, words in _WORDS.items()
-        if (row := results["scores"].get(name))
-    ]
-    lines += [markdown_table(("", "images", "IS", "FID"), rows), "", *judged_by(results)]
+    about = (
+        "{model} model of {data} at {image_size}x{image_size}, {parameters:,} parameters, after "
+        "{step:,} updates; chains of {chain_steps} steps"
+    ).format(**results)
+    scores = results["scores"]
+    rows = {words: scores[name] for name, words in _WORDS.items() if name in scores}
+    lines = [about, "", scores_table("", rows, results)]
     if found := results.get("accuracy"):
         lines.append(
             f"linear classifier: {found['latents']:.1%} of the test images by latents, "

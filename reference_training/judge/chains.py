@@ -33,11 +33,7 @@ def fresh_chains(
         walk: so many steps of a batch of chains, whose noise is the generator's.
         shape: (N, C, H, W).
         steps: the least and the most of a chain; each batch draws its number.
-        device: where the chains are.
-
-    Returns:
-        (N, C, H, W), as the chains left them, on the CPU. They depend on the model and the device
-        alone.
+        device: of the chains; their ends are on the CPU, and depend on it and the model alone.
     """
     generator = torch.Generator(device).manual_seed(SEED)
     lengths = torch.Generator().manual_seed(SEED)
@@ -77,12 +73,9 @@ def anneal(
         log_density: of x, but for its constant, ``(B, ...)`` to ``(B,)``; it may draw latents.
         x: where they start.
         steps: how many.
-        held: noise at which the model is the density; 0 takes none off.
+        held: noise at which the model is the density, taken off by Tweedie's formula; 0: none.
         rng: of the chains' noise, on the device of x.
         hottest: the temperature at the start; 1 anneals nothing but the end.
-
-    Returns:
-        of x's shape, detached; Tweedie's formula gives the mean of what had noise added.
     """
     noise = [STD * hot**0.5 for hot in temperatures(steps, hottest)]
     ends = sgld(log_density, x, steps=steps, step_size=STD**2 / 2, noise_std=noise, generator=rng)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
 from typing import Any
 
 import torch
@@ -18,54 +18,37 @@ NOISE_SEED = 0
 ECE_BINS = 15
 
 
-def as_seen(
-    images: Tensor, scale: Callable[[Tensor], Tensor], *, noise_std: float
-) -> Iterator[Tensor]:
-    """Images as the network reads them, a batch at a time.
+def as_seen(images: Tensor, noise_std: float) -> list[Tensor]:
+    """Batches of images as the network reads them.
 
     Args:
-        images: (N, C, H, W), uint8.
-        scale: makes them float32 in [-1, 1]: the data set's `scale`.
-        noise_std: standard deviation of the Gaussian noise added to the scaled images. JEM's
-            published code adds that of the training images, 0.03, to test images too.
-
-    Yields:
-        (up to BATCH, C, H, W), float32.
+        images: (N, C, H, W), float32 in [-1, 1].
+        noise_std: standard deviation of the Gaussian noise added to them. JEM's published code
+            adds that of the training images, 0.03, to test images too.
     """
-    generator = torch.Generator(images.device).manual_seed(NOISE_SEED)
-    for part in torch.split(images, BATCH):
-        x = scale(part)
-        if noise_std:
-            noise = torch.randn(x.shape, generator=generator, device=x.device)
-            x = x + noise_std * noise
-        yield x
+    parts = list(torch.split(images, BATCH))
+    if not noise_std:
+        return parts
+    rng = torch.Generator(images.device).manual_seed(NOISE_SEED)
+    return [x + noise_std * torch.randn(x.shape, generator=rng, device=x.device) for x in parts]
 
 
-def classify(
-    network: WideResNet, images: Tensor, scale: Callable[[Tensor], Tensor], *, noise_std: float
-) -> Tensor:
+def classify(network: WideResNet, images: Tensor, *, noise_std: float) -> Tensor:
     """Class logits of images, (N, classes).
 
     Args:
         network: which may be in training; its mode and its gradients stay as they are.
-        images: (N, C, H, W), uint8, at least one.
-        scale: as in :func:`as_seen`.
+        images: as in :func:`as_seen`, at least one.
         noise_std: as in :func:`as_seen`.
     """
     with evaluation_mode(network), torch.no_grad():
-        seen = as_seen(images, scale, noise_std=noise_std)
-        return torch.cat([network.classify(x) for x in seen])
+        return torch.cat([network.classify(x) for x in as_seen(images, noise_std)])
 
 
 def classification(
     network: WideResNet, data: ImageData, *, noise_std: float
 ) -> dict[str, dict[str, Any]]:
     """The classifier on `validation` images, where there are some, and on those of the `test`.
-
-    Args:
-        network: as in :func:`classify`.
-        data: on the network's device.
-        noise_std: as in :func:`as_seen`.
 
     Returns:
         of each set `images`, their number, `accuracy` and `ece`, the :func:`calibration_error`.
@@ -74,7 +57,7 @@ def classification(
     results = {}
     for name, (images, labels) in parts.items():
         if len(labels):
-            logits = classify(network, images, data.scale, noise_std=noise_std)
+            logits = classify(network, data.scale(images), noise_std=noise_std)
             results[name] = {
                 "images": len(labels),
                 "accuracy": accuracy(logits, labels),
@@ -85,18 +68,14 @@ def classification(
 
 def accuracy_of(network: WideResNet, data: ImageData, *, noise_std: float = 0.0) -> float:
     """Share of the test images whose label the network gives, as :func:`classify` calls it."""
-    return accuracy(classify(network, data.test_x, data.scale, noise_std=noise_std), data.test_y)
+    return accuracy(classify(network, data.scale(data.test_x), noise_std=noise_std), data.test_y)
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of the images whose label has the largest logit.
+    """Share of the images, (N, classes) and (N,), whose label has the largest logit.
 
     A network that has diverged to NaN answers the first class, as it does in other trainers: its
     accuracy is that of chance.
-
-    Args:
-        logits: (N, classes).
-        labels: (N,) int64.
     """
     return float((logits.argmax(dim=1) == labels).double().mean())
 
@@ -105,10 +84,9 @@ def calibration_error(logits: Tensor, labels: Tensor, *, bins: int = ECE_BINS) -
     """Expected calibration error: the mean over images of |accuracy - confidence| of their bin.
 
     The confidence is the largest class probability; the bins divide (0, 1] evenly, each with its
-    upper end (Guo et al. 2017, "On Calibration of Modern Neural Networks", Eq. 3).
-
-    torchmetrics has the same, but puts a confidence of exactly 1 into a bin of its own, and an
-    overconfident network has many of those.
+    upper end (Guo et al. 2017, "On Calibration of Modern Neural Networks", Eq. 3). torchmetrics
+    has the same, but puts a confidence of exactly 1 into a bin of its own, and an overconfident
+    network has many of those.
 
     Args:
         logits: (N, classes).
@@ -120,9 +98,8 @@ def calibration_error(logits: Tensor, labels: Tensor, *, bins: int = ECE_BINS) -
     """
     confidence, predicted = logits.double().softmax(dim=1).max(dim=1)
     if not confidence.isfinite().all():
-        return float("nan")
-    excess = (predicted == labels).double() - confidence
+        return math.nan
     rows = (confidence * bins).ceil().long().clamp(1, bins) - 1
-    per_bin = torch.zeros(bins, dtype=torch.float64, device=logits.device)
-    per_bin.scatter_add_(0, rows, excess)
-    return float(per_bin.abs().sum()) / len(labels)
+    excess = torch.zeros(bins, dtype=torch.float64, device=logits.device)
+    excess.scatter_add_(0, rows, (predicted == labels).double() - confidence)
+    return float(excess.abs().sum()) / len(labels)

@@ -10,20 +10,11 @@ from typing import ClassVar, Literal
 import tyro
 
 from ..engine.run_config import below, refuse
+from ..jem.config import DataName
 
 CheckpointName = Literal["best", "last"]
 ChainName = Literal["buffer", "fresh"]
-OodName = Literal[
-    "uniform",
-    "constant",
-    "interpolated",
-    "digits",
-    "mnist",
-    "cifar10",
-    "cifar100",
-    "svhn",
-    "celeba64",
-]
+OodName = Literal["uniform", "constant", "interpolated", DataName, "celeba64"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +55,21 @@ class ImageEvaluateConfig(EvaluateConfig):
     """What the evaluation of a model of images is told beside that."""
 
     features: str | None = None
-    """Network that judges samples."""
-    features_sha256: str | None = None
-    """SHA-256 of the file of the features, checked before it is read; the published Inception
-    weights need none."""
+    """Network that judges samples: the folder of a JEM run on the same data at the same image size;
+    inception:FILE with the published weights; or a TorchScript file."""
     data_root: str | None = None
     """Folder of the data sets; None is that of the run, else the environment variable
     EBMGUARD_DATA."""
 
     def _own_judge(self) -> list[str]:
         """A model that is no classifier cannot judge its samples."""
-        if self.features not in (None, "own"):
-            return []
-        return [
+        words = (
             f'features is "{self.features}", and the model has no classifier of its own: name the '
             "folder of a JEM run on the same data at the same image size, such as one of `ebmguard "
             "train jem --p-x-weight 0 --valid-images 100`, or inception:FILE with the published "
             "weights"
-        ]
+        )
+        return [words] if self.features in (None, "own") else []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +92,7 @@ class EvaluateJem(ImageEvaluateConfig):
     of steps between two restarts of a chain in the buffer."""
     features: str = "own"
     """Network that judges samples: "own" is the evaluated classifier; the folder of another run;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
+    inception:FILE with the published weights; or a TorchScript file."""
     ood: tuple[OodName, ...] = ("uniform", "constant", "interpolated")
     """What the test images are told from: noise, single colours, means of two test images, or
     another data set with images of the same shape; faces of celeba64 are averaged down to it."""
@@ -117,12 +105,9 @@ class EvaluateJem(ImageEvaluateConfig):
     """Langevin steps on f(x) from an image before it is classified, attacked or not: JEM-0, JEM-1
     and JEM-10 of the JEM paper."""
 
-    least: ClassVar[dict[str, int]] = {
-        **EvaluateConfig.least,
-        "samples": 1,
-        "chain_steps": 0,
-        "attack_images": 1,
-        "refine_steps": 0,
+    least: ClassVar[dict[str, int]] = EvaluateConfig.least | {
+        **dict.fromkeys(("samples", "attack_images"), 1),
+        **dict.fromkeys(("chain_steps", "refine_steps"), 0),
     }
 
     @property
@@ -133,11 +118,10 @@ class EvaluateJem(ImageEvaluateConfig):
 
     def problems(self) -> list[str]:
         """Attacks that are none."""
-        form = re.compile(r"(linf|l2):\d+(\.\d+)?")
         return [
             f"attacks has {attack!r}, expected linf:RADIUS or l2:RADIUS, such as linf:8"
             for attack in self.attacks
-            if not form.fullmatch(attack)
+            if not re.fullmatch(r"(linf|l2):\d+(\.\d+)?", attack)
         ]
 
 
@@ -147,15 +131,12 @@ class EvaluateShortRun(ImageEvaluateConfig):
 
     Fresh samples, held-out images and uniform noise are compared with the training images: the
     second is what no model can do better than, the third is where its chains start. The scores are
-    printed, and written to evaluation.json in the run folder.
+    printed, and written to evaluation.json in the run folder. With --likelihood, --features may be
+    left out, and FID and Inception score with it.
     """
 
     run: Path
     """Run folder of `ebmguard train shortrun`."""
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY. With
-    --likelihood it may be left out, and FID and Inception score with it."""
     count: int | None = None
     """Samples; the default is as many as there are held-out images."""
 
@@ -179,9 +160,6 @@ class EvaluateBism(ImageEvaluateConfig):
     the run.
     """
 
-    features: str | None = None
-    """Network that judges: the folder of a JEM run on the same data at the same image size;
-    inception:FILE with the published weights; a TorchScript file; or MODULE:FACTORY."""
     samples: int = 1000
     """Samples of each kind."""
     chain_steps: int = 2700

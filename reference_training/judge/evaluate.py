@@ -15,7 +15,6 @@ from .likelihood import described
 
 EVALUATION = "evaluation.json"
 
-
 C = TypeVar("C", bound=EvaluateConfig)
 
 
@@ -38,7 +37,6 @@ def run(
         ConfigError: the settings cannot be meant, or the run has no such checkpoint; before
             anything is computed.
         DiskError: evaluation.json could not be written; the table is printed by then.
-        ImportError: a package that is needed is not installed.
     """
     log_to_terminal()
     config.check()

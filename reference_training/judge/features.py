@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import pickle
 import warnings
@@ -29,8 +28,7 @@ INCEPTION_SHA256 = "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb91
 """Of the published file of that name (also distributed as weights-inception-...)."""
 FORMS = (
     'expected "own"; the folder of another run; inception:FILE with the published weights '
-    f"{INCEPTION_FILE}; a TorchScript file; or MODULE:FACTORY, a Python callable that returns a "
-    "torch.nn.Module"
+    f"{INCEPTION_FILE}; or a TorchScript file"
 )
 
 
@@ -41,11 +39,10 @@ class Features:
     Attributes:
         module: images (B, C, H, W), float in [-1, 1] -> features (B, D) and logits (B, K).
         label: what it is, to be printed beside every Inception score and FID.
-        comparable: whether these can stand beside published ones. That takes the published numbers
-            of samples and reference images as well.
-        fixed: whether the module stays as it is while a run trains. If not, the reference images
-            are gone through again in each measurement, and scores of different steps cannot be
-            compared: features of an untrained network are all but equal, and so its FID is small.
+        comparable: whether these can stand beside published ones of as many samples and images.
+        fixed: whether the module stays as it is while a run trains. If not, scores of different
+            steps cannot be compared: features of an untrained network are all but equal, and so
+            its FID is small.
     """
 
     module: FeatureModule
@@ -76,7 +73,7 @@ def classifier_features(network: WideResNet) -> FeatureModule:
 
 
 def runs_code(spec: object) -> bool:
-    """Whether loading `spec` runs code: that of a TorchScript file or of a Python module."""
+    """Whether loading `spec` runs code, as a TorchScript file does."""
     name = str(spec)
     return not (
         name == "own"
@@ -85,81 +82,55 @@ def runs_code(spec: object) -> bool:
     )
 
 
-def load_features(
-    spec: str,
-    device: torch.device,
-    *,
-    sha256: str | None = None,
-    network: WideResNet | None = None,
-) -> Features:
+def load_features(spec: str, device: torch.device, network: WideResNet | None = None) -> Features:
     """The network that `spec` names.
 
-    - ``own``: the run's own classifier. It may be in training; its numbers compare samples within
-      one evaluation only.
-    - the folder of a run: that run's classifier, best by validation accuracy. Runs can be compared
-      with each other by it.
-    - ``inception:FILE``: the published Inception network, from weights that the user has. Images
-      are quantised and resized as published numbers have them, see :class:`.inception.Inception`.
-    - a TorchScript file, or ``MODULE:FACTORY``: a network of the user's own with the interface of
-      :attr:`Features.module`. Both execute the user's code.
-
     Args:
-        spec: what is to be loaded.
+        spec: ``own``, the run's classifier, which may be in training; the folder of a run, whose
+            classifier is best by validation accuracy, and compares runs with each other;
+            ``inception:FILE``, the published network with the user's weights; or a TorchScript
+            file of a :attr:`Features.module`, which runs code of the user's.
         device: where the features are computed.
-        sha256: checksum of the file in hexadecimal, checked before anything is read from it. None:
-            that of the published file for ``inception:``, no check for a TorchScript file.
         network: the run's own, where there is one.
 
     Raises:
-        ConfigError: `spec` names nothing that can be loaded, or the file is not the one meant.
+        ConfigError: `spec` names nothing that can be loaded.
     """
+    if spec == "own" and network is not None:
+        label = "the run's own classifier (comparable within one evaluation only)"
+        return Features(classifier_features(network), label, False, fixed=False)
     file = Path(spec.removeprefix(INCEPTION_PREFIX))
     if spec.startswith(INCEPTION_PREFIX):
-        return _inception(file, _checked(file, sha256 or INCEPTION_SHA256), device)
-    own = network if spec == "own" else None
-    if own is None and file.is_file():
-        digest = _checked(file, sha256)
-        label = f"TorchScript file {file.name} (sha256 {digest[:8]})"
-        return Features(_frozen(_torchscript(file, device), device), label, False, fixed=True)
-    is_run = (file / CONFIG).is_file()
-    if own is None and not is_run and ":" not in spec:
+        return _inception(file, device)
+    if file.is_file():
+        return _torchscript(file, device)
+    if not (file / CONFIG).is_file():
         raise ConfigError(f"features is {spec!r}; {FORMS}")
-    if sha256 is not None:
+    other, step = load_network(file, "best", device)
+    label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
+    return Features(classifier_features(other), label, False, fixed=True)
+
+
+def _inception(file: Path, device: torch.device) -> Features:
+    if not file.is_file():
         raise ConfigError(
-            f"features_sha256 was given with features {spec!r}, which is no file whose checksum "
-            "could be taken; leave it out"
+            f"the file of the features is {file}, which is not there; {INCEPTION_FILE} is not part "
+            "of this package: fetch it once from where you trust it"
         )
-    if own is not None:
-        label = "the run's own classifier (comparable within one evaluation only)"
-        return Features(classifier_features(own), label, False, fixed=False)
-    if is_run:
-        other, step = load_network(file, "best", device)
-        label = f"the classifier of the run {file} at step {step:,} (comparable between runs here)"
-        return Features(classifier_features(other), label, False, fixed=True)
-    return Features(_frozen(_made(spec), device), spec, False, fixed=True)
-
-
-def _inception(file: Path, digest: str, device: torch.device) -> Features:
+    wrong = (AttributeError, KeyError, RuntimeError, TypeError, EOFError, pickle.UnpicklingError)
     try:
         module = Inception(torch.load(file, map_location=device, weights_only=True))
-    except (
-        AttributeError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        EOFError,
-        pickle.UnpicklingError,
-    ) as error:
+    except wrong as error:
         raise ConfigError(
             f"{file} does not hold the weights of {INCEPTION_FILE}: {error}"
         ) from error
+    digest = _digest(file)
     published = digest == INCEPTION_SHA256
     name = "Inception 2015-12-05" if published else "other weights of the Inception network"
-    label = f"{name} (sha256 {digest[:8]})"
-    return Features(module, label, published, fixed=True)
+    return Features(module, f"{name} (sha256 {digest[:8]})", published, fixed=True)
 
 
-def _torchscript(file: Path, device: torch.device) -> nn.Module:
+def _torchscript(file: Path, device: torch.device) -> Features:
     with warnings.catch_warnings():
         # Deprecated, but the form in which feature networks are handed around.
         warnings.filterwarnings("ignore", "`torch.jit.load` is deprecated")
@@ -168,45 +139,13 @@ def _torchscript(file: Path, device: torch.device) -> nn.Module:
                 str(file), map_location=device
             )
         except RuntimeError as error:
-            raise ConfigError(
-                f"{file} is not a TorchScript file; {FORMS}. PyTorch says: {error}"
-            ) from error
-    return module
-
-
-def _made(spec: str) -> nn.Module:
-    module_name, _, name = spec.partition(":")
-    try:
-        factory = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"features is {spec!r}, which is not there: {error}; {FORMS}") from error
-    made: Any = factory()
-    if not isinstance(made, nn.Module):
-        raise ConfigError(
-            f"{spec} returned {type(made).__name__}, expected a torch.nn.Module from images in "
-            "[-1, 1] to (features, logits)"
-        )
-    return made
-
-
-def _frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    for parameter in module.parameters():  # a TorchScript module has no requires_grad_
+            raise ConfigError(f"{file} is not a TorchScript file; {FORMS}: {error}") from error
+    for parameter in module.parameters():  # it has no requires_grad_
         parameter.requires_grad_(False)
-    return module.to(device).eval()
+    label = f"TorchScript file {file.name} (sha256 {_digest(file)[:8]})"
+    return Features(module.eval(), label, False, fixed=True)
 
 
-def _checked(file: Path, sha256: str | None) -> str:
-    """The checksum of the file, which is the expected one where that is given."""
-    if not file.is_file():
-        raise ConfigError(
-            f"the file of the features is {file}, which is not there; {INCEPTION_FILE} is not part "
-            "of this package: fetch it once from where you trust it"
-        )
+def _digest(file: Path) -> str:
     with file.open("rb") as content:
-        digest = hashlib.file_digest(content, "sha256").hexdigest()
-    if sha256 is not None and digest != sha256.lower():
-        raise ConfigError(
-            f"{file} has the SHA-256 {digest}, expected {sha256.lower()}; it was not read. Fetch "
-            "it again, or name the checksum of another file by --features-sha256"
-        )
-    return digest
+        return hashlib.file_digest(content, "sha256").hexdigest()

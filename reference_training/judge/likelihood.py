@@ -14,6 +14,7 @@ from ebmguard.likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ebmguard.samplers import hmc
 
 from ..data import ImageData
+from ..plots.markdown import table_of
 
 SEED = 0
 """The same chains in every evaluation, so that two differ by their models alone."""
@@ -50,13 +51,8 @@ class Cube:
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> Tensor:
         """``(count, ...)``."""
-        uniform = torch.rand(
-            (count, *self.like.shape),
-            generator=generator,
-            dtype=self.like.dtype,
-            device=self.like.device,
-        )
-        return self.half * (2 * uniform - 1)
+        x = self.like.new_empty((count, *self.like.shape))
+        return self.half * (2 * x.uniform_(generator=generator) - 1)
 
 
 def image_likelihood(
@@ -65,10 +61,10 @@ def image_likelihood(
     data: ImageData,
     noise: float,
     *,
-    temperatures: int,
     chains: int,
+    **effort: int,
 ) -> dict[str, Any]:
-    """The likelihood of the model exp(o f) for test images, on a cube around all images.
+    """:func:`measure` of the model exp(o f) and test images, on a cube around all images.
 
     The long chains, whose ends walk back, start from training images.
 
@@ -77,11 +73,8 @@ def image_likelihood(
         output_scale: o.
         data: on the network's device.
         noise: standard deviation of the noise that images get first.
-        temperatures: of the annealing.
         chains: of each side.
-
-    Returns:
-        what :func:`measure` does.
+        **effort: the temperatures.
     """
     generator = torch.Generator(data.test_x.device).manual_seed(SEED)
     images, held_out = (
@@ -90,8 +83,7 @@ def image_likelihood(
     )
     cube = Cube(1 + WALLS * noise, held_out[0])
     path = Path(lambda x: output_scale * network(cube.fold(x)), cube)
-    effort = {"temperatures": temperatures, "chains": chains}
-    return measure(path, images, held_out, generator, **effort, exact=False)
+    return measure(path, images, held_out, generator, chains=chains, exact=False, **effort)
 
 
 def measure(
@@ -154,29 +146,23 @@ def measure(
 
 def described(found: Mapping[str, Any]) -> str:
     """What :func:`measure` returned, for people."""
-    lines = [f"{'annealing':12} {'log Z':>12} {'s.e.':>8} {'ESS':>7} {'acceptance':>11}"]
-    for name in ("forward", "reverse"):
-        side = found[name]
-        lines.append(
-            f"{name:12} {side['log_z']:12.3f} {side['standard_error']:8.3f} {side['ess']:7.1f} "
-            f"{side['acceptance']:11.3f}"
-        )
+    columns = {
+        "log Z": "{log_z:.3f}",
+        "s.e.": "{standard_error:.3f}",
+        "ESS": "{ess:.1f}",
+        "acceptance": "{acceptance:.3f}",
+    }
     low, high = found["log_likelihood"]
-    return "\n".join(
-        [
-            *lines,
-            found["verdict"],
-            f"log p of {found['held_out']:,} held-out samples: {low:.3f} to {high:.3f} nats each, "
-            f"± {found['log_likelihood_error']:.3f} for the samples"
-            + ("" if found["holds"] else "; not to be quoted"),
-        ]
-    )
+    lines = [
+        table_of("annealing", columns, {name: found[name] for name in ("forward", "reverse")}),
+        found["verdict"],
+        f"log p of {found['held_out']:,} held-out samples: {low:.3f} to {high:.3f} nats each, "
+        f"± {found['log_likelihood_error']:.3f} for the samples"
+        + ("" if found["holds"] else "; not to be quoted"),
+    ]
+    return "\n".join(lines)
 
 
 def _side(found: Estimate) -> dict[str, float]:
-    return {
-        "log_z": found.log_z,
-        "standard_error": found.standard_error,
-        "ess": found.ess,
-        "acceptance": float(found.acceptance.mean()),
-    }
+    values = {name: getattr(found, name) for name in ("log_z", "standard_error", "ess")}
+    return {**values, "acceptance": float(found.acceptance.mean())}

@@ -38,11 +38,8 @@ def other_images(name: OodName, data: ImageData, root: str | None) -> Tensor:
 
     Args:
         name: what is wanted.
-        data: the run's.
+        data: the run's; (N, C, H, W) float32 on its device are returned.
         root: folder of the data sets; None takes the environment variable EBMGUARD_DATA.
-
-    Returns:
-        (N, C, H, W), float32, on the device of the run's data.
     """
     shape, device = data.test_x.shape, data.test_x.device
     generator = torch.Generator(device).manual_seed(SEED)
@@ -80,7 +77,7 @@ def scores(network: WideResNet, images: Tensor, *, noise_std: float) -> dict[str
         noise_std: standard deviation of the noise added to the images, as in classification.
     """
     with evaluation_mode(network):
-        seen = torch.cat([*as_seen(images, torch.clone, noise_std=noise_std)])
+        seen = torch.cat(as_seen(images, noise_std))
         values, slopes = values_and_slopes(network, seen, BATCH)
         with torch.no_grad():
             logits = torch.cat([network.classify(part) for part in torch.split(seen, BATCH)])
@@ -106,13 +103,7 @@ def values_and_slopes(
 def detection(
     network: WideResNet, data: ImageData, others: Mapping[str, Tensor], *, noise_std: float
 ) -> dict[str, dict[str, Any]]:
-    """How well the test images are told from others, by each score.
-
-    Args:
-        network: as in :func:`scores`.
-        data: on the network's device.
-        others: by name, as :func:`other_images` gives them.
-        noise_std: as in :func:`scores`.
+    """How well the test images are told from those of :func:`other_images`, by name.
 
     Returns:
         of each set `images`, their number, and the :func:`auroc` of each of :func:`scores`.
@@ -129,13 +120,8 @@ def detection(
 def auroc(inside: Tensor, outside: Tensor) -> float:
     """Probability that an image of the data scores higher than another, ties counted half.
 
-    Args:
-        inside: (N,) scores of images of the data.
-        outside: (M,) scores of the others.
-
-    Returns:
-        the area under the receiver operating characteristic; 0.5 is chance, NaN where a score is
-        not finite, or one side has none.
+    That is the area under the receiver operating characteristic, of (N,) scores and (M,) others;
+    0.5 is chance, NaN where a score is not finite, or one side has none.
     """
     from sklearn.metrics import roc_auc_score  # which takes longer to import than all the rest
 

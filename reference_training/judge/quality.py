@@ -12,12 +12,15 @@ from torch import Tensor, nn
 from ebmguard.errors import ConfigError
 
 from ..data import ImageData
+from ..plots.markdown import table_of
 from .features import Features
 
 BATCH = 100
 SPLITS = 10
 """Parts of the samples that the Inception score is taken of, as published ones are."""
 SPLIT_SEED = 0
+SCORES = {"images": "{samples:,}", "IS": "{is:.3f} ± {is_std:.3f}", "FID": "{fid:.2f}"}
+"""Columns of a table."""
 
 
 class SampleQuality:
@@ -33,10 +36,18 @@ class SampleQuality:
     """
 
     def __init__(self, features: Features, data: ImageData) -> None:
+        from torchmetrics.image.fid import FrechetInceptionDistance  # which takes seconds to import
+
         self.features = features
         self.data = data
-        count = _feature_count(features, data.scale(data.train_x[:2]))
-        self._fid = _fid_metric(count, data.train_x.device, keeps_reference=features.fixed)
+        # In place of a feature network: the features are there already.
+        given: Any = nn.Identity()
+        given.num_features = _feature_count(features, data.scale(data.train_x[:2]))
+        # Evaluation is one process's: it does not wait for other ranks.
+        metric: Any = FrechetInceptionDistance(
+            given, reset_real_features=not features.fixed, sync_on_compute=False
+        )
+        self._fid = metric.to(data.train_x.device)
 
     def measure(self, samples: Tensor) -> dict[str, Any]:
         """Score samples.
@@ -91,51 +102,38 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
     """
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(SPLIT_SEED))
     probabilities = logits[order.to(logits.device)].double().softmax(dim=1)
-    scores = []
-    for part in probabilities.tensor_split(min(SPLITS, len(logits))):
-        conditional = torch.special.entr(part).sum(dim=1).mean()
-        marginal = torch.special.entr(part.mean(dim=0)).sum()
-        scores.append((marginal - conditional).exp())
-    all_scores = torch.stack(scores)
-    return float(all_scores.mean()), float(all_scores.std(correction=0))
+    scores = torch.stack(
+        [
+            torch.special.entr(part.mean(dim=0)).sum() - torch.special.entr(part).sum(dim=1).mean()
+            for part in probabilities.tensor_split(min(SPLITS, len(logits)))
+        ]
+    ).exp()
+    return float(scores.mean()), float(scores.std(correction=0))
 
 
-def score_words(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Inception score and FID of what :meth:`SampleQuality.measure` returned, for people."""
-    return f"{row['is']:.3f} ± {row['is_std']:.3f}", f"{row['fid']:.2f}"
-
-
-def judged_by(results: Mapping[str, Any], more: str = "") -> list[str]:
-    """What people have to know beside scores, from :meth:`SampleQuality.described`.
+def scores_table(
+    what: str,
+    rows: Mapping[str, Mapping[str, Any]],
+    results: Mapping[str, Any],
+    more: str = "",
+) -> str:
+    """Scores for people, and what they have to know beside them.
 
     Args:
-        results: which hold that.
-        more: about the number of images.
+        what: the names of the rows are.
+        rows: what :meth:`SampleQuality.measure` returned, by name.
+        results: what :meth:`SampleQuality.described` returned, among others.
+        more: about the number of training images.
     """
     lines = [
+        table_of(what, SCORES, rows),
+        "",
         f"judged by: {results['features']}",
         f"FID to {results['reference_images']:,} training images{more}",
     ]
     if not results["features_comparable"]:
         lines.append("not comparable with published scores, which are of Inception features")
-    return lines
-
-
-def _fid_metric(feature_count: int, device: torch.device, *, keeps_reference: bool) -> Any:
-    try:
-        from torchmetrics.image.fid import FrechetInceptionDistance
-    except ImportError as error:
-        raise ImportError(
-            'the FID needs torchmetrics, which is not installed: pip install "ebmguard[train]"'
-        ) from error
-    # In place of a feature network: the features are there already.
-    given: Any = nn.Identity()
-    given.num_features = feature_count
-    # Evaluation is one process's: it does not wait for other ranks.
-    metric = FrechetInceptionDistance(
-        given, reset_real_features=not keeps_reference, sync_on_compute=False
-    )
-    return metric.to(device)
+    return "\n".join(lines)
 
 
 def _feature_count(features: Features, images: Tensor) -> int:
@@ -147,12 +145,11 @@ def _feature_count(features: Features, images: Tensor) -> int:
         raise ConfigError(
             f"{features.label}: cannot read images of shape {tuple(images.shape[1:])}: {error}"
         ) from error
-    expected = "(features (B, D), logits (B, K)) from images in [-1, 1]"
-    if not (isinstance(output, tuple) and len(output) == 2):
-        raise ConfigError(f"{features.label}: returned {type(output).__name__}, not {expected}")
-    shapes = [tuple(part.shape) for part in output]
-    if any(len(shape) != 2 or shape[0] != len(images) for shape in shapes):
+    is_pair = isinstance(output, tuple) and len(output) == 2
+    found = [tuple(part.shape) for part in output] if is_pair else type(output).__name__
+    if not is_pair or any(len(shape) != 2 or shape[0] != len(images) for shape in found):
         raise ConfigError(
-            f"{features.label}: returned shapes {shapes} for {len(images)} images, not {expected}"
+            f"{features.label}: returned {found} for {len(images)} images, expected (features "
+            "(B, D), logits (B, K)) from images in [-1, 1]"
         )
-    return int(shapes[0][1])
+    return int(found[0][1])

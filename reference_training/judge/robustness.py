@@ -41,9 +41,6 @@ def refined_logits(
         steps: of each of several chains, over whose ends the logits are averaged; 0: no chain.
         rng: of their noise.
         sizes: step_size and noise_std.
-
-    Returns:
-        (B, classes).
     """
     if not steps:
         return network.classify(x)
@@ -63,9 +60,6 @@ def holds(logits: Logits, x: Tensor, y: Tensor, norm: str, radius: float, rng: G
         norm: of the ball, "linf" or "l2".
         radius: of the ball, in units of x.
         rng: of the starts, on the device of x.
-
-    Returns:
-        (B,) bool.
     """
     with torch.no_grad():
         held = logits(x).argmax(dim=1) == y
@@ -122,13 +116,11 @@ def robustness(
     """Accuracy on the first test images without attack, and under each.
 
     Args:
-        network: as in :func:`refined_logits`.
+        network: as `steps` and `sizes` in :func:`refined_logits`.
         data: on its device.
         attacks: norms, and radii in 255ths of the range of a pixel.
         images: at most so many.
-        steps: of the refinement.
         noise: standard deviation of what images get before they are refined.
-        sizes: as in :func:`refined_logits`.
 
     Returns:
         for each its `norm` ("none" first), `radius`, the number of `images` and the `accuracy`.

@@ -14,7 +14,6 @@ from ebmguard.errors import ConfigError
 
 from ..device import describe
 from ..engine.run_folder import CONFIG
-from ..plots.markdown import markdown_table
 from ..precision import set_precision
 from ..shortrun.trained import TrainedRun, load_run
 from . import evaluate as command
@@ -22,8 +21,8 @@ from .chains import SEED, fresh_chains
 from .config import EvaluateShortRun
 from .features import Features, load_features
 from .likelihood import image_likelihood
-from .quality import SampleQuality, judged_by, score_words
-from .stored import read_config
+from .quality import SampleQuality, scores_table
+from .stored import read_config, spread
 
 
 def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
@@ -33,7 +32,7 @@ def evaluate(config: EvaluateShortRun, device: torch.device) -> dict[str, Any]:
     features = None
     if config.features is not None:
         check_features(config.features, trained)
-        features = load_features(config.features, device, sha256=config.features_sha256)
+        features = load_features(config.features, device)
     results = judged(trained, features, config.count)
     if config.likelihood:
         scale, noise = trained.settings.output_scale, trained.settings.data_noise
@@ -47,7 +46,7 @@ def check_features(spec: str, trained: TrainedRun) -> None:
     if not (Path(spec) / CONFIG).is_file():
         return
     stored = read_config(Path(spec))
-    theirs = stored["data"], stored.get("image_size")
+    theirs = stored["data"], stored["image_size"]
     own = trained.config.data, trained.settings.image_size
     if theirs != own:
         raise ConfigError(
@@ -65,9 +64,8 @@ def judged(trained: TrainedRun, features: Features | None, count: int | None) ->
         count: samples; None takes as many as there are held-out images.
 
     Returns:
-        the model, the features and, under `scores`, for `samples`, `held_out` and `noise`: `is`,
-        `is_std`, `fid` and `samples`, their number; a score that is undefined is NaN. There are as
-        many held-out images as samples, or all where those are fewer.
+        the model, the features and, under `scores`, what :meth:`SampleQuality.measure` returns for
+        `samples`, `held_out` images, of which there are as many or all, and `noise`.
     """
     data, settings = trained.data, trained.settings
     results = {
@@ -84,13 +82,10 @@ def judged(trained: TrainedRun, features: Features | None, count: int | None) ->
         return results
     quality = SampleQuality(features, data)
     count = len(data.test_x) if count is None else count
-    some = min(count, len(data.test_x))
-    # Spread over all: the first half of MNIST's is the easier one, say its authors.
-    rows = torch.arange(some, device=trained.device) * len(data.test_x) // some
     generator = torch.Generator(trained.device).manual_seed(SEED)
     scores = {
         "samples": quality.measure(short_run_samples(trained, count)),
-        "held_out": quality.measure(data.scale(data.test_x[rows])),
+        "held_out": quality.measure(data.scale(spread(data.test_x, count))),
         "noise": quality.measure(trained.starts(count, generator)),
     }
     return results | quality.described() | {"scores": scores}
@@ -106,25 +101,22 @@ def short_run_samples(trained: TrainedRun, count: int) -> Tensor:
 
 def table(results: Mapping[str, Any]) -> str:
     """The results for people."""
-    size = results["image_size"]
-    lines = [
-        f"short-run model of {results['data']} at {size}x{size}, beta* = {results['beta_star']:g}, "
-        f"seed {results['seed']}, after {results['step']:,} updates"
-    ]
-    if "scores" in results:
-        least, most = results["sgld_steps"], results["most_sgld_steps"]
-        steps = str(least) if least == most else f"{least} to {most}"
-        names = {
-            "samples": f"samples, {steps} steps from noise",
-            "held_out": "held-out images",
-            "noise": "uniform noise",
-        }
-        found = {name: results["scores"][key] for key, name in names.items()}
-        rows = [(name, f"{row['samples']:,}", *score_words(row)) for name, row in found.items()]
-        more = "; the fewer images it is taken of, the larger it is"
-        lines += ["", markdown_table(("", "images", "IS", "FID"), rows)]
-        lines += ["", *judged_by(results, more)]
-    return "\n".join(lines)
+    about = (
+        "short-run model of {data} at {image_size}x{image_size}, beta* = {beta_star:g}, "
+        "seed {seed}, after {step:,} updates"
+    ).format(**results)
+    if "scores" not in results:
+        return about
+    least, most = results["sgld_steps"], results["most_sgld_steps"]
+    steps = str(least) if least == most else f"{least} to {most}"
+    names = {
+        "samples": f"samples, {steps} steps from noise",
+        "held_out": "held-out images",
+        "noise": "uniform noise",
+    }
+    found = {name: results["scores"][key] for key, name in names.items()}
+    more = "; the fewer images it is taken of, the larger it is"
+    return about + "\n\n" + scores_table("", found, results, more)
 
 
 def _images(data: str, image_size: int | None) -> str:

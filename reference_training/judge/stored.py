@@ -24,46 +24,34 @@ BEST = "best.pt"
 def read_config(run: Path) -> dict[str, Any]:
     """config.json of a JEM run."""
     config = run_folder.read_config(run)
-    if not {"data", "scenario", "precision", "settings"} <= set(config):
+    if not {"data", "beta_star", "scenario", "precision", "settings"} <= set(config):
         raise ConfigError(f"{run} is not a run folder of `ebmguard train jem`")
     return config
 
 
 def read_last(run: Path) -> tuple[int, dict[str, Tensor], Tensor]:
-    """The newest checkpoint of a run, on the CPU.
-
-    Returns:
-        steps done by then, the network's parameters, and the chains of all ranks' replay buffers,
-        (N, C, H, W).
-    """
+    """Of the newest checkpoint, on the CPU: steps, parameters, and all ranks' chains, (N, ...)."""
     step, parts = load_all_ranks(run / "checkpoints")
     return step, parts[0]["network"], torch.cat([part["buffer"]["samples"] for part in parts])
 
 
 def network_of(config: Mapping[str, Any], in_channels: int, classes: int) -> WideResNet:
-    """The network that a run's settings name, as PyTorch initialises it; older ones name less."""
-    choices = ("activation", "norm", "dropout", "unconditional")
+    """The network that a run's config.json names, as PyTorch initialises it."""
     return WideResNet(
         in_channels=in_channels,
         classes=classes,
         autocast=autocast_type(config["precision"]),
         **{name: config["settings"][name] for name in ("depth", "width", "early_stride")},
-        **{name: config[name] for name in choices if name in config},
+        **{name: config[name] for name in ("activation", "norm", "dropout", "unconditional")},
     )
 
 
 def load_network(
     run: Path, checkpoint: CheckpointName, device: torch.device
 ) -> tuple[WideResNet, int]:
-    """The network of a run, with the arithmetic of its training, in evaluation mode.
+    """The network of a run, in evaluation mode, and the steps that it was trained for.
 
-    Args:
-        run: folder of the run.
-        checkpoint: "best" is the best by validation accuracy, "last" the newest.
-        device: where the network goes.
-
-    Returns:
-        the network, and the steps that it was trained for.
+    It has the arithmetic of its training; "best" is by validation accuracy, "last" the newest.
     """
     config = read_config(run)
     if checkpoint == "last":
@@ -79,9 +67,19 @@ def load_network(
         state = load_durably(file, torch.device("cpu"))
         step, parameters = int(state["step"]), state["network"]
     channels, outputs = parameters["stem.weight"].shape[1], parameters["head.weight"].shape[0]
-    network = network_of(config, channels, outputs - config.get("unconditional", False))
+    network = network_of(config, channels, outputs - config["unconditional"])
     network.load_state_dict(parameters)
     network.requires_grad_(False)
     # As in training: the faster memory layout for these convolutions.
     network.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     return network.eval(), step
+
+
+def spread(rows: Tensor, count: int) -> Tensor:
+    """At most so many rows, from all parts: neighbours may be of one class, or of one difficulty.
+
+    Chains of a class lie together; the first half of MNIST's test images is the easier one, say
+    its authors.
+    """
+    count = min(count, len(rows))
+    return rows[torch.arange(count, device=rows.device) * len(rows) // count]

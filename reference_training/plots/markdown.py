@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 NONE = "–"
 """What stands where there is no number."""
@@ -25,3 +26,16 @@ def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words:
     rule = ["-" * width if i < words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines.insert(1, rule)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_of(what: str, columns: Mapping[str, str], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of named rows.
+
+    Args:
+        what: title of the names.
+        columns: formats of a row's numbers by the title of their column.
+        rows: by name.
+    """
+    forms = columns.values()
+    cells = [(name, *(form.format(**row) for form in forms)) for name, row in rows.items()]
+    return markdown_table((what, *columns), cells)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -75,7 +74,6 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
             samples.append(trainer.step(step))
             numbers.append(own_numbers(trainer))
         last = dict(trainer.loss_fn.guard.last)
-        trainer.close()
     return {
         "batches": batches,
         "samples": samples,
@@ -86,14 +84,14 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Whole runs: one without a stop, one that Ctrl-C on the second rank stops, one killed."""
+    """Whole runs: one without a stop, and one that Ctrl-C on the second rank stops."""
     found: dict[str, Any] = {}
 
     def go(out: Path, **settings: Any) -> Any:
         config, run_folder = config_for(out, **settings).open(ranks)
         return train(config, run_folder, Silent(), ranks)
 
-    whole, cut, killed = (folder / name for name in ("whole", "cut", "killed"))
+    whole, cut = folder / "whole", folder / "cut"
     found["results"] = go(whole, **RUN)["steps"]
     step_of = Trainer.step
 
@@ -107,13 +105,6 @@ def runs(ranks: Ranks, folder: Path) -> dict[str, Any]:
     Trainer.step = step_of
     found["stopped at"] = newest(cut, f".rank{ranks.rank}of2").name
     go(cut, resume=True, **RUN)
-    # As if the second rank had been killed before its last file had its name.
-    if ranks.is_first:
-        shutil.copytree(whole, killed)
-        newest(killed, ".rank1of2").unlink()
-        (killed / "results.json").unlink()
-    ranks.wait()
-    go(killed, resume=True, **RUN)
     # A NaN among the samples of the second rank takes both back.
     with nan_samples(*[5] * ranks.rank):
         found["rollbacks"] = go(folder / "back", action="rollback", **RUN)["rollbacks"]

@@ -1,12 +1,78 @@
-"""What results.json says of a run: the best, the medians, and what a rollback gives up."""
+"""Accuracy around alerts, and what results.json says: the best, the medians, and rollbacks."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
+import torch
+from torch import nn
 
-from ebmguard.reference_training.jem.course import Course, why_lost
+from ebmguard.reference_training.jem.course import Course, Kept, why_lost
+
+
+def made(*, before=3, after=2):
+    """A course whose measure is a number that tells the parameters apart, and its calls."""
+    network, calls = nn.Linear(3, 2), []
+
+    def measure():
+        calls.append(network.weight.detach().sum().item())
+        return calls[-1]
+
+    return Course(network, measure, before, after), calls
+
+
+def drift(course, step):
+    """A stand-in for training that changes what the network answers."""
+    with torch.no_grad():
+        rng, weight = torch.Generator().manual_seed(step), course.network.weight
+        weight.add_(torch.randn(weight.shape, generator=rng))
+
+
+def test_steps_before_an_event_are_those_that_were_there():
+    course, calls = made()
+    every_step, evaluated = {}, []
+    for step in range(14):
+        every_step[step] = course.network.weight.detach().sum().item()
+        if step % 5 == 0:  # an evaluation that comes in its turn
+            course.see_evaluation({"step": step, "test_accuracy": every_step[step]})
+        evaluated += course.before_step(step)
+        drift(course, step)
+        if step == 7:
+            before = course.network.weight.detach().clone()
+            assert course.look_at(step) == [6, 7]  # step 5 was evaluated in its turn
+            assert torch.equal(course.network.weight, before)
+    assert len(set(every_step.values())) == 14
+    assert evaluated == [8, 9]  # step 10 in its turn
+    assert len(calls) == 4
+    assert course.accuracy == {s: every_step[s] for s in (0, 5, 6, 7, 8, 9, 10)}
+
+
+def test_a_second_event_extends_the_watch_and_measures_nothing_twice():
+    course, calls = made(before=2)
+    evaluated = []
+    for step in range(9):
+        evaluated += course.before_step(step)
+        drift(course, step)
+        if step in (3, 4):
+            evaluated += course.look_at(step)
+    assert evaluated == [2, 3, 4, 5, 6]
+    assert len(calls) == 5
+
+
+def test_state_round_trip():
+    course, other, third = (made()[0] for _ in range(3))
+    names = ("accuracy", "best", "past", "watched_until")
+    for step in range(4):
+        course.before_step(step)
+        drift(course, step)
+    Kept(other, *names).load_state_dict(Kept(course, *names).state_dict())
+    assert course.look_at(3) == other.look_at(3) == [1, 2, 3]
+    assert course.accuracy == other.accuracy
+    Kept(third, *names).load_state_dict(Kept(other, *names).state_dict())
+    assert [third.before_step(step) for step in (4, 5, 6)] == [[4], [5], []]
+    assert third.accuracy.keys() == {1, 2, 3, 4, 5}
+    assert other.accuracy.keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +99,7 @@ def evaluation(step, valid, **scores):
 
 
 def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
-    course = Course()
+    course, _ = made()
     quality = [(2.0, 300.0), (2.5, 310.0), (2.5, 290.0), (math.nan, math.nan)]
     rows = [
         evaluation(step, valid, buffer_is=score, buffer_fid=fid, features_fixed=True)
@@ -59,7 +125,7 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
 
 
 def test_results_of_a_lost_run():
-    course = Course(before=1, after=1)
+    course, _ = made(before=1, after=1)
     course.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
     rows = [
         {"step": i, "grad_scale": value, "ess": 0.5, "energy_gap": gap}
@@ -79,7 +145,7 @@ def test_results_of_a_lost_run():
 
 
 def test_medians_do_not_hide_what_is_not_finite():
-    course = Course()
+    course, _ = made()
     rows = [{"grad_scale": math.nan, "energy_gap": gap} for gap in (1.0, math.nan, 2.0)]
     results = course.results(rows, {}, None)
     assert math.isnan(results["median_abs_gap_last_100"])
@@ -87,18 +153,11 @@ def test_medians_do_not_hide_what_is_not_finite():
 
 
 def test_a_rollback_gives_up_what_came_after_the_step_it_goes_back_to():
-    course = Course(before=20, after=5)
+    course, _ = made(before=20, after=5)
     course.accuracy.update({step: step / 1000 for step in (0, 50, 60, 100, 119, 120)})
-    kept = course.accuracy
     alerts = {"ERROR": {"step": 119}}
     course.roll_back(60, alerts)
-    # That of step 60 is of the parameters that were restored. The object is the one that is shared.
-    assert kept is course.accuracy
-    assert kept == {0: 0.0, 50: 0.05, 60: 0.06}
+    # That of step 60 is of the parameters that were restored.
+    assert course.accuracy == {0: 0.0, 50: 0.05, 60: 0.06}
     results = course.results([], alerts, None)
     assert results["first_error"]["accuracy_around"] == [(100, 0.1), (119, 0.119), (120, 0.12)]
-    again = Course()
-    shared = again.accuracy
-    again.load_state_dict(course.state_dict())
-    assert again.accuracy is shared
-    assert again.state_dict() == course.state_dict()

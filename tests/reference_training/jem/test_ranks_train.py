@@ -73,7 +73,6 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
             trainer.step(step)
             numbers.append(own_numbers(trainer))
         last = dict(trainer.loss_fn.guard.last)
-        trainer.close()
     parameters = dict(network.named_parameters())
     for one in ranks:
         assert largest_difference(one["network"], parameters) < 1e-6
@@ -139,7 +138,6 @@ def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
     assert steps_of(folder / "back", "metrics.jsonl") == [*range(6), *range(8)]
 
 
-@pytest.mark.parametrize("how", ["cut", "killed"])
-def test_ranks_resume_to_the_same_bits(seen, folder, how):
+def test_ranks_resume_to_the_same_bits(seen, folder):
     for rank in range(WORLD):
-        assert_same_run(folder / "whole", folder / how, f".rank{rank}of2")
+        assert_same_run(folder / "whole", folder / "cut", f".rank{rank}of2")

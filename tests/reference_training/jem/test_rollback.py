@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ebmguard.reference_training.engine.run_folder import last_course, series
+from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.train import run
@@ -25,7 +25,6 @@ from tests.reference_training.jem.parts import (
     nan_samples,
     results_of,
     saved,
-    steps_of,
 )
 
 STEPS, AT = 15, 10
@@ -59,25 +58,16 @@ def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
     assert all(torch.isfinite(value).all() for value in state["network"].values())
 
 
-def test_rows_of_steps_that_come_again_say_so(rolled_back):
-    again = [*range(AT + 1), *range(STEPS)]
-    for name, steps in (
-        ("metrics.jsonl", again),
-        ("evaluations.jsonl", [0, 3, 6, 9, *range(0, STEPS + 1, 3)]),
-    ):
-        assert steps_of(rolled_back, name) == steps, name
-        counted = last_course(read_jsonl(rolled_back / name))
-        assert [row["step"] for row in counted] == sorted(set(steps)), name
-        given_up = next(i for i in range(1, len(steps)) if steps[i] < steps[i - 1])
-        key = "recovery/attempt" if name == "metrics.jsonl" else "attempt"
-        attempts = [row.get(key, 0) for row in read_jsonl(rolled_back / name)]
-        assert set(attempts[:given_up]) == {0}, name
-        assert set(attempts[given_up:]) == {1}, name
-    rows = {row["step"]: row for row in read_jsonl(rolled_back / "metrics.jsonl")}
-    steps, values = series(rolled_back, ["energy_gap", "cross_entropy"])
-    assert steps.tolist() == list(range(STEPS))
+def test_evaluations_that_come_again_say_so(rolled_back):
+    rows = read_jsonl(rolled_back / "evaluations.jsonl")
+    steps = [(row["step"], row.get("attempt", 0)) for row in rows]
+    again = [(step, 1) for step in range(0, STEPS + 1, 3)]
+    assert steps == [*((step, 0) for step in (0, 3, 6, 9)), *again]
+    last = {row["step"]: row for row in read_jsonl(rolled_back / "metrics.jsonl")}
+    counted, values = series(rolled_back, ["energy_gap", "cross_entropy"])
+    assert counted.tolist() == list(range(STEPS))
     for name, found in values.items():
-        assert found.tolist() == [rows[step][name] for step in range(STEPS)]
+        assert found.tolist() == [last[step][name] for step in range(STEPS)]
 
 
 def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
@@ -118,28 +108,6 @@ def test_a_run_stopped_after_its_rollback_resumes_to_the_same_bits(tmp_path, rol
     assert saved(out)["guards"]["p_x"]["recovery"]["attempt"] == 1
     assert go(JemConfig(out=out, resume=True)) is not None
     assert_same_run(rolled_back, out)
-
-
-def test_no_checkpoint_of_a_course_given_up_is_left(tmp_path):
-    """A run killed right after its rollback goes on from there, and not from before the fault."""
-
-    class Killed(Exception):
-        pass
-
-    class Kill(Silent):
-        def step(self, done, state):
-            if self.states and done <= self.states[-1][0]:
-                raise Killed
-            super().step(done, state)
-
-    out = tmp_path / "killed"
-    with nan_samples(AT), pytest.raises(Killed):
-        go(rollback_config(out), Kill())
-    assert [file.name for file in (out / "checkpoints").glob("step-*")] == ["step-00000000.pt"]
-    results = go(JemConfig(out=out, resume=True))
-    assert results is not None
-    assert results["steps"] == STEPS
-    assert len(results["rollbacks"]) == 1
 
 
 def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):

@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
+from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
+from ebmguard.reference_training.studies.jem_tables import page
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.jem.parts import go
 
 # Appendix M.1: 1 is the default set-up of JEM; 2 takes 5 SGLD steps for 20; 3 takes 8 negatives for
 # 64; 4 and 5 have an output scale of 40,000 and 10,000 for 20,000; 6 has 4 times the SGLD step
@@ -161,3 +166,34 @@ def test_table_1_prints_beta():
     assert scale == 20_000
     printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
     assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", "1234567")
+def test_every_scenario_trains_and_is_in_the_table(tmp_path, data_root, scenario):
+    """With its own SGLD, on a small network, in batches of an eighth."""
+    small: dict[str, Any] = {
+        "iterations": 30,
+        "eval_every": 15,
+        "quality_samples": 64,
+        "n_pos": 8,
+        "n_labelled": 8,
+    }
+    small |= {"depth": 10, "width": 1, "warmup": 10, "buffer_size": 500, "checkpoint_every": 7}
+    small |= {"n_neg": SCENARIOS[scenario].n_neg // 8, "train_images": 500}
+    images = {"valid_images": 100, "test_images": 100, "data_root": str(data_root)}
+    out = tmp_path / "whole"
+    where: dict[str, Any] = {"out": out, "data": "cifar10", "scenario": scenario, "device": "cpu"}
+    results = go(JemConfig(**where, **small, **images))
+    assert results is not None
+    assert (results["scenario"], results["steps"]) == (scenario, 30)
+    evaluations = read_jsonl(out / "evaluations.jsonl")
+    assert [row["step"] for row in evaluations] == [0, 15, 30]
+    for row in evaluations:
+        assert 0 <= row["test_accuracy"] <= 1
+        assert 0 <= row["valid_accuracy"] <= 1
+        assert row["buffer_samples"] == 64
+        assert row["buffer_is"] >= 1
+    (line,) = (line for line in page([load_run(out)]).splitlines() if "`whole`" in line)
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert {"cifar10", scenario, "30 of 30"} <= set(cells)

@@ -6,16 +6,14 @@ import json
 import math
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional as F
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.train import Jem, run
+from ebmguard.reference_training.jem.train import Jem
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.retrofit.rows import Rows
@@ -237,20 +235,3 @@ def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_pat
     assert [alert["step"] for alert in alerts] == [7] * len(alerts)
     assert results["first_warn"]["step"] == 7
     assert set(steps_of(tmp_path, "accuracy.jsonl")) >= {6, 7}  # alert_context
-
-
-def test_a_run_that_loses_its_classifier_is_lost(tmp_path):
-    results = go(config_for(tmp_path, p_x_weight=0.0, lr=1e30, iterations=20, stop_after=2))
-    assert results is not None
-    assert results["diverged_at"] is not None
-    assert results["steps"] == results["diverged_at"] + 3
-    row = read_jsonl(tmp_path / "metrics.jsonl")[results["diverged_at"]]
-    assert not math.isfinite(row["cross_entropy"])
-
-
-def test_a_folder_of_another_run_is_refused(tmp_path):
-    go(config_for(tmp_path))
-    with pytest.raises(ConfigError, match="already holds a run"):
-        run(config_for(tmp_path))
-    with pytest.raises(ConfigError, match="cannot be resumed with other settings"):
-        run(config_for(tmp_path, resume=True, lr=0.1))

@@ -25,6 +25,13 @@ from ebmguard.reference_training.networks import WideResNet
 from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
 
 STEPS = 3
+
+
+def made(config: JemConfig, **how: Any) -> Trainer:
+    data = load_data("digits")
+    return Trainer(config, make_network(config, data), data, **how)
+
+
 Loss = Callable[[Tensor, Tensor, float], Tensor]
 
 
@@ -236,10 +243,9 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     config = config_for(tmp_path, seed=1, beta_star=beta_star, **CASES[case])
-    data = load_data("digits")
-    network = make_network(config, data)
-    start = {k: v.detach().clone() for k, v in network.named_parameters()}
-    trainer = Trainer(config, network, data)
+    trainer = made(config)
+    network = trainer.network
+    start = network.stem.weight.detach().clone()
     chains = trainer.buffer.samples.clone()
     settings, found = config.settings, []
     n_labelled = settings.n_labelled or settings.n_pos
@@ -266,21 +272,17 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
         same_names = {name: parameters[name] for name in others}
         assert largest_difference(others, same_names) > 1e-4  # they do something
     # It was a training at all; and a classifier draws no samples.
-    assert not torch.equal(network.stem.weight, start["stem.weight"])
+    assert not torch.equal(network.stem.weight, start)
     assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)
-    trainer.close()
 
 
 def test_each_guard_watches_its_own_energies(tmp_path):
     config = config_for(tmp_path, p_x_y_weight=1.0)
-    data = load_data("digits")
-    alerts: list[Any] = []
-    trainer = Trainer(
-        config, make_network(config, data), data, log_dir=tmp_path, on_alert=alerts.append
-    )
+    trainer = made(config, log_dir=tmp_path)
     for step in range(4):
         trainer.step(step)
-    trainer.close()
+    for own in trainer.guards.values():
+        own.close()
     assert set(trainer.guards) == {"p_x", "p_x_y"}
     p_x, p_x_y = (trainer.guards[name] for name in ("p_x", "p_x_y"))
     assert p_x.step == 4
@@ -317,9 +319,7 @@ def test_the_network_of_the_papers_scenarios_is_jems(tmp_path):
 
 @pytest.mark.parametrize(("size", "count"), [(30, 7), (30, 30), (30, 1), (30, 50), (37, 20)])
 def test_chains_are_spread_over_the_buffer(tmp_path, size, count):
-    config = config_for(tmp_path, buffer_size=size)
-    data = load_data("digits")
-    trainer = Trainer(config, make_network(config, data), data)
+    trainer = made(config_for(tmp_path, buffer_size=size))
     trainer.buffer.samples[:] = torch.arange(size, dtype=torch.float32).view(-1, 1, 1, 1)
     rows = trainer.chains(count)[:, 0, 0, 0].tolist()
     assert len(rows) == min(size, count)
@@ -332,19 +332,25 @@ def test_chains_are_spread_over_the_buffer(tmp_path, size, count):
 def test_ranks_have_chains_of_their_own(tmp_path):
     """Equal streams would make one chain of two, and every sample would count twice."""
     config = config_for(tmp_path, buffer_size=30)
-    data = load_data("digits")
     # Without a process group the ranks of a run can be built one after the other.
-    starts = []
-    for rank in range(3):
-        trainer = Trainer(config, make_network(config, data), data, ranks=Ranks(rank, 3))
-        starts.append(trainer.buffer.samples)
-        assert len(trainer.buffer) == 10
-    for a in range(3):
-        for b in range(a):
-            assert not torch.equal(starts[a], starts[b])
-            assert abs(
-                float(torch.corrcoef(torch.stack((starts[a], starts[b])).flatten(1))[0, 1])
-            ) < (5 / math.sqrt(starts[a].numel()))
+    starts = [made(config, ranks=Ranks(rank, 3)).buffer.samples for rank in range(3)]
+    assert [len(own) for own in starts] == [10] * 3
+    correlations = torch.corrcoef(torch.stack(starts).flatten(1)) - torch.eye(3)
+    assert correlations.abs().max() < 5 / math.sqrt(starts[0].numel())
     # One process is rank 0 of one: its stream does not depend on how many there are.
-    alone = Trainer(config, make_network(config, data), data).buffer.samples
-    assert torch.equal(alone[:10], starts[0])
+    assert torch.equal(made(config).buffer.samples[:10], starts[0])
+
+
+def test_a_lost_sampler_runs_more_steps_and_goes_on_with_them_when_resumed(tmp_path):
+    # So large a strength that no chain competes at first.
+    config = config_for(tmp_path, beta_star=50.0, most_steps=4)
+    trainer, resumed = made(config), made(config)
+    guard, steps = trainer.loss_fn.guard, 2
+    for step in range(5):
+        assert guard.sgld_steps == steps
+        trainer.step(step)
+        assert guard.last["sampler/evaluations"] == steps
+        steps = min(2 * steps, 8) if guard.last["grad_scale"] < 0.8 else steps
+    assert steps == 8
+    resumed.loss_fn.guard.load_state_dict(guard.state_dict())
+    assert resumed.loss_fn.guard.sgld_steps == guard.sgld_steps == 8

@@ -12,37 +12,18 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.networks import WideResNet
 
 CPU = torch.device("cpu")
-SETTINGS: dict[str, Any] = {
-    "depth": 10,
-    "width": 1,
-    "early_stride": True,
-    "sgld_steps": 2,
-    "step_size": 1.0,
-    "noise_std": 0.01,
-    "reinit_rate": 0.5,
-    "eval_noise": 0.03,
-    "train_images": 90,
-    "valid_images": 20,
-    "test_images": 40,
-}
-CONFIG: dict[str, Any] = {
-    "data": "digits",
-    "scenario": "digits",
-    "beta_star": 2.0,
-    "seed": 3,
-    "precision": "float32",
-    "data_root": None,
-}
+SETTINGS = {"sgld_steps": 2, "reinit_rate": 0.5, "eval_noise": 0.03}
+SETTINGS |= {"train_images": 90, "valid_images": 20, "test_images": 40}
 
 
 def jem_folder(
     path: Path,
     *,
     best: bool = True,
-    parts: int = 1,
     stored: Mapping[str, Any] | None = None,
     network: WideResNet | None = None,
     **settings: Any,
@@ -52,8 +33,7 @@ def jem_folder(
     Args:
         path: made.
         best: whether there is a best network, after 4 steps.
-        parts: processes that the run had.
-        stored: entries of its config.json over :data:`CONFIG`.
+        stored: entries of its config.json over those of a run with seed 3.
         network: the best one.
         **settings: of its scenario, over :data:`SETTINGS`.
 
@@ -61,7 +41,8 @@ def jem_folder(
         the networks "best" and "last", and the newest checkpoint's 30 chains.
     """
     (path / "checkpoints").mkdir(parents=True)
-    config = CONFIG | dict(stored or {}) | {"settings": SETTINGS | settings}
+    config: dict[str, Any] = {**JemConfig(out=path, seed=3).to_json(), **(stored or {})}
+    config["settings"] |= SETTINGS | settings
     (path / "config.json").write_text(json.dumps(config))
     shape = {name: config["settings"][name] for name in ("depth", "width", "early_stride")}
     networks = {name: WideResNet(**shape) for name in ("best", "last")}
@@ -70,20 +51,11 @@ def jem_folder(
         state = {"step": 4, "valid_accuracy": 0.2, "network": networks["best"].state_dict()}
         torch.save(state, path / "checkpoints" / "best.pt")
     chains = torch.randn(30, 1, 8, 8)
-    for rank, own in enumerate(chains.chunk(parts)):
-        part = f".rank{rank}of{parts}" if parts > 1 else ""
-        for step in (6, 12):
-            shift = 0.0 if step == 12 else 1.0
-            torch.save(
-                {"network": networks["last"].state_dict(), "buffer": {"samples": own + shift}},
-                path / "checkpoints" / f"step-{step:08d}{part}.pt",
-            )
+    for step in (6, 12):
+        shift = 0.0 if step == 12 else 1.0
+        state = {"network": networks["last"].state_dict(), "buffer": {"samples": chains + shift}}
+        torch.save(state, path / "checkpoints" / f"step-{step:08d}.pt")
     return networks, chains
-
-
-def scale(x: Tensor) -> Tensor:
-    """Bytes to [-1, 1]."""
-    return x.float().div(127.5).sub(1.0)
 
 
 def frechet(one: Tensor, two: Tensor) -> float:

@@ -17,7 +17,6 @@ from ebmguard.reference_training.judge.classification import (
     evaluation_mode,
 )
 from ebmguard.reference_training.networks import WideResNet
-from tests.reference_training.judge.parts import scale
 
 
 def guo(logits, labels, bins):
@@ -55,19 +54,19 @@ def test_accuracy_counts_hits():
     assert accuracy(logits, torch.tensor([1, 0, 0, 0])) == 0.75
 
 
-def test_logits_are_those_of_the_scaled_images_over_several_batches():
+def test_logits_are_those_of_the_images_over_several_batches():
     network = WideResNet(width=1)
-    images = torch.randint(0, 256, (BATCH + 3, 1, 4, 4), dtype=torch.uint8)
+    images = torch.rand(BATCH + 3, 1, 4, 4)
     with torch.no_grad():
-        expected = network.classify(scale(images))
-    actual = classify(network, images, scale, noise_std=0.0)
+        expected = network.classify(images)
+    actual = classify(network, images, noise_std=0.0)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_noise_has_its_size_and_is_the_same_every_time():
-    images = torch.full((2 * BATCH, 1, 8, 8), 255, dtype=torch.uint8)
+    images = torch.ones(2 * BATCH, 1, 8, 8)
     state = torch.get_rng_state()
-    first, again = (torch.cat(list(as_seen(images, scale, noise_std=0.03))) for _ in range(2))
+    first, again = (torch.cat(as_seen(images, 0.03)) for _ in range(2))
     assert torch.equal(first, again)
     noise = first - 1
     assert float(noise.std()) == pytest.approx(0.03, rel=0.02)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
-import types
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.judge.features import INCEPTION_SHA256, load_features
+from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.networks import WideResNet
 from tests.parts import save_script
 from tests.reference_training.judge.parts import CPU, jem_folder
@@ -27,8 +25,8 @@ class Halves(nn.Module):
         return flat * 0.5, flat + 1.0
 
 
-def load(spec, sha256=None, network=NETWORK):
-    return load_features(str(spec), CPU, sha256=sha256, network=network)
+def load(spec, network=NETWORK):
+    return load_features(str(spec), CPU, network)
 
 
 def checksum(file):
@@ -76,7 +74,7 @@ def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
 def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
     file = tmp_path / "halves.pt"
     save_script(Halves(), file)
-    features = load(file, sha256=checksum(file).upper())
+    features = load(file)
     x = torch.rand(2, 3, 4, 4)
     own, logits = features.module(x)
     assert torch.equal(own, x.flatten(1) * 0.5)
@@ -85,61 +83,24 @@ def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
     assert checksum(file)[:8] in features.label
 
 
-def test_a_factory_by_its_python_name(monkeypatch):
-    module = types.ModuleType("my_networks")
-    vars(module).update(halves=Halves, broken=lambda: 3)
-    monkeypatch.setitem(sys.modules, "my_networks", module)
-    features = load("my_networks:halves")
-    assert isinstance(features.module, Halves)
-    assert not features.module.training
-    assert features.label == "my_networks:halves"
-    for spec, words in (
-        ("my_networks:broken", "returned int"),
-        ("my_networks:other", "other"),
-        ("no_such_module:halves", "no_such_module"),
+@pytest.mark.parametrize("content", [{"fc.weight": torch.zeros(2, 2)}, [1.0], b"no pickle"])
+def test_what_is_not_inceptions_weights_is_refused(tmp_path, content):
+    file = tmp_path / "weights.pth"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        torch.save(content, file)
+    with pytest.raises(
+        ConfigError, match=r"weights\.pth does not hold the weights of pt_inception"
     ):
-        with pytest.raises(ConfigError, match=words):
-            load(spec)
-
-
-@pytest.mark.parametrize("prefix", ["", "inception:"])
-def test_a_file_with_another_checksum_is_refused_unread(tmp_path, prefix):
-    file = tmp_path / "weights.pth"
-    file.write_bytes(b"neither tensors nor TorchScript")
-    expected = "ab" * 32
-    with pytest.raises(ConfigError) as caught:
-        load(f"{prefix}{file}", sha256=expected)
-    # Both, for whoever has to find out which of them is wrong; nothing of what reading would say.
-    assert checksum(file) in str(caught.value)
-    assert expected in str(caught.value)
-    assert "it was not read" in str(caught.value)
-
-
-def test_inception_takes_the_published_weights_unless_told_otherwise(tmp_path):
-    file = tmp_path / "weights.pth"
-    torch.save({"fc.weight": torch.zeros(2, 2)}, file)
-    with pytest.raises(ConfigError, match=INCEPTION_SHA256):
         load(f"inception:{file}")
-    with pytest.raises(ConfigError, match="does not hold the weights"):
-        load(f"inception:{file}", sha256=checksum(file))
-    torch.save([1.0], file)
-    with pytest.raises(ConfigError, match="does not hold the weights"):
-        load(f"inception:{file}", sha256=checksum(file))
-    file.write_bytes(b"no pickle")
-    with pytest.raises(ConfigError, match="does not hold the weights"):
-        load(f"inception:{file}", sha256=checksum(file))
-    with pytest.raises(ConfigError, match="not there"):
-        load(f"inception:{tmp_path / 'missing.pth'}")
 
 
 def test_what_names_nothing_is_refused_with_what_could_be_named(tmp_path):
     with pytest.raises(ConfigError, match="inception:FILE"):
         load(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match="not there"):
+        load(f"inception:{tmp_path / 'missing.pth'}")
     (tmp_path / "text.pt").write_text("not a network")
     with pytest.raises(ConfigError, match="not a TorchScript file"):
         load(tmp_path / "text.pt")
-
-
-def test_a_checksum_of_what_is_no_file_is_refused():
-    with pytest.raises(ConfigError, match="leave it out"):
-        load("own", sha256="00" * 32)

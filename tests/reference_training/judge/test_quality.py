@@ -17,7 +17,7 @@ from ebmguard.reference_training.judge.quality import (
     SampleQuality,
     inception_score,
 )
-from tests.reference_training.judge.parts import frechet, scale
+from tests.reference_training.judge.parts import frechet
 
 
 def pixels(x):
@@ -31,7 +31,7 @@ def make(module=pixels, *, fixed=True, reference=None, count=400):
         reference = torch.randint(60, 200, (count, 3, 1, 2), dtype=torch.uint8)
     features = Features(module, "test", False, fixed=fixed)
     data = replace(load_data("digits", test_images=1), train_x=reference, levels=255)
-    return SampleQuality(features, data), scale(reference)
+    return SampleQuality(features, data), data.scale(reference)
 
 
 def score_of(probabilities):

@@ -46,7 +46,8 @@ def run_with(rows, *, fixed=True):
         for step, row in enumerate(rows)
     ]
     config = {"beta_star": 0.0, "settings": {"iterations": 10}}
-    return JemRun(None, config, {}, evaluated(evaluations), None, 10, None)
+    own = ("1", 0.0, 0, "float32", config["settings"], {}, evaluated(evaluations))
+    return JemRun(None, config, *own, None, 10, None)
 
 
 def scores(run):
