@@ -15,11 +15,11 @@ from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
 from ..engine.task import Part
-from .deep import make_model, pixels
-from .deep_config import DeepConfig
+from .config import DeepConfig
+from .deep import DeepModel, make_model, pixels
 from .methods import BETAS, Update
 from .short_run import BATCH, reconstruction_error, short_runs
-from .watched import TEST_SEED, Chains, WatchedModel, told
+from .train import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
@@ -28,43 +28,40 @@ DATA_STD = 0.03
 
 
 class ImageModel(WatchedModel):
-    """A deep energy-based model of images.
-
-    Args:
-        config: the settings.
-        record: of the run.
-    """
+    """A deep energy-based model of images."""
 
     def __init__(self, config: DeepConfig, record: Record) -> None:
-        self.config, self.settings = config, config.settings
-        self.data = config.load_data().to(record.device)
+        self.config, self.data = config, config.load_data().to(record.device)
         entries = pixels(self.data, self.data.train_x[:1]).numel()
-        super().__init__(config, record, self.settings, entries)
+        super().__init__(config, record, config.settings, entries)
         self.title += f", {config.model} model"
         self.model = make_model(config, self.data)
 
 
 class DeepLatentModel(ImageModel):
-    """A model with a posterior, or fully visible."""
+    """A model with a posterior, or fully visible; its chains begin at images."""
 
     def __init__(self, config: DeepConfig, record: Record) -> None:
         super().__init__(config, record)
-        s, (network, posterior) = self.settings, (self.model.network, self.model.posterior)
-        self.chains = Chains(self._seen(self._images(self.draws.chains)))
-        self.update = Update(network, s, self.draws.update, posterior, self._walk, record.ranks)
+        draws, (network, posterior) = self.draws, (self.model.network, self.model.posterior)
+        self.walk, self.between = partial(walk, self.model), config.langevin_steps
+        self.log_density = partial(self.model.log_density, draws.chains)
+        self.chains = Chains(self.seen(self.minibatch(draws.chains)))
+        self.update = Update(
+            network, self.settings, draws.update, posterior, self.walk, record.ranks
+        )
         self.parts: dict[str, Part] = {
             "network": network,
             "update": self.update,
-            "draws": self.draws,
+            "draws": draws,
             "chains": self.chains,
         }
 
-    def step(self, step: int) -> Tensor:
-        """One update, and a look at chains of the model, which began at images."""
-        v, chains = self._images(self.draws.data), self.draws.chains
-        numbers = self.update(v, rate=self.settings.rate(step))
-        samples = self._walk(self.chains.v, self.config.langevin_steps, chains)
-        return self._watch(self.model.log_density(chains), v, samples, numbers)
+    def minibatch(self, rng: Generator) -> Tensor:
+        """Of training images."""
+        rows = (self.config.settings.batch,)
+        chosen = torch.randint(len(self.data.train_x), rows, generator=rng, device=rng.device)
+        return pixels(self.data, self.data.train_x[chosen])
 
     def measure(self) -> dict[str, float]:
         """The loss of test images at noise and latents that are the same in every evaluation."""
@@ -74,14 +71,11 @@ class DeepLatentModel(ImageModel):
             loss += self.update.held_out(pixels(self.data, part), rng) * len(part) / len(test)
         return {"test_loss": loss}
 
-    def _walk(self, v: Tensor, steps: int, rng: Generator) -> Tensor:
-        f = self.model.log_density(rng)
-        return sgld(f, v, steps=steps, step_size=STD**2 / 2, noise_std=STD, generator=rng)
 
-    def _images(self, rng: Generator) -> Tensor:
-        rows = (self.settings.batch,)
-        chosen = torch.randint(len(self.data.train_x), rows, generator=rng, device=rng.device)
-        return pixels(self.data, self.data.train_x[chosen])
+def walk(model: DeepModel, v: Tensor, steps: int, rng: Generator) -> Tensor:
+    """Langevin steps of chains in v; each draws h anew, where there is a posterior."""
+    f = model.log_density(rng)
+    return sgld(f, v, steps=steps, step_size=STD**2 / 2, noise_std=STD, generator=rng)
 
 
 class ShortRunModel(ImageModel):
@@ -93,7 +87,7 @@ class ShortRunModel(ImageModel):
 
     def __init__(self, config: DeepConfig, record: Record) -> None:
         super().__init__(config, record)
-        s, self.network = self.settings, self.model.network
+        s, self.network = config.settings, self.model.network
         self.runs = short_runs(config, self.data, self.network, self.draws.chains)
         self.is_warm = s.method.startswith("p")
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=s.lr, betas=BETAS)
@@ -112,8 +106,8 @@ class ShortRunModel(ImageModel):
 
     def step(self, step: int) -> Tensor:
         """One update by the difference of the energies, which the guard has too."""
-        rng, images = self.draws.data, self.data.train_x
-        rows = torch.randperm(len(images), generator=rng, device=rng.device)[: self.settings.batch]
+        rng, images, s = self.draws.data, self.data.train_x, self.config.settings
+        rows = torch.randperm(len(images), generator=rng, device=rng.device)[: s.batch]
         v = pixels(self.data, images[rows])
         v = v + DATA_STD * torch.randn(v.shape, generator=rng, device=rng.device)
         if self.is_warm:
@@ -125,7 +119,7 @@ class ShortRunModel(ImageModel):
         energy = self.network.energy
         f_pos, f_neg = -energy(v, h), -energy(self.chains.v, self.latents.v)
         loss = self.loss_fn(f_pos, f_neg)
-        self.optimizer.param_groups[0]["lr"] = self.settings.rate(step) * self.settings.lr
+        self.optimizer.param_groups[0]["lr"] = s.rate(step) * s.lr
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -138,7 +132,7 @@ class ShortRunModel(ImageModel):
         return {"reconstruction_error": error}
 
 
-def build(config: DeepConfig, record: Record) -> WatchedModel:
+def build(config: DeepConfig, record: Record) -> ImageModel:
     """The task that the method asks for."""
     kinds: tuple[Callable[[DeepConfig, Record], ImageModel], ...] = DeepLatentModel, ShortRunModel
     return kinds[config.is_short_run](config, record)

@@ -17,9 +17,8 @@ from torch import Generator, Tensor, nn
 
 from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
-from .latent import Energy, Latent
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
-from .posterior import BernoulliPosterior, Posterior
+from .posterior import BernoulliPosterior, Energy, Latent, Posterior
 from .presets import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .rbm import GaussianBernoulliRBM
 
@@ -100,10 +99,9 @@ class Update:
         self._adam = replace(self._adam, lr=rate * self.settings.lr)
         self._optimizer.param_groups[0]["lr"] = self._adam.lr
         if self.posterior is not None:
-            phi, self._moments = self._inner(v, inner)
-            self.posterior.load_state_dict(phi)
+            before, self._moments, phi = self._both(v, inner)
+            self.posterior.load_state_dict(before)
             if self.settings.method in BILEVEL:
-                before, phi = phi, self._unrolled(v, phi, self._moments)
                 apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
                 numbers["drift"] = torch.stack(apart).norm()
         loss = self._loss(v, phi).mean()
@@ -116,12 +114,8 @@ class Update:
         return {"update_loss": loss.detach(), **numbers}
 
     def levels(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> Levels:
-        """What an update of a bi-level method would do; the generator goes on, nothing else does.
-
-        Arguments are those of a call.
-        """
-        before, moments = self._inner(v, inner)
-        after = self._unrolled(v, before, moments)
+        """What a call of a bi-level method would do; the generator goes on, nothing else does."""
+        before, _, after = self._both(v, inner)
         held = self._generator.get_state()
 
         def upper(phi: Parameters) -> Tensor:
@@ -163,17 +157,19 @@ class Update:
     @property
     def _phi(self) -> Parameters:
         assert self.posterior is not None
-        return {name: p.detach() for name, p in self.posterior.named_parameters()}
+        return {name: p.detach().clone() for name, p in self.posterior.named_parameters()}
 
-    def _inner(self, v: Tensor, draw: Callable[[], Tensor] | None) -> tuple[Parameters, Moments]:
-        """phi_0 and its moments, by the K steps."""
-        draw, steps = draw or (lambda: v), self.settings.inner_steps
-        return self._descend(draw, self._phi, self._moments, steps)
-
-    def _unrolled(self, v: Tensor, phi: Parameters, moments: Moments) -> Parameters:
-        """phi_N, by the N steps."""
-        steps = self.settings.unrolled_steps
-        return self._descend(lambda: v, phi, moments, steps, unrolled=True)[0]
+    def _both(
+        self, v: Tensor, inner: Callable[[], Tensor] | None
+    ) -> tuple[Parameters, Moments, Parameters]:
+        """phi_0 with its moments, by the K steps, and of a bi-level method phi_N, by N more."""
+        settings, draw = self.settings, inner or (lambda: v)
+        before, moments = self._descend(draw, self._phi, self._moments, settings.inner_steps)
+        if settings.method not in BILEVEL:
+            return before, moments, before
+        steps = settings.unrolled_steps
+        after, _ = self._descend(lambda: v, before, moments, steps, unrolled=True)
+        return before, moments, after
 
     def _descend(
         self, draw: Callable[[], Tensor], *start: Any, unrolled: bool = False
@@ -185,14 +181,14 @@ class Update:
             seen = v + spread.view(-1, *[1] * (v.ndim - 1)) * self._normal(v)
             seen, draws, spread = self._part(seen, self._draws(len(v)), spread)
             if self.settings.lower == "elbo":
-                return self._latent.negative_elbo(phi, seen, draws).mean()
+                return (-self._latent.log_weight(phi, seen, draws)).mean()
             found = self._latent.conditional_fisher(phi, seen, draws)
             # Published so: what is seen through much noise counts less.
             return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
         phi, moments, steps = start
-        options: dict[str, Any] = {"unrolled": unrolled, "averages": self._ranks.averages}
-        return descend(lower, phi, moments, self._adam, steps, **options)
+        averages = self._ranks.averages
+        return descend(lower, phi, moments, self._adam, steps, unrolled=unrolled, averages=averages)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..engine.run_config import below, not_positive
 
+LowerName = Literal["elbo", "fisher"]
 MATCHING = ("dsm", "ssm", "mdsm")
 BILEVEL = tuple(f"bi{name}" for name in MATCHING)
 POSTERIORS = (*BILEVEL, "vnce")
@@ -34,9 +36,9 @@ class UpdateSettings:
     """Noise of (bi)dsm."""
     noise_range: tuple[float, float] = (0.1, 3.0)
     """Noise of (bi)mdsm over a minibatch, from the least to the most."""
-    noise_spacing: str = "geometric"
-    """Steps of that noise: geometric or linear."""
-    lower: str = "elbo"
+    noise_spacing: Literal["geometric", "linear"] = "geometric"
+    """Steps of that noise."""
+    lower: LowerName = "elbo"
     """What the posterior is trained by: elbo, or fisher, the conditional Fisher divergence."""
     inner_steps: int = 5
     """K: Adam steps of the posterior on each minibatch."""
@@ -57,6 +59,10 @@ class UpdateSettings:
         """Noise of the data whose density the model learns; 0 of a method without noise."""
         return {"dsm": self.noise_std, "mdsm": HELD}.get(self.method.removeprefix("bi"), 0.0)
 
+    def rate(self, step: int) -> float:
+        """The learning rate's factor at an update."""
+        return 1.0
+
     def update_problems(self) -> list[str]:
         """What cannot be meant, and what was expected."""
         problems = below(self, inner_steps=0, unrolled_steps=0, particles=1)
@@ -64,12 +70,6 @@ class UpdateSettings:
         low, high = self.noise_range
         if not 0 < low < high:
             problems.append(f"noise_range is {low} to {high}, expected 0 < least < most")
-        for name, known in (
-            ("noise_spacing", ("geometric", "linear")),
-            ("lower", ("elbo", "fisher")),
-        ):
-            if (value := getattr(self, name)) not in known:
-                problems.append(f"{name} is {value!r}, expected {' or '.join(known)}")
         named = (*MATCHING, *POSTERIORS, "nce")
         if self.method not in named and not CHAINS.fullmatch(self.method):
             problems.append(f"method is {self.method!r}, expected {', '.join(named)}, cdK or pcdK")
@@ -88,7 +88,7 @@ class DeepSettings(UpdateSettings):
     method: str = "bimdsm"
     lr: float = 1e-4
     unrolled_steps: int = 0
-    lower: str = "fisher"
+    lower: LowerName = "fisher"
     image_size: int | None = None
     train_images: int | None = None
     test_images: int | None = None
@@ -100,7 +100,7 @@ class DeepSettings(UpdateSettings):
     batch: int = 100
 
     def rate(self, step: int) -> float:
-        """The learning rate's factor at an update: a cosine from 1 to 0."""
+        """A cosine from 1 to 0."""
         return (1 + math.cos(math.pi * step / self.iterations)) / 2
 
 

@@ -16,8 +16,8 @@ from torch import Generator, Tensor
 from ebmguard.samplers import sgld
 
 from ..data import ImageData
+from .config import DeepConfig
 from .deep import DeepEnergy, pixels
-from .deep_config import DeepConfig
 
 STEP, STD = 0.1, 0.01
 """Of a Langevin step, x += STEP df/dx + STD z; 1, the short runs' own, is too long for squares."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.deep_config import DeepConfig
+from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.short_run import STD, STEP, ShortRuns
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.sinks import read_jsonl

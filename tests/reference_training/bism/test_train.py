@@ -15,7 +15,7 @@ from ebmguard.reference_training.bism.config import BismConfig
 from ebmguard.reference_training.bism.images import Checkerboard
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
-from ebmguard.reference_training.bism.watched import told
+from ebmguard.reference_training.bism.train import told
 from ebmguard.runs import load
 
 from . import parts
@@ -130,10 +130,6 @@ def test_on_the_command_line(tmp_path, capsys):
     [
         ({"method": "hmc"}, "method is 'hmc'"),
         ({"hidden": 0}, "hidden is 0, expected 1 or more"),
-        (
-            {"data": "mnist"},
-            "data is 'mnist', expected one of checkerboard, gmm, circles, digits, frey",
-        ),
         ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
         ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
         ({"batch": 0}, "batch is 0, expected 1 or more"),
