@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ebmguard import guard
 from ebmguard.reference_training.studies.toy_numbers import COLUMNS
-from ebmguard.reference_training.toy import metrics
+from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
@@ -196,7 +196,7 @@ def chains() -> list[dict[str, str]]:
         equal = torch.randint(8, (CHAINS,), generator=rng)
         angle = equal * math.pi / 4
         start = torch.stack((angle.cos(), angle.sin()), -1)
-        true = metrics.mode_masses(log_p, labels)
+        true = evaluate.mode_masses(log_p, labels)
         for steps in (20, 500):
             found = masses(walk(truth.log_density, start, steps))
             near, far_off = (0.5 * float((found - w).abs().sum()) for w in (masses(start), true))
@@ -205,7 +205,7 @@ def chains() -> list[dict[str, str]]:
             )
         one = torch.tensor([[1.0, 0.0]]).expand(CHAINS, 2)
         for beta in (0.0, 0.5, 0.9):
-            target = metrics.mode_masses((1 - beta) * log_p, labels)
+            target = evaluate.mode_masses((1 - beta) * log_p, labels)
             x, taken, distance = one, 0, 1.0
             while distance >= 0.1 and taken < 1000:
                 x = walk(truth.log_density, x, 25, 1 - beta)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +10,9 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import CONFIG, read_config
-from ..networks import NEGATIVE_SLOPE, casting, seeded
-from ..precision import PrecisionName, autocast_type
-from .presets import Preset
+from ..networks import NEGATIVE_SLOPE, casting
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
@@ -47,7 +43,6 @@ class EnergyNet(nn.Module):
 
     def __init__(
         self,
-        *,
         in_channels: int,
         image_size: int,
         nf: int,
@@ -72,22 +67,6 @@ class EnergyNet(nn.Module):
             maps: Tensor = self.features(x)
         f: Tensor = self.head(maps.to(self.head.weight.dtype))
         return f.flatten()
-
-
-def make_network(
-    settings: Preset, data: ImageData, *, seed: int, precision: PrecisionName
-) -> EnergyNet:
-    """The network as a seed initialises it; PyTorch's global generators are left alone."""
-    channels, size, _ = data.sample_shape
-    make = partial(
-        EnergyNet,
-        in_channels=channels,
-        image_size=size,
-        nf=settings.nf,
-        activation=settings.activation,
-        autocast=autocast_type(precision),
-    )
-    return seeded(make, seed, data.train_x.device)
 
 
 def start_from(network: EnergyNet, path: Path, activation: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from ..engine.run_config import below, counts, not_positive
 
@@ -53,19 +53,7 @@ class Preset:
                 f"most_sgld_steps is {self.most_sgld_steps}, expected sgld_steps, "
                 f"{self.sgld_steps}, or more"
             )
-        for name, known in (
-            ("activation", ActivationName),
-            ("init", InitName),
-            ("optimizer", OptimizerName),
-        ):
-            if getattr(self, name) not in get_args(known):
-                expected = " or ".join(get_args(known))
-                problems.append(f"{name} is {getattr(self, name)!r}, expected {expected}")
         return problems
-
-    def to_json(self) -> dict[str, Any]:
-        """The settings as plain JSON values."""
-        return asdict(self)
 
 
 CIFAR10 = Preset()

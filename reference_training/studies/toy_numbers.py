@@ -12,9 +12,8 @@ import torch
 
 from ..plots.numbers import mean, number
 from ..toy.distributions import DISTRIBUTIONS
-from ..toy.grid import Grid
-from ..toy.kde import bandwidth, kde
-from ..toy.metrics import log_masses
+from ..toy.evaluate import log_masses
+from ..toy.grid import Grid, bandwidth, kde
 from ..toy.scenario import GOOD
 from .config import ToyFigure
 from .study import ABOUT, frame_of

@@ -9,7 +9,7 @@ from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import RunConfig, below, refuse
-from .scenario import Scenario, find_scenario
+from .scenario import SCENARIOS, Scenario
 
 if TYPE_CHECKING:  # the help needs no torch
     from .members import Members
@@ -75,7 +75,10 @@ class ToyConfig(RunConfig):
     @property
     def settings(self) -> Scenario:
         """The scenario with what is overridden."""
-        scenario = find_scenario(self.scenario)
+        if self.scenario not in SCENARIOS:
+            known = ", ".join(SCENARIOS)
+            raise ConfigError(f"scenario is {self.scenario!r}, expected one of {known}")
+        scenario = SCENARIOS[self.scenario]
         if self.lr is not None:
             scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
         return self.over(scenario)

@@ -35,7 +35,6 @@ class Distribution(abc.ABC):
         std: standard deviation in every component.
         limit: pictures and grids span [-limit, limit] on each axis.
         kde_factor: kernel width of the published density estimate over the samples' own.
-        init_std: standard deviation of the Gaussian from which chains start.
         dim: 1 or 2.
     """
 
@@ -43,7 +42,6 @@ class Distribution(abc.ABC):
     std: float = _STD
     limit: float
     kde_factor: float
-    init_std: float
     dim: int = 2
 
     @abc.abstractmethod
@@ -74,7 +72,6 @@ class GaussianMixture(Distribution):
     centres: tuple[tuple[float, ...], ...]
     limit: float = 1.6
     kde_factor: float = 0.1
-    init_std: float = 1.0
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""
@@ -104,7 +101,6 @@ class Rings(Distribution):
     radii: tuple[float, ...]
     limit: float = 4.6
     kde_factor: float = 0.075
-    init_std: float = 2.0
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
@@ -90,11 +90,6 @@ class Members:
         """The seed of each member."""
         return [member["seed"] for member in self.describe()]
 
-    @property
-    def variant_of_each(self) -> list[Variant]:
-        """The variant of each member."""
-        return [member["variant"] for member in self.describe()]
-
     def spread(self, per_seed: Tensor, dim: int = 0) -> Tensor:
         """What was drawn once for each seed, for every member: S entries along ``dim`` -> G."""
         return torch.cat([per_seed] * (len(self.variants) * len(self.betas)), dim)
@@ -113,15 +108,13 @@ class Members:
         self, output_scale: float, iterations: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """β* of each member at the first update, and how much it grows by each: (terms, G)."""
-
-        def table(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
-            rows = [pick(beta) * (self.terms // len(pick(beta))) for beta in self.betas]
-            betas = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
-            return self.spread_betas(betas).T.contiguous().to(device)
-
-        starts = table(lambda beta: beta.starts)
-        slopes = (table(lambda beta: beta.ends) - starts) / iterations
-        return starts * output_scale, slopes * output_scale
+        both = [b.starts for b in self.betas], [b.ends for b in self.betas]
+        rows = [[each * (self.terms // len(each)) for each in of_all] for of_all in both]
+        starts, ends = (
+            self.spread_betas(of_betas).T.contiguous().to(device)
+            for of_betas in torch.tensor(rows, dtype=torch.float64)  # (betas, terms) each
+        )
+        return starts * output_scale, (ends - starts) / iterations * output_scale
 
     def strength(
         self, output_scale: float, iterations: int, device: torch.device

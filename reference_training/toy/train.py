@@ -56,7 +56,7 @@ class Ensemble(Task):
         self.loss_fn, self.sample_q = guard(
             None,
             make_training_sampler(settings, device),
-            variant=members.variant_of_each,
+            variant=[member["variant"] for member in members.describe()],
             **record.for_guard,
             **members.strength(settings.output_scale, settings.iterations, device),
         )

@@ -36,20 +36,6 @@ class Inverse:
     stages: Tensor
 
 
-def first_guess(x: Tensor) -> Tensor:
-    """Where a search for the z of an image x in [-1, 1] may begin: in the cube, on the way to x.
-
-    From noise of p_0, where the paper begins, more descents end at another image than x.
-
-    Args:
-        x: images, (B, ...).
-
-    Returns:
-        (B, ...).
-    """
-    return x / 2
-
-
 def invert(
     f: NegativeEnergy,
     x: Tensor,
@@ -79,10 +65,8 @@ def invert(
     is the one that the descent from z0 leads to.
 
     Args:
-        f: the negative energy. A row's value may depend on that row alone.
+        f, steps, step_size: of the map, as in `flow`.
         x: the images to reach, (B, ...).
-        steps: K, 0 or more.
-        step_size: the factor on the gradient of f, as in `flow`.
         z0: where to start, shaped as x and of its type, which must be the type that f computes in;
             in [-1, 1] where z is kept there.
         iterations: evaluations of M and its gradient after the one at z0. Each takes some 4 times

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,8 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(B, D) to the values of B problems, (B,), and their gradients, (B, D)."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """Where the problems stand: the least value of each so far, and where it was.
-
-    Attributes:
-        z: (B, D).
-        value: (B,).
-    """
+class Point(NamedTuple):
+    """Where the problems stand: the least value of each so far, (B,), and where it was, (B, D)."""
 
     z: Tensor
     value: Tensor

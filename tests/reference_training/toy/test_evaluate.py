@@ -15,7 +15,7 @@ from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
-from ebmguard.reference_training.toy.kde import bandwidth
+from ebmguard.reference_training.toy.grid import bandwidth
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.scenario import SCENARIOS

@@ -9,8 +9,7 @@ import torch
 from scipy import integrate, special, stats
 
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.grid import Grid
-from ebmguard.reference_training.toy.kde import bandwidth, blurred, kde
+from ebmguard.reference_training.toy.grid import Grid, bandwidth, blurred, kde
 
 
 def generator(seed=0):

@@ -11,8 +11,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.grid import Grid
-from ebmguard.reference_training.toy.metrics import (
+from ebmguard.reference_training.toy.evaluate import (
     energy_scale,
     kl,
     log_masses,
@@ -21,6 +20,7 @@ from ebmguard.reference_training.toy.metrics import (
     offset_r2,
     total_variation,
 )
+from ebmguard.reference_training.toy.grid import Grid
 
 LOGS = hnp.arrays(np.float64, 7, elements=st.floats(-900, 900)).map(torch.from_numpy)
 

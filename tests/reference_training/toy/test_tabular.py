@@ -19,8 +19,8 @@ from torch.nn.functional import softplus
 
 from ebmguard import contrastive_loss
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
+from ebmguard.reference_training.toy.evaluate import kl, log_masses, offset_r2
 from ebmguard.reference_training.toy.grid import Grid
-from ebmguard.reference_training.toy.metrics import kl, log_masses, offset_r2
 
 
 def expected_loss(f, p, q, beta):
