@@ -50,11 +50,7 @@ class ToyConfig(RunConfig):
     shown: ClassVar[tuple[str, ...]] = ("out", "scenario", "betas", "seeds")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant.
-
-        Args:
-            ranks: a single one; an ensemble is not divided.
-        """
+        """Refuse settings that cannot be meant."""
         problems = below(self, seeds=1, evaluations=1) + self.problems()
         if ranks.world > 1:
             problems.append(f"an ensemble is trained by one process, not by {ranks.world}")

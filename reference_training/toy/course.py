@@ -29,13 +29,7 @@ AVERAGED = 5
 
 
 class Course:
-    """How the members of a run go.
-
-    Args:
-        config: settings of the run.
-        folder: where members.jsonl and figures/grids.npz go.
-        evaluator: measures the members.
-        network: the ensemble.
+    """How the members of a run go, for members.jsonl and figures/grids.npz.
 
     Attributes:
         diverged_at: (G,) first diverged update of each member, -1 where there is none: that whose
@@ -66,12 +60,9 @@ class Course:
         return self.due(step) > self.due(step - 1)
 
     def evaluate(self, step: int, guarded: Sequence[Mapping[str, float]]) -> None:
-        """Measure all members; the last evaluations look at samples too.
+        """Measure all members after so many updates; the last evaluations look at samples too.
 
-        Args:
-            step: updates finished so far.
-            guarded: the guard's latest row of each member, of which some numbers are kept; none
-                before the first has arrived.
+        Of the guard's latest row of each member some numbers are kept; none before the first.
         """
         rows = self.evaluator.measure(self.evaluator.log_density(self.network))
         for row, diagnostics in zip(rows, guarded, strict=False):
@@ -87,11 +78,7 @@ class Course:
         self.folder.append_rows(MEMBERS, stamped)
 
     def results(self, step: int, guarded: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-        """Write figures/grids.npz.
-
-        Returns:
-            What results.json holds of the members.
-        """
+        """What results.json holds of the members, once figures/grids.npz is written."""
         rows = read_rows(self.folder.path, MEMBERS)
         if not rows or rows[-1]["step"] != step:  # resumed with as many updates as there were
             self.evaluate(step, guarded)
@@ -107,12 +94,9 @@ class Course:
         np.savez_compressed(partial, **arrays)
         os.replace(partial, self.folder.figures / GRIDS)
         diverged = [at if at >= 0 else None for at in self.diverged_at.tolist()]
-        members = [
-            {**who, **_last_means([r for r in rows if r["member"] == i]), "diverged_at": at}
-            for (i, who), at in zip(
-                enumerate(self.config.members.describe()), diverged, strict=True
-            )
-        ]
+        members = self.config.members.describe()
+        for i, (member, at) in enumerate(zip(members, diverged, strict=True)):
+            member |= {**_last_means([r for r in rows if r["member"] == i]), "diverged_at": at}
         lost = min((at for at in diverged if at is not None), default=None)
         return {"diverged_at": lost, "members": members}
 

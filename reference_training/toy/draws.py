@@ -17,14 +17,8 @@ class Draws(Streams):
     """What is random in an update: positives, start points and the noise of the chains.
 
     A member's numbers depend on its seed alone, not on who else is in the ensemble, so that
-    members differ only in what is compared.
-
-    Args:
-        distribution: of the positives.
-        settings: sizes, steps and the Gaussian that chains start from.
-        members: whom to draw for.
-        seeds: one seed for each stream, in the order of ``members.seeds``.
-        device: of the streams and of what they give.
+    members differ only in what is compared. There is a stream for each of ``members.seeds``, whose
+    own seed is given.
     """
 
     def __init__(

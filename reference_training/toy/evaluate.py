@@ -35,10 +35,6 @@ class Evaluator:
     from a fixed proposal q (no Langevin steps), ``oracle_r2`` is the p_d-weighted R² of F against
     the optimum (log p_d - log q) / β + c of the default variant (Appendix I).
 
-    Args:
-        settings: the scenario.
-        members: of the ensemble.
-        device: where to compute.
     """
 
     def __init__(self, settings: Scenario, members: Members, device: torch.device) -> None:
@@ -67,12 +63,8 @@ class Evaluator:
         """
         seeds = [(step + 1) * 1_000_003 + seed for seed in self.members.seeds]
         draws = Draws(self.distribution, self.settings, self.members, seeds, self.device)
-        sample_q = make_sampler(self.settings)
-        parts = [
-            sample_q(network, *draws.chains(SAMPLES_AT_ONCE))
-            for _ in range(SAMPLES // SAMPLES_AT_ONCE)
-        ]
-        return torch.cat(parts, 1)
+        sample_q, parts = make_sampler(self.settings), range(SAMPLES // SAMPLES_AT_ONCE)
+        return torch.cat([sample_q(network, *draws.chains(SAMPLES_AT_ONCE)) for _ in parts], 1)
 
     def measure(self, log_density: Tensor) -> list[dict[str, float]]:
         """Of :meth:`log_density`: a dict of metrics for each member."""
@@ -85,8 +77,7 @@ class Evaluator:
             "energy_r2": r2,
         }
         if self.optimum is not None:
-            weight = self.truth.exp()
-            columns["oracle_r2"] = offset_r2(log_density, self.optimum, weight)
+            columns["oracle_r2"] = offset_r2(log_density, self.optimum, self.truth.exp())
         return _rows(columns)
 
     def measure_samples(self, samples: Tensor) -> list[dict[str, float]]:
@@ -110,16 +101,14 @@ class Evaluator:
         ratio = self.distribution.log_density(points) - log_q
         betas = [
             beta.starts[0] if beta.starts == beta.ends and len(beta.starts) == 1 else 0.0
-            for beta in self.members.betas
+            for beta in self.members.beta_of_each
         ]
-        each = torch.tensor([[beta or torch.nan] for beta in betas], dtype=torch.float64)
-        optimum: Tensor = ratio / self.members.spread_betas(each)
-        return optimum
+        return ratio / torch.tensor([[beta or torch.nan] for beta in betas], dtype=torch.float64)
 
 
 def _rows(columns: Mapping[str, Tensor]) -> list[dict[str, float]]:
-    values = [column.tolist() for column in columns.values()]
-    return [dict(zip(columns, row, strict=True)) for row in zip(*values, strict=True)]
+    values = torch.stack([*columns.values()], 1).tolist()
+    return [dict(zip(columns, row, strict=True)) for row in values]
 
 
 def log_masses(log_values: Tensor) -> Tensor:
@@ -145,10 +134,7 @@ def total_variation(log_p: Tensor, log_q: Tensor) -> Tensor:
 def mode_masses(log_p: Tensor, labels: Tensor) -> Tensor:
     """Mass of each mode, ``(..., modes)``.
 
-    Args:
-        log_p: ``(..., cells)``.
-        labels: ``(cells,)``, the mode of each cell: the likeliest component of the truth,
-            ``distribution.component_log_densities(grid.points).argmax(-1)``.
+    The labels, ``(cells,)``, are each cell's mode: the truth's likeliest component there.
     """
     masses = log_masses(log_p).exp()
     modes = masses.new_zeros(*masses.shape[:-1], int(labels.max()) + 1)
@@ -175,9 +161,8 @@ def energy_scale(f: Tensor, log_density: Tensor, log_p: Tensor) -> tuple[Tensor,
 def offset_r2(f: Tensor, target: Tensor, weight: Tensor) -> Tensor:
     """R² of F against a target where only an additive constant is free.
 
-    Against Figure 9's fixed proposal q the target is (log p_d - log q) / β. 1 means that F equals
-    the target up to a constant, 0 that it is no better than a constant; it may be negative. Only
-    ratios of the weights matter. NaN where the target is constant.
+    1 means that F equals the target up to a constant, 0 that it is no better than a constant; it
+    may be negative. Only ratios of the weights matter. NaN where the target is constant.
     """
     weight = weight.double() / weight.double().sum(-1, keepdim=True)
     wanted = _centred(target, weight)

@@ -19,11 +19,9 @@ Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
-    """Short-run SGLD with its noise given; the start points where a scenario has no step.
+    """Short-run SGLD with its noise given, by a name of :data:`.scenario.SAMPLERS`.
 
-    Args:
-        settings: the scenario.
-        name: one of :data:`.scenario.SAMPLERS`.
+    Where a scenario has no step it gives the start points.
     """
     fault = SAMPLERS[name]
 

@@ -33,12 +33,7 @@ from .sampler import make_training_sampler
 
 
 class Ensemble(Task):
-    """Every member of a run.
-
-    Args:
-        config: the settings.
-        record: of the run.
-    """
+    """Every member of a run."""
 
     def __init__(self, config: ToyConfig, record: Record) -> None:
         settings, members, device = config.settings, config.members, record.device
