@@ -17,24 +17,12 @@ class Draws(Streams):
     """Random numbers of a run, in three streams, so that runs of different β* differ in it alone.
 
     Every rank draws the same images and the same number of steps, and keeps its part of the
-    images; the noise of its chains is its own.
-
-    Args:
-        data: on the device of the training.
-        settings: batch, noise, steps.
-        seed: of the run.
-        ranks: who trains.
-
-    Attributes:
-        images: stream of the images and of their noise.
-        chains: stream of the chains.
+    images; the noise of its chains is its own. All are on the device of the data.
     """
 
     def __init__(self, data: ImageData, settings: Preset, seed: int, ranks: Ranks) -> None:
         device = data.train_x.device
-        self._data = data
-        self._settings = settings
-        self._ranks = ranks
+        self._data, self._settings, self._ranks = data, settings, ranks
         self.images = torch.Generator(device).manual_seed(3 * seed)
         self.chains = torch.Generator(device).manual_seed(ranks.own_seed(3 * seed + 1))
         # Counts are needed on the host: one on a GPU would have to be waited for.

@@ -33,8 +33,7 @@ class EnergyNet(nn.Module):
     is the published network; the paper's public code has none for other sizes.
 
     Args:
-        in_channels: image channels.
-        image_size: pixels a side.
+        in_channels, image_size: of the images.
         nf: width. Published: 64 (the public script), 128 (the paper's CIFAR-10 model).
         activation: "leaky_relu", with slope 0.2; or "gelu", as for the authors' likelihoods: the
             K-step map of a piecewise linear f has no second derivatives.
@@ -72,10 +71,7 @@ class EnergyNet(nn.Module):
 def start_from(network: EnergyNet, path: Path, activation: str) -> None:
     """Give a network the parameters of another run's last checkpoint.
 
-    Args:
-        network: gets them.
-        path: folder of the other run.
-        activation: the network's, which its parameters do not tell.
+    They do not tell their network's activation, which has to be the same.
     """
     if not (path / CONFIG).is_file():
         raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")

@@ -23,27 +23,13 @@ Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 def chain(settings: Preset, network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
     """Langevin steps, as many as there is noise for (Nijkamp et al. 2019, Eq. 4).
 
-    x += step_size * df/dx + noise_std * z, without a clamp: chains may leave the cube.
-
-    Args:
-        settings: step_size and noise_std.
-        network: f, (n, C, H, W) -> (n,).
-        x0: start points, (n, C, H, W).
-        noise: standard normal, (steps, n, C, H, W).
-
-    Returns:
-        detached samples, (n, C, H, W).
+    x += step_size * df/dx + noise_std * z, without a clamp: chains may leave the cube. Shapes are
+    those of a :data:`Sampler`.
     """
+    step_size, noise_std = settings.step_size, settings.noise_std
     # A compiled network would compute the parameters' gradients along with the samples'.
     with frozen(network) as f:
-        return sgld(
-            f,
-            x0,
-            steps=len(noise),
-            step_size=settings.step_size,
-            noise_std=settings.noise_std,
-            noise=noise,
-        )
+        return sgld(f, x0, steps=len(noise), step_size=step_size, noise_std=noise_std, noise=noise)
 
 
 def make_sampler(
@@ -59,9 +45,9 @@ def make_sampler(
     Args:
         settings: of the chains.
         device: where they run.
-        refinement: asked at every call by how much finer the steps are than the settings'
-            (``Guard.refinement``): the same diffusion for the same time, with the same output
-            scale. The noise is for that many times the steps.
+        refinement: asked at every call by how much finer the steps are than the settings': the same
+            diffusion for the same time, with the same output scale. The noise is for that many
+            times the steps.
 
     Returns:
         a sampler that belongs to one network and one guard: what a graph has captured is theirs.
@@ -89,8 +75,5 @@ def refined(settings: Preset, finer: float) -> Preset:
 
     α, the step of the Langevin equation, is noise_std**2, and proportional to step_size.
     """
-    return replace(
-        settings,
-        step_size=settings.step_size / finer,
-        noise_std=settings.noise_std / finer**0.5,
-    )
+    step_size, noise_std = settings.step_size / finer, settings.noise_std / finer**0.5
+    return replace(settings, step_size=step_size, noise_std=noise_std)

@@ -43,10 +43,6 @@ class ShortRun(Task):
     The guard's row of each update has three more numbers: `sgld_steps`, how many were run;
     `outside`, the share of the negatives' entries that lie outside of [-1, 1]; `contrast`, their
     standard deviation (of several ranks, the mean of theirs).
-
-    Args:
-        config: the settings.
-        record: of the run.
     """
 
     unit = "update"
@@ -56,9 +52,7 @@ class ShortRun(Task):
         settings, device, ranks = config.settings, record.device, record.ranks
         set_precision(config.precision)
         self.title = f"beta* = {config.beta_star:g}"
-        self.config = config
-        self.settings = settings
-        self.record = record
+        self.config, self.settings, self.record = config, settings, record
         data = config.load_data().to(device)
         self.network = config.make_network(data)
         compile_modules(config.compile, config.precision, device, self.network)
@@ -186,10 +180,8 @@ def told(results: Mapping[str, Any]) -> str:
     """What the guard saw at the end."""
     numbers, beta_star = results["median_last_100"], results["beta_star"]
     shown = {"energy gap": tags.ENERGY_GAP}
-    shown |= {
-        name: tags.weight_tag(tag, beta_star)
-        for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS))
-    }
+    for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS)):
+        shown[name] = tags.weight_tag(tag, beta_star)
     known = [f"{name} {numbers[t]:.3g}" for name, t in shown.items() if numbers[t] is not None]
     return f"medians of the last {LAST} updates: {', '.join(known)}"
 

@@ -1,4 +1,4 @@
-"""log |det dM/dz| of the flow, step by step, and from it densities and bits per dimension.
+"""The map z -> x of a short run without its noise, its determinant, densities and bits.
 
 What these numbers are, and what they are not:
 
@@ -18,15 +18,40 @@ What these numbers are, and what they are not:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .flow_map import NegativeEnergy, flow
-
+NegativeEnergy = Callable[[Tensor], Tensor]
+"""f: images (B, ...) to their negative energies (B,); high on data."""
 CHUNK = 256
 """Hessian-vector products at a time: of a CIFAR network of 64 channels, in float64, some GiB."""
+
+
+def flow(f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float) -> Tensor:
+    """M(z): `steps` times x <- x + step_size * grad f(x), from x = z.
+
+    The flow of a short run in Nijkamp et al. (2019), section 3.4: what its chains do once their
+    noise is negligible beside the gradient. Each row of z goes its own way. The result can be
+    differentiated in z, through all steps, where z requires its gradient and gradients are
+    enabled; elsewhere no graph is kept, and memory is that of one step.
+
+    Args:
+        f: the negative energy. A row's value may depend on that row alone.
+        z: where the chains start, (B, ...).
+        steps: K, 0 or more.
+        step_size: the factor on the gradient, with (1 - beta) in it where the chains' drift has it.
+    """
+    differentiable = torch.is_grad_enabled() and z.requires_grad
+    x = z if differentiable else z.detach()
+    for _ in range(steps):
+        at = x if differentiable else x.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(f(at).sum(), at, create_graph=differentiable)
+        x = x + step_size * gradient
+    return x
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from .flow_map import NegativeEnergy, flow
+from .density import NegativeEnergy, flow
 from .quasi_newton import descend
 
 ITERATIONS = 100

@@ -16,12 +16,12 @@ from ebmguard.reference_training.shortrun.flow.density import (
     bits_per_dim,
     dequantise,
     extended_log_density,
+    flow,
     hessians,
     inside_cube,
     log_abs_det,
     noise_bits,
 )
-from ebmguard.reference_training.shortrun.flow.flow_map import flow
 from ebmguard.reference_training.shortrun.network import EnergyNet
 
 Energy = Callable[[Tensor], Tensor]

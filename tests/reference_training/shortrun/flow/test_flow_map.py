@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from ebmguard.reference_training.shortrun.flow.flow_map import flow
+from ebmguard.reference_training.shortrun.flow.density import flow
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
 
