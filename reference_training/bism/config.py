@@ -64,11 +64,6 @@ class BismConfig(UpdateSettings, RunConfig):
 
         open_data(self.data, self.data_root)  # before there is a folder
 
-    @property
-    def total_steps(self) -> int:
-        """Updates that the run is to have."""
-        return self.iterations
-
 
 @dataclass(frozen=True)
 class DeepConfig(DataConfig):
@@ -161,11 +156,6 @@ class DeepConfig(DataConfig):
     def is_short_run(self) -> bool:
         """Whether short runs stand for the posterior."""
         return bool(re.fullmatch(r"p?sr[1-9]\d*", self.settings.method))
-
-    @property
-    def total_steps(self) -> int:
-        """Updates that the run is to have."""
-        return self.settings.iterations
 
     def to_json(self) -> dict[str, Any]:
         """The settings as given, and under `settings` those that count."""

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from ebmguard.samplers import sgld
 
+from ..data import ImageData
 from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
-from ..engine.task import Part
 from .config import DeepConfig
-from .deep import DeepModel, make_model, pixels
+from .deep import DeepEnergy, DeepModel, make_model, pixels
 from .methods import BETAS, Update
-from .short_run import BATCH, reconstruction_error, short_runs
 from .train import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
-DATA_STD = 0.03
-"""Noise on the images of an update of short runs, as those have it."""
+SHORT_STEP, SHORT_STD, DATA_STD = 0.1, 0.01, 0.03
+"""Of short runs: x += SHORT_STEP df/dx + SHORT_STD z, and the noise on the images of an update, as
+published; the published SHORT_STEP, 1, is too long for squares."""
+BATCH = 250
+"""Test images that pass together."""
 
 
 class ImageModel(WatchedModel):
@@ -50,12 +53,7 @@ class DeepLatentModel(ImageModel):
         self.update = Update(
             network, self.settings, draws.update, posterior, self.walk, record.ranks
         )
-        self.parts: dict[str, Part] = {
-            "network": network,
-            "update": self.update,
-            "draws": draws,
-            "chains": self.chains,
-        }
+        self.parts |= {"network": network, "update": self.update, "chains": self.chains}
 
     def minibatch(self, rng: Generator) -> Tensor:
         """Of training images."""
@@ -78,6 +76,75 @@ def walk(model: DeepModel, v: Tensor, steps: int, rng: Generator) -> Tensor:
     return sgld(f, v, steps=steps, step_size=STD**2 / 2, noise_std=STD, generator=rng)
 
 
+@dataclass(frozen=True)
+class ShortRuns:
+    """Chains of K steps of a deep model with real latents, where v has the shape (C, H, W).
+
+    So Nijkamp et al. (2019) learn one, as they tell their reviewers: the latents of images by K
+    Langevin steps in h, the negatives by K in (v, h), and the gradient of the energy between them.
+    """
+
+    network: DeepEnergy
+    shape: tuple[int, ...]
+    steps: int
+    rng: Generator
+
+    def noise(self, count: int) -> tuple[Tensor, Tensor]:
+        """Where cold chains start: uniform v, ``(count, C, H, W)``, and normal h, in this order."""
+        options: dict[str, Any] = {"generator": self.rng, "device": self.rng.device}
+        v = torch.rand(count, *self.shape, **options)
+        return v, torch.randn(count, self.network.hidden, **options)
+
+    def infer(self, v: Tensor, h: Tensor) -> Tensor:
+        """h after K steps at a fixed v."""
+        with torch.no_grad():
+            projected = self.network.projected(v)
+        return self._walk(lambda h: -self.network.of_projected(projected, h), h)
+
+    def synthesize(self, v: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """Both after K steps."""
+
+        def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+            return x[:, : -h.shape[1]].view(v.shape), x[:, -h.shape[1] :]
+
+        joint = torch.cat((v.flatten(1), h), 1)
+        return parts(self._walk(lambda x: -self.network.energy(*parts(x)), joint))
+
+    def latents(self, v: Tensor) -> Tensor:
+        """Of images, by cold chains."""
+        return self.infer(v, self.noise(len(v))[1])
+
+    def given(self, h: Tensor) -> Tensor:
+        """Images of latents, by cold chains."""
+        return self._walk(lambda v: -self.network.energy(v, h), self.noise(len(h))[0])
+
+    def samples(self, count: int) -> Tensor:
+        """Images by cold chains in (v, h)."""
+        return self.synthesize(*self.noise(count))[0]
+
+    def _walk(self, f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return sgld(
+            f, x, steps=self.steps, step_size=SHORT_STEP, noise_std=SHORT_STD, generator=self.rng
+        )
+
+
+def short_runs(
+    config: DeepConfig, data: ImageData, network: DeepEnergy, rng: Generator
+) -> ShortRuns:
+    """The chains that a method names: cold srK, warm psrK."""
+    shape = pixels(data, data.train_x[:1]).shape[1:]
+    return ShortRuns(network, shape, int(config.settings.method.rpartition("sr")[2]), rng)
+
+
+def reconstruction_error(runs: ShortRuns, data: ImageData) -> float:
+    """Mean squared error of a pixel, over the test images; an image is in [0, 1]."""
+    total = 0.0
+    for part in torch.split(data.test_x, BATCH):
+        v = pixels(data, part)
+        total += (runs.given(runs.latents(v)) - v).square().mean().item() * len(v)
+    return total / len(data.test_x)
+
+
 class ShortRunModel(ImageModel):
     """A model whose posterior and whose samples are chains of K steps.
 
@@ -95,14 +162,8 @@ class ShortRunModel(ImageModel):
         self.chains, self.latents = Chains(v), Chains(h)
         size = len(self.data.train_x), s.hidden
         self.inferred = Chains(torch.randn(size, generator=self.runs.rng, device=record.device))
-        self.parts: dict[str, Part] = {
-            "network": self.network,
-            "optimizer": self.optimizer,
-            "draws": self.draws,
-            "chains": self.chains,
-            "latents": self.latents,
-            "inferred": self.inferred,
-        }
+        self.parts |= {"network": self.network, "optimizer": self.optimizer}
+        self.parts |= {"chains": self.chains, "latents": self.latents, "inferred": self.inferred}
 
     def step(self, step: int) -> Tensor:
         """One update by the difference of the energies, which the guard has too."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -25,6 +26,8 @@ from .rbm import GaussianBernoulliRBM
 __all__ = ["BETAS", "Levels", "Update", "Walk"]
 
 BETAS = (0.9, 0.95)
+PARTICLES = 5
+"""Latents that vnce draws for each sample of its noise."""
 Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
@@ -126,12 +129,9 @@ class Update:
 
     def held_out(self, v: Tensor, generator: Generator) -> float:
         """The loss of other data, by other random numbers; nothing is changed by it."""
-        own = self._generator, self._chains, self._ranks
-        self._generator, self._chains, self._ranks = generator, None, ONE_RANK
-        try:
-            return self._loss(v, {} if self.posterior is None else self._phi).mean().item()
-        finally:
-            self._generator, self._chains, self._ranks = own
+        other = copy(self)
+        other._generator, other._chains, other._ranks = generator, None, ONE_RANK
+        return other._loss(v, {} if self.posterior is None else self._phi).mean().item()
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the generator."""
@@ -212,15 +212,15 @@ class Update:
 
     def _noise_contrast(self, v: Tensor, phi: Parameters) -> Tensor:
         """(V)NCE against N(0, I); of VNCE (Rhodes and Gutmann 2019) the bound at the posterior."""
-        settings, (own, noise) = self.settings, self._part(v, self._normal(v))
+        own, noise = self._part(v, self._normal(v))
 
         def above(log_density: Tensor, x: Tensor) -> Tensor:
             of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).flatten(1).sum(1)
             return log_density - self._constant - of_noise
 
-        if settings.method == "nce":
+        if self.settings.method == "nce":
             return contrastive(above(self.model(own), own), above(self.model(noise), noise))
-        count, weight = settings.particles, partial(self._latent.log_weight, phi)
+        count, weight = PARTICLES, partial(self._latent.log_weight, phi)
         several = noise.repeat(count, *[1] * (noise.ndim - 1))
         drawn = self._draws(count * len(v)).view(count, len(v), -1)
         weights = weight(several, drawn[:, self._ranks.part(len(v))].flatten(0, 1))

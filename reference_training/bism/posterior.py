@@ -33,10 +33,7 @@ class BernoulliPosterior(nn.Linear):
     The density of a relaxed draw is the Bernoulli's own formula, which is linear in h: with the
     exact posterior of an RBM the weight -E(v, h) - log q(h | v) is the same at every h.
 
-    Args:
-        visible: entries of v, which may be an image.
-        hidden: entries of h.
-        temperature: of the relaxation; towards 0 the draws become bits and their gradient dies.
+    Towards a temperature of 0 the draws become bits and their gradient dies.
     """
 
     def __init__(self, visible: int, hidden: int, temperature: float = 0.1) -> None:
@@ -67,10 +64,7 @@ class BernoulliPosterior(nn.Linear):
 class GaussianPosterior(nn.Sequential):
     """A diagonal Gaussian whose mean and log standard deviation three strided convolutions give.
 
-    Args:
-        shape: (C, H, W) of v; H and W are multiples of 8.
-        hidden: entries of h.
-        channels: of the convolutions.
+    v has the shape (C, H, W), and H and W are multiples of 8.
     """
 
     def __init__(

@@ -46,8 +46,6 @@ class UpdateSettings:
     """N: further steps that the model's gradient goes through."""
     fresh_inner: bool = False
     """A minibatch of its own for each of the K steps, instead of that of the update."""
-    particles: int = 5
-    """Latents that vnce draws for each sample of its noise."""
 
     @property
     def has_chains(self) -> bool:
@@ -65,7 +63,7 @@ class UpdateSettings:
 
     def update_problems(self) -> list[str]:
         """What cannot be meant, and what was expected."""
-        problems = below(self, inner_steps=0, unrolled_steps=0, particles=1)
+        problems = below(self, inner_steps=0, unrolled_steps=0)
         problems += not_positive(self, "lr", "noise_std")
         low, high = self.noise_range
         if not 0 < low < high:

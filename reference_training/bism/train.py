@@ -111,6 +111,7 @@ class WatchedModel(Task):
         self.record, self.settings = record, settings
         self.title = f"{settings.method} on {config.data}"
         self.draws, self.clock = Draws(record, settings.has_chains), Clock()
+        self.parts: dict[str, Part] = {"draws": self.draws}
         self._evaluations = config.evaluations
         # The energies that it gets are no part of the loss, and no sampler is tempered. Of exact
         # samples f has a spread of about (entries / 2)^0.5: at an exponent of 1/2 a few of many
@@ -178,13 +179,8 @@ class LatentModel(WatchedModel):
         self.log_density = lambda: self.model
         self.chains = Chains(torch.zeros(ranks.share(config.batch), dim, device=device))
         self.update = Update(self.model, config, self.draws.update, ranks=ranks)
-        self.parts: dict[str, Part] = {
-            "model": self.model,
-            "update": self.update,
-            "draws": self.draws,
-            "chains": self.chains,
-            "clock": self.clock,
-        }
+        self.parts |= {"model": self.model, "update": self.update}
+        self.parts |= {"chains": self.chains, "clock": self.clock}
 
     def measure(self) -> dict[str, Any]:
         """The sliced Fisher divergence; of few latents nats per held-out sample too, exactly.

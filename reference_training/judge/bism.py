@@ -15,7 +15,7 @@ from ebmguard.errors import ConfigError
 
 from ..bism.config import DeepConfig
 from ..bism.deep import DeepModel, framed, make_model, pixels
-from ..bism.short_run import reconstruction_error, short_runs
+from ..bism.deep_train import reconstruction_error, short_runs
 from ..data import ImageData
 from ..device import describe
 from ..engine.checkpoints import load_all_ranks

@@ -93,11 +93,6 @@ class ShortRunConfig(ImageConfig):
         return seeded(make, self.seed, data.train_x.device)
 
     @property
-    def total_steps(self) -> int:
-        """Updates that the run is to have."""
-        return self.settings.iterations
-
-    @property
     def settings(self) -> Preset:
         """The preset with what is overridden; K is fixed unless both ends are set."""
         preset = self.over(PRESETS[self.data])

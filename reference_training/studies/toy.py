@@ -13,9 +13,8 @@ from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import CONFIG, RESULTS, open_file, read_json, read_rows
 from ..toy.config import ToyConfig
-from ..toy.course import GRIDS, MEMBERS
 from ..toy.members import VARIANTS
-from ..toy.train import train_run
+from ..toy.train import GRIDS, MEMBERS, train_run
 from .config import ToyFigure
 
 OFF = "0"

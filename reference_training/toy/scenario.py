@@ -10,25 +10,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-from ..engine.run_config import below, counts, not_positive, refuse
+from typing import NamedTuple
 
 GOOD = "good"
 """The sampler of the scenario as it is."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """What is wrong with a sampler that is otherwise the scenario's.
-
-    Attributes:
-        step: factor of the Langevin step: that of the step size, and of the noise's variance.
-        away: how far the start points lie from where they belong, in standard deviations of the
-            Gaussian that they come from, in each coordinate.
-    """
+class Fault(NamedTuple):
+    """What is wrong with a sampler that is otherwise the scenario's."""
 
     step: float = 1.0
+    """Factor of the Langevin step: that of the step size, and of the noise's variance."""
     away: float = 0.0
+    """How far the start points lie from where they belong, in each coordinate, in standard
+    deviations of the Gaussian that they come from."""
 
 
 SAMPLERS = {
@@ -89,25 +84,6 @@ class Scenario:
         """Adam's learning rate for update ``step``."""
         decay: float = (self.lr_end / self.lr) ** (step / self.iterations)
         return self.lr * decay
-
-    def check(self) -> None:
-        """Refuse settings that cannot be meant, all of them in one error."""
-        problems = below(self, **counts(self, sgld_steps=0))
-        problems += not_positive(self, "step_size", "noise_std", "init_std", "lr", "lr_end")
-        if not math.isfinite(self.init_mean):
-            problems.append(f"init_mean is {self.init_mean}, expected a finite number")
-        names = self.sampler_names
-        if len(set(names)) < len(names) or not SAMPLERS.keys() >= set(names):
-            problems.append(
-                f"samplers is {self.samplers!r}, expected different ones of {', '.join(SAMPLERS)}, "
-                'joined by "+"'
-            )
-        elif names != (GOOD,) and not self.sgld_steps:
-            problems.append(
-                f"samplers is {self.samplers!r} and sgld_steps is 0: without a step nobody but "
-                f"{GOOD!r} can draw"
-            )
-        refuse(problems)
 
 
 def _setups(base: Scenario) -> dict[str, Scenario]:
