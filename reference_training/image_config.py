@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .compiling import CompileName
 from .engine.run_config import RunConfig
 from .precision import PrecisionName
+
+if TYPE_CHECKING:  # the help needs no torch
+    from .data import ImageData
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,15 @@ class DataConfig(RunConfig):
     """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
 
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
+
+    def load_data(self) -> ImageData:
+        """What `settings` ask for, on the CPU; read once and kept while they ask for the same."""
+        from .data import kept_data
+
+        own: Any = self
+        counts = ("train_images", "valid_images", "test_images", "image_size")
+        asked = {name: getattr(own.settings, name, None) for name in counts}
+        return kept_data(own.data, self.data_root, self.download, **asked)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .presets import HELD
+from .config import HELD
 
 __all__ = ["LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"]
 

@@ -18,9 +18,9 @@ from torch import Generator, Tensor, nn
 
 from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
+from .config import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
 from .posterior import BernoulliPosterior, Energy, Latent, Posterior
-from .presets import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .rbm import GaussianBernoulliRBM
 
 __all__ = ["BETAS", "Levels", "Update", "Walk"]
@@ -32,14 +32,15 @@ Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
 class Levels(NamedTuple):
-    """Both levels of one update, before it is done."""
+    """Both levels of one update, before it is done: phi_0, phi_N, and the loss of any phi.
+
+    phi_N is differentiable in the model's parameters where N > 0, the loss in them and in phi; it
+    is always of the same draws.
+    """
 
     before: Parameters
-    """phi_0, after the K steps."""
     after: Parameters
-    """phi_N, differentiable in the model's parameters where N > 0."""
     upper: Callable[[Parameters], Tensor]
-    """The loss of any phi, differentiable in it and in the model's; always of the same draws."""
 
 
 class Update:
@@ -50,14 +51,11 @@ class Update:
             energy, or `energy` is that of v and h.
         settings: what to do, without problems.
         generator: all random numbers; on the model's device.
-        posterior: of a method that has one; None makes an RBM's.
+        posterior: of a method that has one; None makes an RBM's. It holds phi between minibatches.
         walk: v, steps and generator to v, the chains of contrastive divergence; None is Gibbs
             sampling of an RBM.
         ranks: who trains: each takes its part of a minibatch, and draws the random numbers of all,
             but for those of chains (:attr:`UpdateSettings.has_chains`).
-
-    Attributes:
-        posterior: of the methods that have one; it holds what phi is between minibatches.
     """
 
     def __init__(

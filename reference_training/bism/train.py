@@ -19,11 +19,10 @@ from ..engine.record import Record
 from ..engine.streams import Streams
 from ..engine.task import Part, Task
 from .annealed import bracket
-from .config import BismConfig, DeepConfig
+from .config import BismConfig, DeepConfig, UpdateSettings
 from .images import FlatImages, open_data
 from .matching import LogDensity, sliced
 from .methods import Update, Walk
-from .presets import UpdateSettings
 from .rbm import MOST_ENUMERATED, GaussianBernoulliRBM
 
 EVALUATIONS = "evaluations.jsonl"

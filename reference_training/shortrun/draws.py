@@ -10,7 +10,7 @@ from ebmguard.samplers import random_steps
 from ..data import ImageData
 from ..engine.ranks import Ranks
 from ..engine.streams import Streams
-from .presets import Preset
+from .config import Preset
 
 
 class Draws(Streams):

@@ -13,7 +13,7 @@ from ebmguard.samplers import sgld
 
 from ..engine.graphs import first_steps, graphed
 from ..networks import frozen
-from .presets import Preset
+from .config import Preset
 
 Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """A function of the network, start points (n, C, H, W) and standard normal noise

@@ -88,15 +88,11 @@ class ShortRun(Task):
             sgld_steps=settings.sgld_steps,
         )
         self.guards = {"guard": self.guard}
-        self._shown = Shown(data.scale(data.train_x[:SHOWN]))
-        parts = {
-            "network": self.network,
-            "optimizer": self.optimizer,
-            "draws": self.draws,
-            "buffer": self.buffer,
-            "shown": self._shown,
-        }
-        self.parts: dict[str, Part] = {k: part for k, part in parts.items() if part is not None}
+        self.samples = {"data": data.scale(data.train_x[:SHOWN])}
+        self.parts: dict[str, Part] = {"network": self.network, "optimizer": self.optimizer}
+        self.parts |= {"draws": self.draws, "shown": self}
+        if self.buffer is not None:
+            self.parts["buffer"] = self.buffer
 
     def begin(self) -> None:
         """Take another run's parameters, where that is asked for."""
@@ -130,7 +126,7 @@ class ShortRun(Task):
         """Keep the last samples, and write those of some updates."""
         assert samples is not None
         done, record = step + 1, self.record
-        x = self._shown.samples["end"] = samples[:SHOWN]
+        x = self.samples["end"] = samples[:SHOWN]
         if record.folder.writes and (done % self.settings.sample_every == 0 or step == 0):
             pixels = as_bytes(x).cpu()
             np.save(record.folder.samples / f"{done:08d}.npy", pixels.numpy())
@@ -140,7 +136,7 @@ class ShortRun(Task):
         """Draw the last samples; medians of what the guard saw at the end."""
         config, folder = self.config, self.record.folder
         if folder.writes:
-            save_sample_figures(folder.figures, self._shown.samples)
+            save_sample_figures(folder.figures, self.samples)
         last = self.record.guard_rows()[-LAST:]
         medians = {
             tag: median([row[tag] for row in last if row.get(tag) is not None])
@@ -154,26 +150,16 @@ class ShortRun(Task):
             "median_last_100": medians,
         }
 
-    def _refinement(self) -> int:
-        if self.config.most_steps == 1:
-            return 1
-        finer: int = self.guard.next_steps().refinement
-        return finer
-
-
-class Shown:
-    """Samples that are drawn at the end, beside images of the data set (n, C, H, W)."""
-
-    def __init__(self, data: Tensor) -> None:
-        self.samples = {"data": data}
-
     def state_dict(self) -> dict[str, Tensor]:
-        """The samples by name."""
-        return dict(self.samples)
+        """The samples that are drawn at the end, beside images of the data set."""
+        return self.samples
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go back to saved samples."""
         self.samples = dict(state)
+
+    def _refinement(self) -> int:
+        return int(self.guard.next_steps().refinement) if self.config.most_steps > 1 else 1
 
 
 def told(results: Mapping[str, Any]) -> str:

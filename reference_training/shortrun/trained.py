@@ -11,10 +11,9 @@ from torch import Tensor
 from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from .config import ShortRunConfig
+from .config import Preset, ShortRunConfig
 from .draws import uniform
 from .network import EnergyNet
-from .presets import Preset
 from .sampler import chain, refined
 
 BATCH = 500

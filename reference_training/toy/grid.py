@@ -42,14 +42,10 @@ class Grid:
     dim: int
 
     @staticmethod
-    def of(distribution: Distribution, resolution: int = 200) -> Grid:
-        """The published grid of a distribution: ``linspace(-limit, limit, resolution)``."""
-        return Grid.wide(distribution.limit, resolution, distribution.dim)
-
-    @staticmethod
-    def wide(limit: float, points: int, dim: int) -> Grid:
-        """From -limit to limit."""
-        return Grid(torch.linspace(-limit, limit, points, dtype=torch.float64), dim)
+    def of(distribution: Distribution, resolution: int = 200, limit: float | None = None) -> Grid:
+        """From -limit to limit; without them the published grid of a distribution."""
+        end = distribution.limit if limit is None else limit
+        return Grid(torch.linspace(-end, end, resolution, dtype=torch.float64), distribution.dim)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,7 +106,7 @@ def blurred(distribution: Distribution, grid: Grid, bandwidth: float) -> Tensor:
     """
     limit = float(grid.axis[-1]) + _REACH * bandwidth
     points = 2 * math.ceil(limit / bandwidth * _POINTS_PER_WIDTH)
-    source = Grid.wide(limit, points, grid.dim)
+    source = Grid.of(distribution, points, limit)
     masses = distribution.log_density(source.points).exp() * source.cell
     if grid.dim == 1:
         return _spread(source.points, masses, grid.axis, bandwidth)

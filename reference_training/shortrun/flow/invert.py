@@ -80,11 +80,11 @@ def invert(
     Raises:
         ConfigError: M(z0) is not finite.
     """
-    target = x.detach()
+    target, shape = x.detach(), x.shape
 
     def objective(flat: Tensor) -> tuple[Tensor, Tensor]:
         residual, gradient = residual_and_gradient(
-            f, flat.reshape(target.shape), target, steps=steps, step_size=step_size
+            f, flat.reshape(shape), target, steps=steps, step_size=step_size
         )
         return residual.flatten(1).square().sum(1), gradient.flatten(1)
 
@@ -102,22 +102,12 @@ def invert(
         if len(course) in stages:
             kept[len(course)] = point.z
         course.append(point.value)
-        last = point.z
     # The descent ends where all images are at rest.
     course += course[-1:] * (iterations + 1 - len(course))
-
-    def reached(flat: Tensor) -> Tensor:
-        return flow(f, flat.reshape(target.shape), steps=steps, step_size=step_size)
-
-    errors = torch.stack(course) / target[:1].numel()
-    shown = [reached(kept.get(stage, last)) for stage in stages]
-    return Inverse(
-        z=last.reshape(target.shape),
-        x=reached(last),
-        error=errors[-1],
-        course=errors,
-        stages=torch.stack(shown) if shown else target.new_empty((0, *target.shape)),
-    )
+    errors, z = torch.stack(course) / target[:1].numel(), point.z
+    ends = [z, *(kept.get(stage, z) for stage in stages)]
+    shown = [flow(f, end.reshape(shape), steps=steps, step_size=step_size) for end in ends]
+    return Inverse(z.reshape(shape), shown[0], errors[-1], errors, torch.stack(shown)[1:])
 
 
 def residual_and_gradient(

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
+from ebmguard.reference_training.bism.config import UpdateSettings
 from ebmguard.reference_training.bism.deep import DeepEnergy
 from ebmguard.reference_training.bism.matching import denoising, multiscale_denoising, sliced
 from ebmguard.reference_training.bism.methods import Update
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior, Latent
-from ebmguard.reference_training.bism.presets import UpdateSettings
 
 from .parts import exact_posterior, rbm, rng
 

@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
+from ebmguard.reference_training.bism.config import UpdateSettings
 from ebmguard.reference_training.bism.methods import Update
-from ebmguard.reference_training.bism.presets import UpdateSettings
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 
 from .parts import rbm, rng

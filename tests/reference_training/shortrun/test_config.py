@@ -12,8 +12,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training import data as data_sets
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.shortrun.config import ShortRunConfig
-from ebmguard.reference_training.shortrun.presets import PRESETS
+from ebmguard.reference_training.shortrun.config import PRESETS, ShortRunConfig
 from tests.reference_training.shortrun.parts import trained_folder
 
 

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from ebmguard.reference_training.shortrun.presets import CIFAR10, PRESETS, Preset
+from ebmguard.reference_training.shortrun.config import CIFAR10, PRESETS, Preset
 
 
 def test_the_published_script_number_by_number():

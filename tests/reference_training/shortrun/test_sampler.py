@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ebmguard import guard
+from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
-from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
