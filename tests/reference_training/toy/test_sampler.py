@@ -70,12 +70,3 @@ def test_a_mixture_has_the_same_good_samples_and_says_whose_are_whose():
     assert mixture.parts == {"good": slice(0, 5), "lost": slice(5, 10)}
     for name, part in mixture.parts.items():
         assert torch.equal(x[:, part], make_sampler(SETTINGS, name)(f, x0, noise))
-
-
-def test_one_sampler_is_no_mixture_and_without_a_step_there_is_none():
-    f, (x0, noise) = Quadratic(1.0), chains(5)
-    alone = make_training_sampler(replace(SETTINGS, samplers="lost"), CPU)
-    assert alone is not None
-    assert not isinstance(alone, Mixture)
-    assert torch.equal(alone(f, x0, noise), make_sampler(SETTINGS, "lost")(f, x0, noise))
-    assert make_training_sampler(SCENARIOS["gmm-degenerate"], CPU) is None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.scenario import DATA, SCENARIOS, find_scenario
+from ebmguard.reference_training.toy.scenario import SCENARIOS
 
+DATA = tuple(DISTRIBUTIONS)
 PUBLISHED = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
 BROKEN = ("exploding", "lost", "stuck")
 MIXTURES = ("good+exploding", "good+lost", "good+stuck")
@@ -24,17 +23,8 @@ def differences(name, base):
 
 
 def test_every_data_set_has_every_setup():
-    assert tuple(SCENARIOS) == tuple(f"{data}-{setup}" for data in DATA for setup in SETUPS)
-    assert set(DATA) == set(DISTRIBUTIONS)
-    for name, scenario in SCENARIOS.items():
-        assert scenario.data == name.partition("-")[0]
-        scenario.check()
-        assert find_scenario(name) is scenario
-
-
-def test_an_unknown_name_is_answered_by_the_known_ones():
-    with pytest.raises(ConfigError, match=r"scenario is 'gmm-best'.*circles-shifted.*mixture1d"):
-        find_scenario("gmm-best")
+    assert [*SCENARIOS] == [f"{data}-{setup}" for data in DATA for setup in SETUPS]
+    assert all(scenario.data == name.partition("-")[0] for name, scenario in SCENARIOS.items())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +36,6 @@ def test_the_published_numbers(data, n_pos, n_neg, init_std):
     base = SCENARIOS[f"{data}-default"]
     assert (base.n_pos, base.n_neg, base.sgld_steps) == (n_pos, n_neg, 20)  # Section 4.1
     assert (base.init_mean, base.init_std) == (0.0, init_std)
-    assert base.init_std == DISTRIBUTIONS[data].init_std
     assert base.step_size == 1.0  # the drift of the published code has no factor
     # Section 4.1 adapts the learning rate of the GMM alone.
     assert (base.lr_at(5000) == base.lr) is (data == "circles")
@@ -105,41 +94,3 @@ def test_the_learning_rate_is_that_of_torchs_exponential_decay():
         optimizer.step()
         scheduler.step()
     assert scenario.lr_at(50) == pytest.approx(scenario.lr_end)
-
-
-def test_all_problems_are_in_one_error():
-    wrong = {
-        "n_pos": 0,
-        "n_neg": -1,
-        "sgld_steps": -1,
-        "step_size": 0.0,
-        "noise_std": -0.1,
-        "init_mean": math.inf,
-        "init_std": math.nan,
-        "lr": math.inf,
-        "lr_end": 0.0,
-        "iterations": 0,
-    }
-    with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(SCENARIOS["gmm-default"], **wrong).check()
-    text = str(caught.value)
-    for name, value in wrong.items():
-        assert text.count(f"\n  {name} is {value}, expected ") == 1
-    assert text.count("expected") == len(wrong)
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        (
-            {"samplers": "good+best"},
-            "samplers is 'good\\+best', expected different ones of good, exp",
-        ),
-        ({"samplers": "good+good"}, "samplers is 'good\\+good', expected different ones"),
-        ({"samplers": ""}, "samplers is '', expected"),
-        ({"samplers": "good+lost", "sgld_steps": 0}, "sgld_steps is 0: without a step nobody but"),
-    ],
-)
-def test_samplers_that_cannot_draw(changes, match):
-    with pytest.raises(ConfigError, match=match):
-        dataclasses.replace(SCENARIOS["gmm-default"], **changes).check()
