@@ -120,16 +120,3 @@ def test_noise_in_parts_makes_one_chain(monkeypatch):
     x = run.chains(x0, 8, generator(9))
     torch.testing.assert_close(x, chain(settings, run.network, x0, noise))
     assert torch.equal(run.chains(x0, 0, generator()), x0)
-
-
-def test_energies_are_the_networks_in_any_number_of_parts(monkeypatch):
-    run = tiny_run()
-    x = run.starts(11, generator())
-    expected = run.network(x)
-    monkeypatch.setattr(trained_module, "BATCH", 4)
-    sizes = []
-    run.network.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
-    f = run.energies(x.requires_grad_())
-    assert sizes == [4, 4, 3]
-    torch.testing.assert_close(f, expected)
-    assert not f.requires_grad
