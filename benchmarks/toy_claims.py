@@ -23,12 +23,11 @@ from ebmguard import guard
 from ebmguard.reference_training.studies.toy_numbers import COLUMNS
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
 from ebmguard.reference_training.toy.grid import Grid as Plane
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
-from ebmguard.reference_training.toy.sampler import Sampler
+from ebmguard.reference_training.toy.sampler import Draws, Sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.samplers import Mixture, ReplayBuffer, hmc, mala, sgld
 
@@ -110,7 +109,7 @@ def fit(name: str, betas: Sequence[str], *, tempered: bool = True) -> tuple[Eval
     settings = replace(SCENARIOS["gmm-default"], iterations=ITERATIONS)
     members = Members.of(betas, ("default",), SEEDS)
     evaluator = Evaluator(settings, members, CPU)
-    draws = Draws(evaluator.distribution, settings, members, members.seeds, CPU)
+    draws = Draws(settings, members, members.seeds, CPU)
     network = EnsembleMLP(members.seed_of_each, 2)
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     strength = members.strength(settings.output_scale, ITERATIONS, CPU)

@@ -107,8 +107,6 @@ class ShortRunConfig(ImageConfig):
     and no more with 200."""
     action: Literal["warn", "raise"] = "warn"
     """What an alert of level ERROR leads to: raise ends the run."""
-    test_images: int | None = None
-    """Test images that are used, for analyses; training does not look at them."""
     nf: int | None = None
     """Width of the network: the channels of its first convolution."""
     activation: ActivationName | None = None

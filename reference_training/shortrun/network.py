@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ebmguard.errors import ConfigError
 
 from ..engine.checkpoints import load_all_ranks
-from ..engine.run_folder import CONFIG, read_config
+from ..engine.run_folder import read_config
 from ..networks import NEGATIVE_SLOPE, casting
 
 SMALLEST = 4
@@ -73,8 +73,6 @@ def start_from(network: EnergyNet, path: Path, activation: str) -> None:
 
     They do not tell their network's activation, which has to be the same.
     """
-    if not (path / CONFIG).is_file():
-        raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
     other = f"start_from is {path}, whose network is another than this run's"
     stored = read_config(path).get("settings", {})
     if stored.get("activation") != activation:

@@ -24,9 +24,8 @@ from ..plots.images import as_bytes, save_sample_figures
 from ..plots.numbers import median
 from ..precision import set_precision
 from .config import ShortRunConfig
-from .draws import Draws
 from .network import start_from
-from .sampler import make_sampler
+from .sampler import Draws, make_sampler
 
 SHOWN = 64
 """Samples of an update that are kept."""

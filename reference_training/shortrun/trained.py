@@ -12,9 +12,8 @@ from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
 from .config import Preset, ShortRunConfig
-from .draws import uniform
 from .network import EnergyNet
-from .sampler import chain, refined
+from .sampler import chain, refined, uniform
 
 BATCH = 500
 """Images whose energies are computed together."""

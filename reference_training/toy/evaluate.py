@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from .distributions import DISTRIBUTIONS
-from .draws import Draws
 from .grid import Grid, bandwidth, blurred, kde
 from .members import Members
 from .network import EnsembleMLP
-from .sampler import make_sampler
+from .sampler import Draws, make_sampler
 from .scenario import Scenario
 
 SAMPLES = 10_000
@@ -62,7 +61,7 @@ class Evaluator:
         Their random numbers are those of the seed and the step, apart from the training's.
         """
         seeds = [(step + 1) * 1_000_003 + seed for seed in self.members.seeds]
-        draws = Draws(self.distribution, self.settings, self.members, seeds, self.device)
+        draws = Draws(self.settings, self.members, seeds, self.device)
         sample_q, parts = make_sampler(self.settings), range(SAMPLES // SAMPLES_AT_ONCE)
         return torch.cat([sample_q(network, *draws.chains(SAMPLES_AT_ONCE)) for _ in parts], 1)
 

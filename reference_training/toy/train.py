@@ -28,11 +28,10 @@ from ..plots.markdown import markdown_table
 from ..plots.numbers import mean, median, number
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
-from .draws import Draws
 from .evaluate import Evaluator
 from .members import averaged_loss
 from .network import EnsembleMLP
-from .sampler import make_training_sampler
+from .sampler import Draws, make_training_sampler
 
 MEMBERS = "members.jsonl"
 GRIDS = "grids.npz"
@@ -59,7 +58,7 @@ class Ensemble(Task):
         self.network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
         # Every member's gradient is its own, and so is every entry of Adam's state.
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, fused=True)
-        self.draws = Draws(distribution, settings, members, members.seeds, device)
+        self.draws = Draws(settings, members, members.seeds, device)
         self.evaluator = Evaluator(settings, members, device)
         self.diverged_at = torch.full((len(members),), -1, device=device)
         self.kl = math.nan

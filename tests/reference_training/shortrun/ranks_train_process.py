@@ -9,7 +9,7 @@ import pytest
 
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.shortrun import train as train_module
-from ebmguard.reference_training.shortrun.draws import Draws
+from ebmguard.reference_training.shortrun.sampler import Draws
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.sinks import read_jsonl
 from tests.ranks import be_rank

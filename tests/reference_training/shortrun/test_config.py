@@ -36,7 +36,7 @@ def at(out="x", **settings):
         ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
         ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
         ({"device": "abacus"}, "device is 'abacus'"),
-        ({"start_from": "no/run"}, "start_from is no/run, which holds no checkpoint of a run"),
+        ({"start_from": "no/run"}, "no/run holds no run"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):

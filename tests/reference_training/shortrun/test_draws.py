@@ -12,7 +12,7 @@ from scipy import stats
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.shortrun.config import CIFAR10
-from ebmguard.reference_training.shortrun.draws import Draws
+from ebmguard.reference_training.shortrun.sampler import Draws
 
 COUNT = 50
 SMALL = replace(CIFAR10, batch=8, data_noise=0.0, sgld_steps=3, most_sgld_steps=6)

@@ -13,7 +13,6 @@ from torch import nn
 
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import (
     Evaluator,
     energy_scale,
@@ -25,6 +24,7 @@ from ebmguard.reference_training.toy.evaluate import (
 from ebmguard.reference_training.toy.grid import bandwidth
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 
 CPU = torch.device("cpu")
@@ -216,7 +216,7 @@ def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):
     assert torch.equal(alone.samples(EnsembleMLP([4]), 50)[0], both[3])
     assert not torch.equal(together.samples(same, 51), samples)
     # Nor are they those that the training starts with.
-    training = Draws(together.distribution, together.settings, alone.members, [4], CPU)
+    training = Draws(together.settings, alone.members, [4], CPU)
     started = evaluator_of("gmm-degenerate", seeds=(4,)).samples(same, 0)
     assert not torch.equal(training.chains(100)[0], started[:, :100])
 

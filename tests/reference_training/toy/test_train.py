@@ -15,9 +15,9 @@ from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.reference_training.toy.train import Ensemble, table
 from ebmguard.sinks import read_jsonl
