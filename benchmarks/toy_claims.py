@@ -21,14 +21,13 @@ from torch import Tensor, nn
 
 from ebmguard import guard
 from ebmguard.reference_training.studies.toy import COLUMNS
-from ebmguard.reference_training.toy import metrics
+from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.evaluate import Evaluator
 from ebmguard.reference_training.toy.grid import Grid as Plane
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
-from ebmguard.reference_training.toy.sampler import Sampler
+from ebmguard.reference_training.toy.sampler import Draws, Sampler
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.samplers import Mixture, ReplayBuffer, hmc, mala, sgld
 
@@ -110,7 +109,7 @@ def fit(name: str, betas: Sequence[str], *, tempered: bool = True) -> tuple[Eval
     settings = replace(SCENARIOS["gmm-default"], iterations=ITERATIONS)
     members = Members.of(betas, ("default",), SEEDS)
     evaluator = Evaluator(settings, members, CPU)
-    draws = Draws(evaluator.distribution, settings, members, members.seeds, CPU)
+    draws = Draws(settings, members, members.seeds, CPU)
     network = EnsembleMLP(members.seed_of_each, 2)
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr)
     strength = members.strength(settings.output_scale, ITERATIONS, CPU)
@@ -196,7 +195,7 @@ def chains() -> list[dict[str, str]]:
         equal = torch.randint(8, (CHAINS,), generator=rng)
         angle = equal * math.pi / 4
         start = torch.stack((angle.cos(), angle.sin()), -1)
-        true = metrics.mode_masses(log_p, labels)
+        true = evaluate.mode_masses(log_p, labels)
         for steps in (20, 500):
             found = masses(walk(truth.log_density, start, steps))
             near, far_off = (0.5 * float((found - w).abs().sum()) for w in (masses(start), true))
@@ -205,7 +204,7 @@ def chains() -> list[dict[str, str]]:
             )
         one = torch.tensor([[1.0, 0.0]]).expand(CHAINS, 2)
         for beta in (0.0, 0.5, 0.9):
-            target = metrics.mode_masses((1 - beta) * log_p, labels)
+            target = evaluate.mode_masses((1 - beta) * log_p, labels)
             x, taken, distance = one, 0, 1.0
             while distance >= 0.1 and taken < 1000:
                 x = walk(truth.log_density, x, 25, 1 - beta)

@@ -55,7 +55,7 @@ train toy = reference_training.toy config:ToyConfig train:run
     train ensembles of small EBMs on known densities
 train bism = reference_training.bism config:BismConfig train:run
     train a latent-variable model by bi-level score matching, or by what it is compared with
-train bism deep = reference_training.bism deep_config:DeepConfig deep_train:run
+train bism deep = reference_training.bism config:DeepConfig deep_train:run
     train a deep latent-variable model of images
 sweep bism = reference_training.sweep grids:BismGrid
     train latent-variable models by several methods, or go on with it

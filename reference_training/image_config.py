@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .engine.run_config import RunConfig
 from .precision import CompileName, PrecisionName
+
+if TYPE_CHECKING:  # the help needs no torch
+    from .data import ImageData
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,15 @@ class DataConfig(RunConfig):
     """Fetch the data set from its publisher where it is missing; nothing is fetched without it."""
 
     may_change: ClassVar[tuple[str, ...]] = (*RunConfig.may_change, "data_root")
+
+    def load_data(self) -> ImageData:
+        """What `settings` ask for, on the CPU; read once and kept while they ask for the same."""
+        from .data import kept_data
+
+        own: Any = self
+        counts = ("train_images", "valid_images", "test_images", "image_size")
+        asked = {name: getattr(own.settings, name, None) for name in counts}
+        return kept_data(own.data, self.data_root, self.download, **asked)
 
 
 @dataclass(frozen=True)

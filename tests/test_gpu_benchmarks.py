@@ -17,8 +17,8 @@ from benchmarks.loops import JemLoop, ShortRunLoop, step_flop
 from benchmarks.timing import Iterations, Turn, alternate
 from ebmguard.reference_training.engine.loop import train
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
+from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
-from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.report import RecordedRun
 from ebmguard.samplers import sgld
 from ebmguard.sinks import read_jsonl

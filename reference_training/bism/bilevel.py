@@ -77,7 +77,8 @@ def descend(
 
     Args:
         loss: of the parameters, a scalar; called once a step, it may draw random numbers.
-        parameters, moments, adam, steps: where to begin, which stays as it is; and how to go on.
+        parameters, moments: where to begin, which stays as it is.
+        adam, steps: how to go on.
         unrolled: keep the graph, so that what comes out can be differentiated in whatever the loss
             depends on. Otherwise it is detached.
         averages: of gradients over those who do the same with other data; none by default.

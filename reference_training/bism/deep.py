@@ -18,34 +18,19 @@ from torch import Generator, Tensor, nn
 
 from ..data import ImageData
 from ..networks import ResidualBlock, seeded
-from .deep_config import DeepConfig
-from .latent import Latent
-from .posterior import BernoulliPosterior, GaussianPosterior, Posterior
+from .config import DeepConfig
+from .posterior import BernoulliPosterior, GaussianPosterior, Latent, Posterior
 
 __all__ = ["DeepEnergy", "DeepModel", "framed", "make_model", "pixels"]
 
 Shape = tuple[int, int, int]
 
 
-class _Features(nn.Sequential):
-    """g1: a convolution, then three stages of ``blocks / 3`` blocks and a mean pooling each.
-
-    Each stage doubles the channels.
-    """
-
-    def __init__(self, shape: Shape, channels: int, blocks: int) -> None:
-        colours, height, width = shape
-        layers: list[nn.Module] = [nn.Conv2d(colours, channels, 3, padding=1)]
-        make = partial(ResidualBlock, stride=1, early_stride=False, activation=F.elu)
-        for before, after in pairwise(channels * 2**stage for stage in range(4)):
-            layers += [make(each, after) for each in (before, *[after] * (blocks // 3 - 1))]
-            layers.append(nn.AvgPool2d(2))
-        super().__init__(*layers, nn.Flatten())
-        self.size = (height // 8) * (width // 8) * 8 * channels
-
-
 class DeepEnergy(nn.Module):
     """E(v, h) = g3([g2(g1(v)) + h, h]), or without latents.
+
+    g1 is a convolution, then three stages of ``blocks / 3`` blocks and a mean pooling each; every
+    stage doubles the channels.
 
     Args:
         shape: (C, H, W) of v; H and W are multiples of 8.
@@ -58,9 +43,14 @@ class DeepEnergy(nn.Module):
 
     def __init__(self, shape: Shape, hidden: int, channels: int, blocks: int, form: str) -> None:
         super().__init__()
-        self.hidden = hidden
-        self.features = _Features(shape, channels, blocks)
-        size = self.features.size
+        self.hidden, (colours, height, width) = hidden, shape
+        layers: list[nn.Module] = [nn.Conv2d(colours, channels, 3, padding=1)]
+        make = partial(ResidualBlock, stride=1, early_stride=False, activation=F.elu)
+        for before, after in pairwise(channels * 2**stage for stage in range(4)):
+            layers += [make(each, after) for each in (before, *[after] * (blocks // 3 - 1))]
+            layers.append(nn.AvgPool2d(2))
+        self.features = nn.Sequential(*layers, nn.Flatten())
+        size = (height // 8) * (width // 8) * 8 * channels
         self.project = nn.Identity() if form == "wide" else nn.Linear(size, hidden)
         inputs = {"latent": 2 * hidden, "visible": hidden, "wide": size}[form]
         self.squares = nn.ModuleDict({"layer": nn.Linear(inputs, size // 2)})
@@ -89,12 +79,7 @@ class DeepEnergy(nn.Module):
 
 @dataclass(frozen=True)
 class DeepModel:
-    """A network beside its posterior; a fully visible one has none.
-
-    Attributes:
-        network: the energy.
-        posterior: of its latents.
-    """
+    """A network, which is the energy, beside its posterior; a fully visible one has none."""
 
     network: DeepEnergy
     posterior: Posterior | None
@@ -124,7 +109,6 @@ def make_model(config: DeepConfig, data: ImageData) -> DeepModel:
     s, device = config.settings, data.train_x.device
     _, colours, height, width = pixels(data, data.train_x[:1]).shape
     shape = colours, height, width
-
     q: Posterior | None = None
     if config.model == "latent" and not config.is_short_run:
         make: Callable[[], Posterior] = partial(GaussianPosterior, shape, s.hidden, s.widths)

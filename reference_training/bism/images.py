@@ -36,15 +36,7 @@ class Checkerboard:
 
 
 class FlatImages:
-    """Images with uniform noise as wide as a grey level, which makes them have a density.
-
-    Args:
-        data: on the device of the generators to come.
-        black: the number that black is.
-
-    Attributes:
-        dim: entries of an image.
-    """
+    """Images of `dim` entries with uniform noise as wide as a grey level: they have a density."""
 
     def __init__(self, data: ImageData, black: float) -> None:
         self._data, self._black, self.dim = data, black, data.train_x[0].numel()

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .presets import HELD
+from .config import HELD
 
 __all__ = ["LogDensity", "contrastive", "denoising", "multiscale_denoising", "score", "sliced"]
 
@@ -56,14 +56,9 @@ def sliced(log_density: LogDensity, v: Tensor, directions: Tensor) -> Tensor:
 
 
 def contrastive(above_data: Tensor, above_noise: Tensor) -> Tensor:
-    """NCE (Gutmann and Hyvarinen 2012) with as many noise samples as data.
+    """NCE (Gutmann and Hyvarinen 2012): the logistic loss of each pair of data and noise, ``(B,)``.
 
-    Args:
-        above_data: log p(v) - log p_noise(v) at data, ``(B,)``; log p has its learned constant.
-        above_noise: the same at samples of the noise.
-
-    Returns:
-        the logistic loss of each pair, ``(B,)``.
+    Both are log p - log p_noise, at data and at noise; log p has its learned constant.
     """
     return -F.logsigmoid(above_data) - F.logsigmoid(-above_noise)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -17,27 +18,29 @@ from torch import Generator, Tensor, nn
 
 from ..engine.ranks import ONE_RANK, Ranks
 from .bilevel import Adam, Moments, Parameters, descend
-from .latent import Energy, Latent
+from .config import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
-from .posterior import BernoulliPosterior, Posterior
-from .presets import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
+from .posterior import BernoulliPosterior, Energy, Latent, Posterior
 from .rbm import GaussianBernoulliRBM
 
 __all__ = ["BETAS", "Levels", "Update", "Walk"]
 
 BETAS = (0.9, 0.95)
+PARTICLES = 5
+"""Latents that vnce draws for each sample of its noise."""
 Walk = Callable[[Tensor, int, Generator], Tensor]
 
 
 class Levels(NamedTuple):
-    """Both levels of one update, before it is done."""
+    """Both levels of one update, before it is done: phi_0, phi_N, and the loss of any phi.
+
+    phi_N is differentiable in the model's parameters where N > 0, the loss in them and in phi; it
+    is always of the same draws.
+    """
 
     before: Parameters
-    """phi_0, after the K steps."""
     after: Parameters
-    """phi_N, differentiable in the model's parameters where N > 0."""
     upper: Callable[[Parameters], Tensor]
-    """The loss of any phi, differentiable in it and in the model's; always of the same draws."""
 
 
 class Update:
@@ -48,14 +51,11 @@ class Update:
             energy, or `energy` is that of v and h.
         settings: what to do, without problems.
         generator: all random numbers; on the model's device.
-        posterior: of a method that has one; None makes an RBM's.
+        posterior: of a method that has one; None makes an RBM's. It holds phi between minibatches.
         walk: v, steps and generator to v, the chains of contrastive divergence; None is Gibbs
             sampling of an RBM.
         ranks: who trains: each takes its part of a minibatch, and draws the random numbers of all,
             but for those of chains (:attr:`UpdateSettings.has_chains`).
-
-    Attributes:
-        posterior: of the methods that have one; it holds what phi is between minibatches.
     """
 
     def __init__(
@@ -100,10 +100,9 @@ class Update:
         self._adam = replace(self._adam, lr=rate * self.settings.lr)
         self._optimizer.param_groups[0]["lr"] = self._adam.lr
         if self.posterior is not None:
-            phi, self._moments = self._inner(v, inner)
-            self.posterior.load_state_dict(phi)
+            before, self._moments, phi = self._both(v, inner)
+            self.posterior.load_state_dict(before)
             if self.settings.method in BILEVEL:
-                before, phi = phi, self._unrolled(v, phi, self._moments)
                 apart = [(phi[name].detach() - x).norm() for name, x in before.items()]
                 numbers["drift"] = torch.stack(apart).norm()
         loss = self._loss(v, phi).mean()
@@ -116,12 +115,8 @@ class Update:
         return {"update_loss": loss.detach(), **numbers}
 
     def levels(self, v: Tensor, inner: Callable[[], Tensor] | None = None) -> Levels:
-        """What an update of a bi-level method would do; the generator goes on, nothing else does.
-
-        Arguments are those of a call.
-        """
-        before, moments = self._inner(v, inner)
-        after = self._unrolled(v, before, moments)
+        """What a call of a bi-level method would do; the generator goes on, nothing else does."""
+        before, _, after = self._both(v, inner)
         held = self._generator.get_state()
 
         def upper(phi: Parameters) -> Tensor:
@@ -132,12 +127,9 @@ class Update:
 
     def held_out(self, v: Tensor, generator: Generator) -> float:
         """The loss of other data, by other random numbers; nothing is changed by it."""
-        own = self._generator, self._chains, self._ranks
-        self._generator, self._chains, self._ranks = generator, None, ONE_RANK
-        try:
-            return self._loss(v, {} if self.posterior is None else self._phi).mean().item()
-        finally:
-            self._generator, self._chains, self._ranks = own
+        other = copy(self)
+        other._generator, other._chains, other._ranks = generator, None, ONE_RANK
+        return other._loss(v, {} if self.posterior is None else self._phi).mean().item()
 
     def state_dict(self) -> dict[str, Any]:
         """All but the model's parameters and the generator."""
@@ -163,17 +155,19 @@ class Update:
     @property
     def _phi(self) -> Parameters:
         assert self.posterior is not None
-        return {name: p.detach() for name, p in self.posterior.named_parameters()}
+        return {name: p.detach().clone() for name, p in self.posterior.named_parameters()}
 
-    def _inner(self, v: Tensor, draw: Callable[[], Tensor] | None) -> tuple[Parameters, Moments]:
-        """phi_0 and its moments, by the K steps."""
-        draw, steps = draw or (lambda: v), self.settings.inner_steps
-        return self._descend(draw, self._phi, self._moments, steps)
-
-    def _unrolled(self, v: Tensor, phi: Parameters, moments: Moments) -> Parameters:
-        """phi_N, by the N steps."""
-        steps = self.settings.unrolled_steps
-        return self._descend(lambda: v, phi, moments, steps, unrolled=True)[0]
+    def _both(
+        self, v: Tensor, inner: Callable[[], Tensor] | None
+    ) -> tuple[Parameters, Moments, Parameters]:
+        """phi_0 with its moments, by the K steps, and of a bi-level method phi_N, by N more."""
+        settings, draw = self.settings, inner or (lambda: v)
+        before, moments = self._descend(draw, self._phi, self._moments, settings.inner_steps)
+        if settings.method not in BILEVEL:
+            return before, moments, before
+        steps = settings.unrolled_steps
+        after, _ = self._descend(lambda: v, before, moments, steps, unrolled=True)
+        return before, moments, after
 
     def _descend(
         self, draw: Callable[[], Tensor], *start: Any, unrolled: bool = False
@@ -185,14 +179,14 @@ class Update:
             seen = v + spread.view(-1, *[1] * (v.ndim - 1)) * self._normal(v)
             seen, draws, spread = self._part(seen, self._draws(len(v)), spread)
             if self.settings.lower == "elbo":
-                return self._latent.negative_elbo(phi, seen, draws).mean()
+                return (-self._latent.log_weight(phi, seen, draws)).mean()
             found = self._latent.conditional_fisher(phi, seen, draws)
             # Published so: what is seen through much noise counts less.
             return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
         phi, moments, steps = start
-        options: dict[str, Any] = {"unrolled": unrolled, "averages": self._ranks.averages}
-        return descend(lower, phi, moments, self._adam, steps, **options)
+        averages = self._ranks.averages
+        return descend(lower, phi, moments, self._adam, steps, unrolled=unrolled, averages=averages)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method
@@ -216,15 +210,15 @@ class Update:
 
     def _noise_contrast(self, v: Tensor, phi: Parameters) -> Tensor:
         """(V)NCE against N(0, I); of VNCE (Rhodes and Gutmann 2019) the bound at the posterior."""
-        settings, (own, noise) = self.settings, self._part(v, self._normal(v))
+        own, noise = self._part(v, self._normal(v))
 
         def above(log_density: Tensor, x: Tensor) -> Tensor:
             of_noise = -(x.square() / 2 + math.log(2 * math.pi) / 2).flatten(1).sum(1)
             return log_density - self._constant - of_noise
 
-        if settings.method == "nce":
+        if self.settings.method == "nce":
             return contrastive(above(self.model(own), own), above(self.model(noise), noise))
-        count, weight = settings.particles, partial(self._latent.log_weight, phi)
+        count, weight = PARTICLES, partial(self._latent.log_weight, phi)
         several = noise.repeat(count, *[1] * (noise.ndim - 1))
         drawn = self._draws(count * len(v)).view(count, len(v), -1)
         weights = weight(several, drawn[:, self._ranks.part(len(v))].flatten(0, 1))

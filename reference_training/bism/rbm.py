@@ -18,12 +18,8 @@ MOST_ENUMERATED = 20
 class GaussianBernoulliRBM(nn.Module):
     """E(v, h) = 1/2 sum((v - b_v)^2 / s^2) - b_h . h - v^T W h, of real v and binary h.
 
-    Called, it is the negative free energy f(v) = log sum_h exp(-E(v, h)).
-
-    Args:
-        visible: entries of v.
-        hidden: entries of h.
-        generator: draws the weights, uniform within 1 / sqrt(visible) as in a linear layer.
+    Called, it is the negative free energy f(v) = log sum_h exp(-E(v, h)). The generator draws the
+    weights, uniform within 1 / sqrt(visible) as in a linear layer.
     """
 
     def __init__(self, visible: int, hidden: int, generator: Generator) -> None:

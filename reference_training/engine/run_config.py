@@ -66,9 +66,10 @@ class RunConfig(abc.ABC):
     """Settings that a resumed run may have another value of."""
 
     @property
-    @abc.abstractmethod
     def total_steps(self) -> int:
-        """Steps that the run is to have."""
+        """Steps that the run is to have: `iterations` of its `settings`, else its own."""
+        settings: Any = getattr(self, "settings", self)
+        return int(settings.iterations)
 
     @abc.abstractmethod
     def check(self, ranks: Ranks = ONE_RANK) -> None:

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
+from ..bism.config import DeepConfig
 from ..bism.deep import DeepModel, framed, make_model, pixels
-from ..bism.deep_config import DeepConfig
-from ..bism.short_run import reconstruction_error, short_runs
+from ..bism.deep_train import reconstruction_error, short_runs
 from ..data import ImageData
 from ..device import describe
 from ..engine.checkpoints import load_all_ranks

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,12 +10,9 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 
-from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
-from ..engine.run_folder import CONFIG, read_config
-from ..networks import NEGATIVE_SLOPE, casting, seeded
-from ..precision import PrecisionName, autocast_type
-from .presets import Preset
+from ..engine.run_folder import read_config
+from ..networks import NEGATIVE_SLOPE, casting
 
 SMALLEST = 4
 """The resolution is halved until an image has at most so many pixels a side."""
@@ -37,8 +33,7 @@ class EnergyNet(nn.Module):
     is the published network; the paper's public code has none for other sizes.
 
     Args:
-        in_channels: image channels.
-        image_size: pixels a side.
+        in_channels, image_size: of the images.
         nf: width. Published: 64 (the public script), 128 (the paper's CIFAR-10 model).
         activation: "leaky_relu", with slope 0.2; or "gelu", as for the authors' likelihoods: the
             K-step map of a piecewise linear f has no second derivatives.
@@ -47,7 +42,6 @@ class EnergyNet(nn.Module):
 
     def __init__(
         self,
-        *,
         in_channels: int,
         image_size: int,
         nf: int,
@@ -74,32 +68,11 @@ class EnergyNet(nn.Module):
         return f.flatten()
 
 
-def make_network(
-    settings: Preset, data: ImageData, *, seed: int, precision: PrecisionName
-) -> EnergyNet:
-    """The network as a seed initialises it; PyTorch's global generators are left alone."""
-    channels, size, _ = data.sample_shape
-    make = partial(
-        EnergyNet,
-        in_channels=channels,
-        image_size=size,
-        nf=settings.nf,
-        activation=settings.activation,
-        autocast=autocast_type(precision),
-    )
-    return seeded(make, seed, data.train_x.device)
-
-
 def start_from(network: EnergyNet, path: Path, activation: str) -> None:
     """Give a network the parameters of another run's last checkpoint.
 
-    Args:
-        network: gets them.
-        path: folder of the other run.
-        activation: the network's, which its parameters do not tell.
+    They do not tell their network's activation, which has to be the same.
     """
-    if not (path / CONFIG).is_file():
-        raise ConfigError(f"start_from is {path}, which holds no checkpoint of a run")
     other = f"start_from is {path}, whose network is another than this run's"
     stored = read_config(path).get("settings", {})
     if stored.get("activation") != activation:

@@ -22,9 +22,8 @@ from ..plots.images import as_bytes, save_sample_figures
 from ..plots.numbers import median
 from ..precision import compile_modules, set_precision
 from .config import ShortRunConfig
-from .draws import Draws
 from .network import start_from
-from .sampler import make_sampler
+from .sampler import Draws, make_sampler
 
 SHOWN = 64
 """Samples of an update that are kept."""
@@ -41,10 +40,6 @@ class ShortRun(Task):
     The guard's row of each update has three more numbers: `sgld_steps`, how many were run;
     `outside`, the share of the negatives' entries that lie outside of [-1, 1]; `contrast`, their
     standard deviation (of several ranks, the mean of theirs).
-
-    Args:
-        config: the settings.
-        record: of the run.
     """
 
     unit = "update"
@@ -54,9 +49,7 @@ class ShortRun(Task):
         settings, device, ranks = config.settings, record.device, record.ranks
         set_precision(config.precision)
         self.title = f"beta* = {config.beta_star:g}"
-        self.config = config
-        self.settings = settings
-        self.record = record
+        self.config, self.settings, self.record = config, settings, record
         data = config.load_data().to(device)
         self.network = config.make_network(data)
         compile_modules(config.compile, config.precision, device, self.network)
@@ -92,15 +85,11 @@ class ShortRun(Task):
             sgld_steps=settings.sgld_steps,
         )
         self.guards = {"guard": self.guard}
-        self._shown = Shown(data.scale(data.train_x[:SHOWN]))
-        parts = {
-            "network": self.network,
-            "optimizer": self.optimizer,
-            "draws": self.draws,
-            "buffer": self.buffer,
-            "shown": self._shown,
-        }
-        self.parts: dict[str, Part] = {k: part for k, part in parts.items() if part is not None}
+        self.samples = {"data": data.scale(data.train_x[:SHOWN])}
+        self.parts: dict[str, Part] = {"network": self.network, "optimizer": self.optimizer}
+        self.parts |= {"draws": self.draws, "shown": self}
+        if self.buffer is not None:
+            self.parts["buffer"] = self.buffer
 
     def begin(self) -> None:
         """Take another run's parameters, where that is asked for."""
@@ -134,7 +123,7 @@ class ShortRun(Task):
         """Keep the last samples, and write those of some updates."""
         assert samples is not None
         done, record = step + 1, self.record
-        x = self._shown.samples["end"] = samples[:SHOWN]
+        x = self.samples["end"] = samples[:SHOWN]
         if record.folder.writes and (done % self.settings.sample_every == 0 or step == 0):
             pixels = as_bytes(x).cpu()
             np.save(record.folder.samples / f"{done:08d}.npy", pixels.numpy())
@@ -144,7 +133,7 @@ class ShortRun(Task):
         """Draw the last samples; medians of what the guard saw at the end."""
         config, folder = self.config, self.record.folder
         if folder.writes:
-            save_sample_figures(folder.figures, self._shown.samples)
+            save_sample_figures(folder.figures, self.samples)
         last = self.record.guard_rows()[-LAST:]
         medians = {
             tag: median([row[tag] for row in last if row.get(tag) is not None])
@@ -158,36 +147,24 @@ class ShortRun(Task):
             "median_last_100": medians,
         }
 
-    def _refinement(self) -> int:
-        if self.config.most_steps == 1:
-            return 1
-        finer: int = self.guard.next_steps().refinement
-        return finer
-
-
-class Shown:
-    """Samples that are drawn at the end, beside images of the data set (n, C, H, W)."""
-
-    def __init__(self, data: Tensor) -> None:
-        self.samples = {"data": data}
-
     def state_dict(self) -> dict[str, Tensor]:
-        """The samples by name."""
-        return dict(self.samples)
+        """The samples that are drawn at the end, beside images of the data set."""
+        return self.samples
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go back to saved samples."""
         self.samples = dict(state)
+
+    def _refinement(self) -> int:
+        return int(self.guard.next_steps().refinement) if self.config.most_steps > 1 else 1
 
 
 def told(results: Mapping[str, Any]) -> str:
     """What the guard saw at the end."""
     numbers, beta_star = results["median_last_100"], results["beta_star"]
     shown = {"energy gap": tags.ENERGY_GAP}
-    shown |= {
-        name: tags.weight_tag(tag, beta_star)
-        for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS))
-    }
+    for name, tag in (("GradScale", tags.GRAD_SCALE), ("ESS", tags.ESS)):
+        shown[name] = tags.weight_tag(tag, beta_star)
     known = [f"{name} {numbers[t]:.3g}" for name, t in shown.items() if numbers[t] is not None]
     return f"medians of the last {LAST} updates: {', '.join(known)}"
 

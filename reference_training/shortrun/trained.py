@@ -11,11 +11,9 @@ from torch import Tensor
 from ..data import ImageData
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from .config import ShortRunConfig
-from .draws import uniform
+from .config import Preset, ShortRunConfig
 from .network import EnergyNet
-from .presets import Preset
-from .sampler import chain, refined
+from .sampler import chain, refined, uniform
 
 BATCH = 500
 """Images whose energies are computed together."""
@@ -25,14 +23,9 @@ CHUNK = 100
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A model with what it was trained on and how.
+    """A model, in evaluation mode and without gradients of its parameters, and how it was trained.
 
-    Attributes:
-        path: the run folder.
-        config: its settings.
-        network: f, in evaluation mode; no parameter requires a gradient.
-        data: on the network's device.
-        step: updates that it was trained for.
+    The data are on its device; `step` is the number of updates that it was trained for.
     """
 
     path: Path
@@ -73,7 +66,7 @@ class TrainedRun:
     def chains(
         self, x0: Tensor, steps: int, generator: torch.Generator, *, step_factor: float = 1.0
     ) -> Tensor:
-        """Langevin steps as in the training, on (1 - β) f.
+        """Langevin steps as in the training, on (1 - β) f: (n, C, H, W), detached.
 
         Args:
             x0: where they start, (n, C, H, W).
@@ -81,9 +74,6 @@ class TrainedRun:
             generator: of the noise, on the device of `x0`.
             step_factor: factor on α, the step of the Langevin equation: that on the drift, and the
                 square of that on the noise.
-
-        Returns:
-            (n, C, H, W), detached.
         """
         settings = refined(self.settings, 1 / step_factor)
         # The noise is not tempered, only the drift.
@@ -104,10 +94,7 @@ class TrainedRun:
 def load_run(path: Path, device: torch.device, data_root: str | None = None) -> TrainedRun:
     """Open the run folder of `ebmguard train shortrun`, finished or not.
 
-    Args:
-        path: the folder.
-        device: where network and data go.
-        data_root: folder of the data sets, where it is another than in the training.
+    The folder of the data sets is named where it is another than in the training.
     """
     stored = read_config(path)
     config = ShortRunConfig(out=path, resume=True, data_root=data_root).resumed(stored)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..plots.canvas import COLOURS, DARK
 from ..plots.markdown import NONE
 from ..plots.page import BETWEEN, SIDE, page, plain, show_rows
-from ..shortrun.flow.invert import ITERATIONS, Inverse, first_guess, invert
+from ..shortrun.flow.invert import ITERATIONS, Inverse, invert
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure
@@ -42,7 +42,8 @@ CUBE, FREE = "in the cube", "free"
 def search(run: TrainedRun, f: nn.Module, x: Tensor, z: str, stages: Sequence[int] = ()) -> Inverse:
     """The z whose M(z) is nearest to x, by the fewest steps that the run trained with."""
     steps, size = run.settings.sgld_steps, run.step_size
-    where = {"z0": first_guess(x), "inside": z == CUBE, "iterations": STAGES[-1]}
+    # From noise, where the paper begins, more descents end at another image than x.
+    where = {"z0": x / 2, "inside": z == CUBE, "iterations": STAGES[-1]}
     return invert(f, x, steps=steps, step_size=size, stages=stages, **where)  # type: ignore[arg-type]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from ..plots.canvas import COLOURS, DARK
 from ..plots.markdown import NONE
 from ..plots.page import BETWEEN, WIDTH, Panels, grid, page, show_on, show_rows
-from ..shortrun.flow.flow_map import flow
+from ..shortrun.flow.density import flow
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure

@@ -17,14 +17,12 @@ from ebmguard.errors import ConfigError
 from ..engine.run_folder import CONFIG, RESULTS, open_file, read_json, read_rows
 from ..plots.numbers import mean, number
 from ..toy.config import ToyConfig
-from ..toy.course import GRIDS, MEMBERS
 from ..toy.distributions import DISTRIBUTIONS
-from ..toy.grid import Grid
-from ..toy.kde import bandwidth, kde
+from ..toy.evaluate import log_masses
+from ..toy.grid import Grid, bandwidth, kde
 from ..toy.members import VARIANTS
-from ..toy.metrics import log_masses
 from ..toy.scenario import GOOD
-from ..toy.train import train_run
+from ..toy.train import GRIDS, MEMBERS, train_run
 from .config import ToyFigure
 from .study import ABOUT, frame_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..bism.config import BismConfig
-from ..bism.presets import METHODS
+from ..bism.config import METHODS, BismConfig
 from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ebmguard.errors import ConfigError
 
 from ..engine.ranks import ONE_RANK, Ranks
-from ..engine.run_config import RunConfig, below, refuse
-from .scenario import Scenario, find_scenario
+from ..engine.run_config import RunConfig, below, not_positive, refuse
+from .scenario import SCENARIOS, Scenario
 
 if TYPE_CHECKING:  # the help needs no torch
     from .members import Members
@@ -50,32 +50,26 @@ class ToyConfig(RunConfig):
     shown: ClassVar[tuple[str, ...]] = ("out", "scenario", "betas", "seeds")
 
     def check(self, ranks: Ranks = ONE_RANK) -> None:
-        """Refuse settings that cannot be meant.
-
-        Args:
-            ranks: a single one; an ensemble is not divided.
-        """
-        problems = below(self, seeds=1, evaluations=1) + self.problems()
+        """Refuse settings that cannot be meant."""
+        problems = below(self, seeds=1, evaluations=1, iterations=1) + self.problems()
+        problems += not_positive(self, "noise_std", "lr")
         if ranks.world > 1:
             problems.append(f"an ensemble is trained by one process, not by {ranks.world}")
-        refuse(problems)
-        self.settings.check()
-        if self.evaluations > self.settings.iterations:
-            raise ConfigError(
+        if 1 <= self.total_steps < self.evaluations:
+            problems.append(
                 f"evaluations is {self.evaluations}, expected at most one for each of the "
-                f"{self.settings.iterations} updates"
+                f"{self.total_steps} updates"
             )
+        refuse(problems)
         _ = self.members
-
-    @property
-    def total_steps(self) -> int:
-        """Updates that the run is to have."""
-        return self.settings.iterations
 
     @property
     def settings(self) -> Scenario:
         """The scenario with what is overridden."""
-        scenario = find_scenario(self.scenario)
+        if self.scenario not in SCENARIOS:
+            known = ", ".join(SCENARIOS)
+            raise ConfigError(f"scenario is {self.scenario!r}, expected one of {known}")
+        scenario = SCENARIOS[self.scenario]
         if self.lr is not None:
             scenario = replace(scenario, lr_end=scenario.lr_end * self.lr / scenario.lr)
         return self.over(scenario)

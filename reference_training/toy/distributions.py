@@ -20,7 +20,6 @@ from torch import Tensor
 
 __all__ = ["DISTRIBUTIONS", "Distribution", "GaussianMixture", "Rings"]
 
-_STD = 0.15
 # The rings' density has an integrable pole at the origin, with a mass of 1e-9. Nearer than this it
 # is held, so that a grid with a point there can be summed.
 _NEAREST = 1e-6
@@ -35,15 +34,13 @@ class Distribution(abc.ABC):
         std: standard deviation in every component.
         limit: pictures and grids span [-limit, limit] on each axis.
         kde_factor: kernel width of the published density estimate over the samples' own.
-        init_std: standard deviation of the Gaussian from which chains start.
         dim: 1 or 2.
     """
 
     weights: tuple[float, ...]
-    std: float = _STD
+    std: float = 0.15
     limit: float
     kde_factor: float
-    init_std: float
     dim: int = 2
 
     @abc.abstractmethod
@@ -65,16 +62,11 @@ class Distribution(abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class GaussianMixture(Distribution):
-    """Isotropic Gaussians of one width, in one or two dimensions.
-
-    Attributes:
-        centres: one point per component, each of ``dim`` coordinates.
-    """
+    """Isotropic Gaussians of one width around points of ``dim`` coordinates, 1 or 2."""
 
     centres: tuple[tuple[float, ...], ...]
     limit: float = 1.6
     kde_factor: float = 0.1
-    init_std: float = 1.0
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""
@@ -95,16 +87,12 @@ class GaussianMixture(Distribution):
 class Rings(Distribution):
     """Concentric rings: a radius from N(R_k, std²), an angle that is uniform.
 
-    The density is sum_k w_k N(r; R_k, std²) / (2 π r).
-
-    Attributes:
-        radii: R_k, positive, one per ring.
+    The density is sum_k w_k N(r; R_k, std²) / (2 π r), with the R_k positive.
     """
 
     radii: tuple[float, ...]
     limit: float = 4.6
     kde_factor: float = 0.075
-    init_std: float = 2.0
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """See :class:`Distribution`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast, get_args
@@ -49,10 +49,7 @@ class Beta:
 
 @dataclass(frozen=True)
 class Members:
-    """The members of an ensemble: variants, then β, then seeds, the seeds varying fastest.
-
-    Make one with :meth:`of`.
-    """
+    """The members of an ensemble: variants, then β, then seeds, the seeds varying fastest."""
 
     betas: tuple[Beta, ...]
     variants: tuple[Variant, ...]
@@ -86,23 +83,18 @@ class Members:
         ]
 
     @property
-    def seed_of_each(self) -> list[int]:
-        """The seed of each member."""
-        return [member["seed"] for member in self.describe()]
+    def beta_of_each(self) -> list[Beta]:
+        """The β of each member."""
+        return [beta for beta in self.betas for _ in self.seeds] * len(self.variants)
 
     @property
-    def variant_of_each(self) -> list[Variant]:
-        """The variant of each member."""
-        return [member["variant"] for member in self.describe()]
+    def seed_of_each(self) -> list[int]:
+        """The seed of each member."""
+        return [*self.seeds] * (len(self.betas) * len(self.variants))
 
     def spread(self, per_seed: Tensor, dim: int = 0) -> Tensor:
         """What was drawn once for each seed, for every member: S entries along ``dim`` -> G."""
         return torch.cat([per_seed] * (len(self.variants) * len(self.betas)), dim)
-
-    def spread_betas(self, per_beta: Tensor) -> Tensor:
-        """One row for each β, for every member: (betas, ...) -> (G, ...)."""
-        each_seed = per_beta.repeat_interleave(len(self.seeds), 0)
-        return each_seed.repeat(len(self.variants), *[1] * (per_beta.ndim - 1))
 
     @property
     def terms(self) -> int:
@@ -113,15 +105,11 @@ class Members:
         self, output_scale: float, iterations: int, device: torch.device
     ) -> tuple[Tensor, Tensor]:
         """β* of each member at the first update, and how much it grows by each: (terms, G)."""
-
-        def table(pick: Callable[[Beta], tuple[float, ...]]) -> Tensor:
-            rows = [pick(beta) * (self.terms // len(pick(beta))) for beta in self.betas]
-            betas = torch.tensor(rows, dtype=torch.float64)  # (betas, terms)
-            return self.spread_betas(betas).T.contiguous().to(device)
-
-        starts = table(lambda beta: beta.starts)
-        slopes = (table(lambda beta: beta.ends) - starts) / iterations
-        return starts * output_scale, slopes * output_scale
+        ends = [(beta.starts, beta.ends) for beta in self.beta_of_each]
+        rows = [[each * (self.terms // len(each)) for each in own] for own in ends]
+        both = torch.tensor(rows, dtype=torch.float64, device=device)  # (G, 2, terms)
+        starts, stops = both.permute(1, 2, 0).contiguous()
+        return starts * output_scale, (stops - starts) / iterations * output_scale
 
     def strength(
         self, output_scale: float, iterations: int, device: torch.device

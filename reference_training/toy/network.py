@@ -21,10 +21,7 @@ class EnsembleMLP(nn.Module):
     default, uniformly within ±1/sqrt(fan_in); so is this one. The last layer has no bias: a
     constant in f changes nothing, its gradient is exactly zero in every variant of the objective,
     and Adam would turn the rounding errors of that zero into a random walk.
-
-    Args:
-        seeds: one seed for each member; members of equal seed start out equal.
-        dim: dimensions of a sample.
+    Members of equal seed start out equal.
     """
 
     def __init__(self, seeds: Sequence[int], dim: int = 2) -> None:

@@ -1,9 +1,9 @@
-"""The sampler of the toys, in training and in evaluation, and the broken ones beside it."""
+"""What the toys draw: data, start points and noise, and by their samplers, broken ones too."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from ebmguard.samplers import Mixture, sgld
 
 from ..engine.graphs import graphed
+from ..engine.task import Streams
+from .distributions import DISTRIBUTIONS
+from .members import Members
 from .scenario import GOOD, SAMPLERS, Scenario
 
 Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
@@ -18,12 +21,40 @@ Sampler = Callable[[nn.Module, Tensor, Tensor], Tensor]
 (sgld_steps, G, n, dim) that returns detached samples (G, n, dim)."""
 
 
-def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
-    """Short-run SGLD with its noise given; the start points where a scenario has no step.
+class Draws(Streams):
+    """What is random in an update: positives, start points and the noise of the chains.
 
-    Args:
-        settings: the scenario.
-        name: one of :data:`.scenario.SAMPLERS`.
+    A member's numbers depend on its seed alone, not on who else is in the ensemble, so that
+    members differ only in what is compared. There is a stream for each of ``members.seeds``, whose
+    own seed is given.
+    """
+
+    def __init__(
+        self, settings: Scenario, members: Members, seeds: Sequence[int], device: torch.device
+    ) -> None:
+        self.distribution = DISTRIBUTIONS[settings.data]
+        self.settings, self.members = settings, members
+        self.streams = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        super().__init__({f"seed {s}": rng for s, rng in zip(seeds, self.streams, strict=True)})
+
+    def positives(self) -> Tensor:
+        """Data of one update: (G, n_pos, dim)."""
+        drawn = [self.distribution.sample(self.settings.n_pos, rng) for rng in self.streams]
+        return self.members.spread(torch.stack(drawn))
+
+    def chains(self, n: int) -> tuple[Tensor, Tensor]:
+        """Start points (G, n, dim) and standard normal noise (sgld_steps, G, n, dim)."""
+        settings, dim = self.settings, self.distribution.dim
+        size = (settings.sgld_steps + 1, n, dim)
+        drawn = [torch.randn(size, generator=rng, device=rng.device) for rng in self.streams]
+        normal = self.members.spread(torch.stack(drawn, 1), 1)
+        return settings.init_mean + settings.init_std * normal[0], normal[1:]
+
+
+def make_sampler(settings: Scenario, name: str = GOOD) -> Sampler:
+    """Short-run SGLD with its noise given, by a name of :data:`.scenario.SAMPLERS`.
+
+    Where a scenario has no step it gives the start points.
     """
     fault = SAMPLERS[name]
 

@@ -6,11 +6,14 @@ The training loop is that of Nijkamp et al. (2020), with a leading dimension for
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from ebmguard import guard, tags
 
@@ -18,44 +21,52 @@ from ..engine import loop
 from ..engine.graphs import graphed_energies
 from ..engine.progress import log_to_terminal
 from ..engine.record import Record
-from ..engine.task import Task
+from ..engine.run_folder import read_rows
+from ..engine.task import DIVERGED_GAP, Task
 from ..plots.markdown import markdown_table
-from ..plots.numbers import median, number
+from ..plots.numbers import mean, median, number
 from .config import ToyConfig
-from .course import Course
 from .distributions import DISTRIBUTIONS
-from .draws import Draws
 from .evaluate import Evaluator
 from .members import averaged_loss
 from .network import EnsembleMLP
-from .sampler import make_training_sampler
+from .sampler import Draws, make_training_sampler
+
+MEMBERS = "members.jsonl"
+GRIDS = "grids.npz"
+WATCHED = (tags.GRAD_SCALE, tags.ESS, tags.ENERGY_GAP)
+"""Diagnostics of the guard that are kept beside the metrics of an evaluation."""
+AVERAGED = 5
+"""Single evaluations move by factors of two to five; results are means over the last ones."""
 
 
 class Ensemble(Task):
     """Every member of a run.
 
-    Args:
-        config: the settings.
-        record: of the run.
+    Attributes:
+        diverged_at: (G,) first diverged update of each member, -1 where there is none: that whose
+            |energy gap| of f exceeds DIVERGED_GAP or is NaN. On the device: nothing waits for it.
+        kl: median over the members at the latest evaluation, NaN before the first.
     """
 
     def __init__(self, config: ToyConfig, record: Record) -> None:
         settings, members, device = config.settings, config.members, record.device
         distribution = DISTRIBUTIONS[settings.data]
         self.title, self.lines_every = config.scenario, max(1, settings.iterations // 20)
-        self.settings, self.members, self.record = settings, members, record
+        self.config, self.settings, self.members, self.record = config, settings, members, record
         self.network = EnsembleMLP(members.seed_of_each, distribution.dim).to(device)
         # Every member's gradient is its own, and so is every entry of Adam's state.
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.lr, fused=True)
-        self.draws = Draws(distribution, settings, members, members.seeds, device)
-        evaluator = Evaluator(settings, members, device)
-        self.course = Course(config, record.folder, evaluator, self.network)
+        self.draws = Draws(settings, members, members.seeds, device)
+        self.evaluator = Evaluator(settings, members, device)
+        self.diverged_at = torch.full((len(members),), -1, device=device)
+        self.kl = math.nan
         # One guard for the whole ensemble: beta* is a vector over the members, and so is the
         # variant.
         self.loss_fn, self.sample_q = guard(
             None,
             make_training_sampler(settings, device),
-            variant=members.variant_of_each,
+            variant=[member["variant"] for member in members.describe()],
             **record.for_guard,
             **members.strength(settings.output_scale, settings.iterations, device),
         )
@@ -69,7 +80,7 @@ class Ensemble(Task):
             "network": self.network,
             "optimizer": self.optimizer,
             "draws": self.draws,
-            "course": self.course,
+            "course": self,
         }
 
     def step(self, step: int) -> None:
@@ -86,30 +97,95 @@ class Ensemble(Task):
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        self.course.after_update(step, f_pos.detach(), f_neg.detach())
+        self.take_in(step, f_pos.detach(), f_neg.detach())
+
+    def take_in(self, step: int, f_pos: Tensor, f_neg: Tensor) -> None:
+        """The energies of an update, (G, n_pos) and (G, n_neg), say who is lost."""
+        gap = f_pos.mean(1) - f_neg.mean(1)
+        lost = ~(gap.abs() <= DIVERGED_GAP) & (self.diverged_at < 0)
+        self.diverged_at = torch.where(lost, step, self.diverged_at)
 
     def see(self, step: int, row: Mapping[str, float]) -> None:
-        """Nothing: members diverge one by one, and the course knows which."""
+        """Nothing: members diverge one by one."""
 
     def evaluate(self, step: int) -> bool:
-        """Measure all members where that is due."""
-        if is_due := self.course.is_due(step):
-            self.course.evaluate(step, self.guard.members)
+        """Measure all members where that is due; after the last update it is."""
+        is_due = self._due(step) > self._due(step - 1)
+        if is_due:
+            self._measure(step)
         return is_due
+
+    def _due(self, step: int) -> int:
+        """Evaluations that are due after so many updates."""
+        return step * self.config.evaluations // self.settings.iterations
+
+    def _measure(self, step: int) -> None:
+        """Of the last evaluations samples too, and of the guard's latest rows some numbers."""
+        rows = self.evaluator.measure(self.evaluator.log_density(self.network))
+        for row, diagnostics in zip(rows, self.guard.members, strict=False):
+            row.update({tag: diagnostics[tag] for tag in WATCHED})
+            # Of a mixture: who drew what counts.
+            row.update({tag: x for tag, x in diagnostics.items() if tag.startswith("mixture/")})
+        if self._due(step) > self.config.evaluations - AVERAGED:
+            samples = self.evaluator.samples(self.network, step)
+            found = self.evaluator.measure_samples(samples)
+            rows = [row | more for row, more in zip(rows, found, strict=True)]
+        self.kl = float(np.sort([row["kl"] for row in rows])[len(rows) // 2])  # NaN is last
+        stamped = [{"step": step, "member": i, **row} for i, row in enumerate(rows)]
+        self.record.folder.append_rows(MEMBERS, stamped)
 
     def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
         """The latest KL, the guard's latest row, and how many alerts there were."""
         state: dict[str, float | str] = {}
-        if not math.isnan(self.course.kl):
-            state["median KL"] = self.course.kl
+        if not math.isnan(self.kl):
+            state["median KL"] = self.kl
         if tags.GRAD_SCALE in row:
             state["mean GradScale"] = row[tags.GRAD_SCALE]
         counts = self.record.counts.items()
         return {**state, "alerts": ", ".join(f"{n} {name}" for name, n in counts) or "none"}
 
     def results(self) -> dict[str, Any]:
-        """How close every member came."""
-        return self.course.results(self.record.next_step, self.guard.members)
+        """How close every member came, once figures/grids.npz is written."""
+        step, folder = self.record.next_step, self.record.folder
+        rows = read_rows(folder.path, MEMBERS)
+        if not rows or rows[-1]["step"] != step:  # resumed with as many updates as there were
+            self._measure(step)
+            rows = read_rows(folder.path, MEMBERS)
+        log_density, grid = self.evaluator.log_density(self.network), self.evaluator.grid
+        arrays: dict[str, Any] = {
+            "axis": grid.axis.numpy(),
+            "negative_energy": log_density.reshape(-1, *grid.shape).float().cpu().numpy(),
+            "samples": self.evaluator.samples(self.network, step).float().cpu().numpy(),
+        }
+        # A kill in between leaves what was there.
+        partial = folder.figures / f"partial.{GRIDS}"
+        np.savez_compressed(partial, **arrays)
+        os.replace(partial, folder.figures / GRIDS)
+        diverged = [at if at >= 0 else None for at in self.diverged_at.tolist()]
+        members = self.members.describe()
+        for i, (member, at) in enumerate(zip(members, diverged, strict=True)):
+            member |= {**_last_means([r for r in rows if r["member"] == i]), "diverged_at": at}
+        lost = min((at for at in diverged if at is not None), default=None)
+        return {"diverged_at": lost, "members": members}
+
+    def state_dict(self) -> dict[str, Any]:
+        """How the members went, for a checkpoint."""
+        return {"diverged_at": self.diverged_at, "kl": self.kl}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.diverged_at, self.kl = state["diverged_at"], state["kl"]
+
+
+def _last_means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means of each metric over the last evaluations that have it."""
+    last = rows[-AVERAGED:]
+    names = dict.fromkeys(name for row in reversed(last) for name in row)
+    return {
+        name: mean([row[name] for row in last if name in row])
+        for name in names
+        if name not in ("step", "member")
+    }
 
 
 def table(members: Sequence[Mapping[str, Any]]) -> str:

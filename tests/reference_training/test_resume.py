@@ -10,8 +10,7 @@ import pytest
 
 from ebmguard.reference_training.bism import deep_train
 from ebmguard.reference_training.bism import train as rbm_train
-from ebmguard.reference_training.bism.config import BismConfig
-from ebmguard.reference_training.bism.deep_config import DeepConfig
+from ebmguard.reference_training.bism.config import BismConfig, DeepConfig
 from ebmguard.reference_training.jem import train as jem_train
 from ebmguard.reference_training.shortrun import train as shortrun_train
 from ebmguard.reference_training.toy import train as toy_train

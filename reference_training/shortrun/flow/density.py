@@ -1,4 +1,4 @@
-"""log |det dM/dz| of the flow, step by step, and from it densities and bits per dimension.
+"""The map z -> x of a short run without its noise, its determinant, densities and bits.
 
 What these numbers are, and what they are not:
 
@@ -18,15 +18,40 @@ What these numbers are, and what they are not:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .flow_map import NegativeEnergy, flow
-
+NegativeEnergy = Callable[[Tensor], Tensor]
+"""f: images (B, ...) to their negative energies (B,); high on data."""
 CHUNK = 256
 """Hessian-vector products at a time: of a CIFAR network of 64 channels, in float64, some GiB."""
+
+
+def flow(f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float) -> Tensor:
+    """M(z): `steps` times x <- x + step_size * grad f(x), from x = z.
+
+    The flow of a short run in Nijkamp et al. (2019), section 3.4: what its chains do once their
+    noise is negligible beside the gradient. Each row of z goes its own way. The result can be
+    differentiated in z, through all steps, where z requires its gradient and gradients are
+    enabled; elsewhere no graph is kept, and memory is that of one step.
+
+    Args:
+        f: the negative energy. A row's value may depend on that row alone.
+        z: where the chains start, (B, ...).
+        steps: K, 0 or more.
+        step_size: the factor on the gradient, with (1 - beta) in it where the chains' drift has it.
+    """
+    differentiable = torch.is_grad_enabled() and z.requires_grad
+    x = z if differentiable else z.detach()
+    for _ in range(steps):
+        at = x if differentiable else x.detach().requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(f(at).sum(), at, create_graph=differentiable)
+        x = x + step_size * gradient
+    return x
 
 
 @dataclass(frozen=True)
@@ -72,16 +97,8 @@ def log_abs_det(f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float) -
     in any case. Of a piecewise linear f (ReLU, leaky ReLU) all Hessians are 0 where they exist,
     and so is the sum: it is then not the volume that M stretches space by.
 
-    Args:
-        f: the negative energy, twice differentiable. A row's value may depend on that row alone:
-            the Hessians of all rows are read from the same products.
-        z: where the chains start, (B, ...).
-        steps: K, 0 or more.
-        step_size: the factor on the gradient, as in `flow`.
-
-    Returns:
-        M(z) and the determinants, without a graph. Where f or its Hessian is not finite, they are
-        NaN.
+    Arguments are those of `flow`, f twice differentiable. Where f or its Hessian is not finite, the
+    determinants are NaN. Nothing has a graph.
     """
     x = z.detach()
     size = x.shape[1:].numel()
@@ -96,29 +113,19 @@ def log_abs_det(f: NegativeEnergy, z: Tensor, *, steps: int, step_size: float) -
 
 
 def hessians(f: NegativeEnergy, x: Tensor, *, chunk: int = CHUNK) -> Tensor:
-    """The Hessian of f at every row of x, by products with the unit vectors.
+    """The Hessian of f at every row of x, (B, ...) of D entries each: (B, D, D), without a graph.
 
-    Args:
-        f: the negative energy, twice differentiable. A row's value may depend on that row alone.
-        x: images, (B, ...) with D entries each.
-        chunk: products at a time, over all rows.
-
-    Returns:
-        (B, D, D) of the type of x, without a graph.
+    A row's value may depend on that row alone. So many lines of Hessians are computed at a time.
     """
-    x = x.detach()
-    count, size = len(x), x.shape[1:].numel()
     gradient = torch.func.grad(lambda rows: f(rows).sum())
-    # The Hessian of the whole batch is block-diagonal: one unit vector in every row at once reads
-    # a line of every block.
-    units = torch.eye(size, dtype=x.dtype, device=x.device)[:, None].expand(-1, count, -1)
-    # Switches off the outer graph alone, which would go to the parameters.
-    with torch.no_grad():
-        product = torch.func.vjp(gradient, x)[1]
-        columns = max(1, chunk // max(1, count))
-        (found,) = torch.func.vmap(product, chunk_size=columns)(units.reshape(size, *x.shape))
-    lines: Tensor = found.reshape(size, count, size)
-    return lines.transpose(0, 1)
+    # The Hessian of the whole batch is block-diagonal: the derivative of a sum over the rows has a
+    # line of every block.
+    lines = torch.func.jacrev(
+        lambda rows: gradient(rows).flatten(1).sum(0), chunk_size=max(1, chunk // max(1, len(x)))
+    )
+    with torch.no_grad():  # switches off the outer graph alone, which would go to the parameters
+        found: Tensor = lines(x.detach())
+    return found.flatten(2).transpose(0, 1)
 
 
 def inside_cube(z: Tensor) -> Tensor:
@@ -129,14 +136,8 @@ def inside_cube(z: Tensor) -> Tensor:
 def extended_log_density(log_abs_det: Tensor, *, size: int) -> Tensor:
     """log p(M(z)) = log p_0(z) - log |det dM/dz|, with 2^-D for p_0 outside the cube too.
 
-    There the density is 0 (`inside_cube`), and this is the density of nothing.
-
-    Args:
-        log_abs_det: of dM/dz, (B,), in nats.
-        size: D, pixels times channels.
-
-    Returns:
-        (B,) in nats, for images in [-1, 1]; inf where a step is singular.
+    There the density is 0 (`inside_cube`), and this is the density of nothing. In nats, (B,), for
+    images in [-1, 1] of D = `size` entries; inf where a step is singular.
     """
     return -size * math.log(2) - log_abs_det
 
@@ -151,15 +152,12 @@ def bits_per_dim(log_density: Tensor, *, size: int, levels: int) -> Tensor:
     which of a flow from the cube is 1 + log2|det dM/dz| / D + log2(levels/2). The last term is
     6.994 for bytes (levels = 255), and 3 for the digits (levels = 16). Fewer bits are better. Those
     of the uniform density on the cube are log2(levels): 7.994 for bytes, not 8, since the cube ends
-    at the outermost values, not half a level beyond.
+    at the outermost values, not half a level beyond. Where the density is 0 they are inf.
 
     Args:
         log_density: in nats, of any shape.
         size: D, pixels times channels.
         levels: the largest value of a pixel.
-
-    Returns:
-        shaped as the densities; inf where the density is 0.
     """
     return -log_density / (size * math.log(2)) + math.log2(levels / 2)
 
@@ -178,15 +176,9 @@ def noise_bits(noise: float, levels: int) -> float:
 
 
 def dequantise(x: Tensor, levels: int, generator: torch.Generator) -> Tensor:
-    """Images with uniform noise of one level's width around every pixel.
+    """Images in [-1, 1] of levels + 1 values, with uniform noise as wide as a level on each pixel.
 
-    Args:
-        x: images in [-1, 1] of levels + 1 values, (B, ...).
-        levels: the largest value of a pixel.
-        generator: of the noise, on the device of the images.
-
-    Returns:
-        as x; up to 1/levels beyond [-1, 1].
+    They lie up to 1/levels beyond [-1, 1].
     """
     noise = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
     return x + (2 * noise - 1) / levels

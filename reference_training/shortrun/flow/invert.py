@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from .flow_map import NegativeEnergy, flow
+from .density import NegativeEnergy, flow
 from .quasi_newton import descend
 
 ITERATIONS = 100
@@ -34,20 +34,6 @@ class Inverse:
     error: Tensor
     course: Tensor
     stages: Tensor
-
-
-def first_guess(x: Tensor) -> Tensor:
-    """Where a search for the z of an image x in [-1, 1] may begin: in the cube, on the way to x.
-
-    From noise of p_0, where the paper begins, more descents end at another image than x.
-
-    Args:
-        x: images, (B, ...).
-
-    Returns:
-        (B, ...).
-    """
-    return x / 2
 
 
 def invert(
@@ -79,10 +65,8 @@ def invert(
     is the one that the descent from z0 leads to.
 
     Args:
-        f: the negative energy. A row's value may depend on that row alone.
+        f, steps, step_size: of the map, as in `flow`.
         x: the images to reach, (B, ...).
-        steps: K, 0 or more.
-        step_size: the factor on the gradient of f, as in `flow`.
         z0: where to start, shaped as x and of its type, which must be the type that f computes in;
             in [-1, 1] where z is kept there.
         iterations: evaluations of M and its gradient after the one at z0. Each takes some 4 times
@@ -96,11 +80,11 @@ def invert(
     Raises:
         ConfigError: M(z0) is not finite.
     """
-    target = x.detach()
+    target, shape = x.detach(), x.shape
 
     def objective(flat: Tensor) -> tuple[Tensor, Tensor]:
         residual, gradient = residual_and_gradient(
-            f, flat.reshape(target.shape), target, steps=steps, step_size=step_size
+            f, flat.reshape(shape), target, steps=steps, step_size=step_size
         )
         return residual.flatten(1).square().sum(1), gradient.flatten(1)
 
@@ -118,22 +102,12 @@ def invert(
         if len(course) in stages:
             kept[len(course)] = point.z
         course.append(point.value)
-        last = point.z
     # The descent ends where all images are at rest.
     course += course[-1:] * (iterations + 1 - len(course))
-
-    def reached(flat: Tensor) -> Tensor:
-        return flow(f, flat.reshape(target.shape), steps=steps, step_size=step_size)
-
-    errors = torch.stack(course) / target[:1].numel()
-    shown = [reached(kept.get(stage, last)) for stage in stages]
-    return Inverse(
-        z=last.reshape(target.shape),
-        x=reached(last),
-        error=errors[-1],
-        course=errors,
-        stages=torch.stack(shown) if shown else target.new_empty((0, *target.shape)),
-    )
+    errors, z = torch.stack(course) / target[:1].numel(), point.z
+    ends = [z, *(kept.get(stage, z) for stage in stages)]
+    shown = [flow(f, end.reshape(shape), steps=steps, step_size=step_size) for end in ends]
+    return Inverse(z.reshape(shape), shown[0], errors[-1], errors, torch.stack(shown)[1:])
 
 
 def residual_and_gradient(

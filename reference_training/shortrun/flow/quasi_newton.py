@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,8 @@ Objective = Callable[[Tensor], tuple[Tensor, Tensor]]
 """(B, D) to the values of B problems, (B,), and their gradients, (B, D)."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """Where the problems stand: the least value of each so far, and where it was.
-
-    Attributes:
-        z: (B, D).
-        value: (B,).
-    """
+class Point(NamedTuple):
+    """Where the problems stand: the least value of each so far, (B,), and where it was, (B, D)."""
 
     z: Tensor
     value: Tensor
@@ -65,15 +59,11 @@ def descend(
     """
     value, gradient = objective(z)
     yield Point(z, value)
-    moves = z.new_zeros((MEMORY, *z.shape))
-    changes = torch.zeros_like(moves)
-    length = torch.ones_like(value)
-    failures = torch.zeros_like(value)
-    learned = torch.zeros_like(value, dtype=torch.bool)
-    resting = torch.zeros_like(learned)
-    way = _direction(z, gradient, moves, changes, curvature, bound)
+    pairs = z.new_zeros((2, MEMORY, *z.shape))  # steps and changes of the gradient, newest first
+    length, failures = torch.ones_like(value), torch.zeros_like(value)
+    learned = resting = torch.zeros_like(value, dtype=torch.bool)
     for _ in range(iterations):
-        tried = z + length[:, None] * way
+        tried = z + length[:, None] * _direction(z, gradient, pairs[0], pairs[1], curvature, bound)
         if bound is not None:
             tried = tried.clamp(-bound, bound)
         move = tried - z
@@ -82,9 +72,9 @@ def descend(
         good = (new_value <= value + SUFFICIENT * slope) & (slope < 0) & ~resting
         change = new_gradient - gradient
         curved = (move * change).sum(1) > CURVED * move.norm(dim=1) * change.norm(dim=1)
-        pair = (good & curved)[:, None]
-        moves = torch.where(pair, _pushed(moves, move), moves)
-        changes = torch.where(pair, _pushed(changes, change), changes)
+        newest = torch.stack((move, change))[:, None]
+        pushed = torch.cat((newest, pairs[:, :-1]), 1)
+        pairs = torch.where((good & curved)[:, None], pushed, pairs)
         learned = learned | (good & curved)
         # The least value of the parabola through both values, with the slope at z.
         lowest = -0.5 * slope / (new_value - value - slope)
@@ -98,17 +88,12 @@ def descend(
         tired = failures >= PATIENCE
         resting = resting | (tired & ~learned)
         forget = tired & learned
-        moves, changes = (torch.where(forget[:, None], 0.0, pairs) for pairs in (moves, changes))
+        pairs = torch.where(forget[:, None], 0.0, pairs)
         learned = learned & ~forget
         length = torch.where(forget, 1.0, length)
         failures = torch.where(forget, 0.0, failures)
         if bool(resting.all()):
             return
-        way = _direction(z, gradient, moves, changes, curvature, bound)
-
-
-def _pushed(pairs: Tensor, newest: Tensor) -> Tensor:
-    return torch.cat((newest[None], pairs[:-1]))
 
 
 def _direction(

@@ -9,8 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from ebmguard.reference_training.bism import deep_train, train
-from ebmguard.reference_training.bism.config import BismConfig
-from ebmguard.reference_training.bism.deep_config import DeepConfig
+from ebmguard.reference_training.bism.config import BismConfig, DeepConfig
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ebmguard.reference_training.bism import deep_train
-from ebmguard.reference_training.bism.config import BismConfig
-from ebmguard.reference_training.bism.deep_config import DeepConfig
+from ebmguard.reference_training.bism.config import BismConfig, DeepConfig
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.engine.ranks import Ranks
 from tests.ranks import be_rank

@@ -41,17 +41,6 @@ def test_both_sides_are_within_a_twentieth_of_a_nat_of_the_sum(visible):
     assert back.mean() > -chance
 
 
-def test_the_base_is_the_product_of_its_parts():
-    v, h = torch.randn(50, 3, generator=rng(1)).double(), torch.ones(50, 2).double()
-    h[::3, 1] = 0
-    base = Independent.fit(v, h, 0.1)
-    x = base.sample(7, rng(2))
-    normal = torch.distributions.Normal(base.visible.mean, base.visible.factor)
-    bits = torch.distributions.Bernoulli(logits=base.hidden.logits)
-    expected = normal.log_prob(x[:, :3]).sum(1) + bits.log_prob(x[:, 3:]).sum(1)
-    torch.testing.assert_close(base.log_prob(x), expected)
-
-
 def test_steps_keep_the_densities_between():
     # Few temperatures and many moves: weights are right only if each density is kept.
     model, count = rbm(), 10_000

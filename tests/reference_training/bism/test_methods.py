@@ -1,15 +1,14 @@
-"""Every method brings a model to data of another model, goes on exactly, and refuses nonsense."""
+"""Every method brings a model to data of another model, and refuses nonsense."""
 
 from __future__ import annotations
 
-import copy
 import re
 
 import pytest
 import torch
 
+from ebmguard.reference_training.bism.config import UpdateSettings
 from ebmguard.reference_training.bism.methods import Update
-from ebmguard.reference_training.bism.presets import UpdateSettings
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 
 from .parts import rbm, rng
@@ -64,27 +63,6 @@ def test_every_method_comes_close_to_the_datas_model(method, data):
         numbers = update(trained[torch.randint(COUNT, (BATCH,), generator=order)])
         assert all(x.isfinite() for x in numbers.values())
     assert best - nats(model, held_out) < LEFT[method]
-
-
-@pytest.mark.parametrize("method", ["bidsm", "vnce", "pcd2"])
-def test_it_goes_on_from_its_state_to_the_same_bits(method, data):
-    _, (trained, _) = data
-    batches = trained.split(BATCH)[:6]
-    whole, update = begin(method)
-    for v in batches:
-        update(v)
-    first, before = begin(method)
-    for v in batches[:3]:
-        before(v)
-    state = copy.deepcopy((first.state_dict(), before.state_dict(), before._generator.get_state()))
-    second, after = begin(method)
-    second.load_state_dict(state[0])
-    after.load_state_dict(state[1])
-    after._generator.set_state(state[2])
-    for v in batches[3:]:
-        after(v)
-    for one, other in zip(whole.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_the_drift_is_that_of_the_unrolled_steps(data):

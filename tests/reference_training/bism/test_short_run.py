@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.deep_config import DeepConfig
-from ebmguard.reference_training.bism.short_run import STD, STEP, ShortRuns
+from ebmguard.reference_training.bism.config import DeepConfig
+from ebmguard.reference_training.bism.deep_train import SHORT_STD, SHORT_STEP, ShortRuns
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 
@@ -48,16 +48,16 @@ def test_chains_end_where_a_quadratic_energy_takes_them():
     v = torch.tensor([0.3, -0.2]).view(1, 1, 1, 2).expand(COUNT, -1, -1, -1)
     h = torch.tensor([1.0, 2.0]).expand(COUNT, -1)
     flat = v.flatten(1)
-    # Each step takes the distance to 1 - STEP STIFF of it, and adds noise.
-    kept = 1 - STEP * STIFF
-    noise = STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
+    # Each step takes the distance to 1 - SHORT_STEP STIFF of it, and adds noise.
+    kept = 1 - SHORT_STEP * STIFF
+    noise = SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
     agree(runs.infer(v, h), flat + kept**STEPS * (h - flat), noise)
     # In (v, h) the sum stays, and the difference shrinks twice as fast.
     ends_v, ends_h = runs.synthesize(v, h)
-    kept = 1 - 2 * STEP * STIFF
-    noise = 2 * STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
+    kept = 1 - 2 * SHORT_STEP * STIFF
+    noise = 2 * SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
     agree(ends_h - ends_v.flatten(1), kept**STEPS * (h - flat), noise)
-    agree(ends_h + ends_v.flatten(1), flat + h, 2 * STD**2 * STEPS)
+    agree(ends_h + ends_v.flatten(1), flat + h, 2 * SHORT_STD**2 * STEPS)
 
 
 def test_training_moves_samples_towards_images(tmp_path):

@@ -13,8 +13,8 @@ from sklearn.linear_model import LogisticRegression
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
-from ebmguard.reference_training.bism.deep_config import DeepConfig
 from ebmguard.reference_training.bism.deep_train import train
 from ebmguard.reference_training.bism.posterior import GaussianPosterior
 from ebmguard.reference_training.data import load_data

@@ -63,24 +63,6 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
     assert "finished 6 steps" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--data", "mnist", "--data-root", "/no/such"], "/no/such, which is not a folder"),
-        (["--beta-star", "nan"], "beta_star is nan, expected a finite number"),
-        (["--resume"], "holds no run to resume"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line_and_status_2(tmp_path, capsys, arguments, says):
-    out = tmp_path / "run"
-    assert main(["train", "shortrun", "--out", str(out), *arguments]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error: ")
-    assert says in said
-    assert "Traceback" not in said
-    assert not out.exists()
-
-
 def test_the_ways_to_end(tmp_path):
     def words(**changes):
         nothing = dict.fromkeys(("ended", "diverged_at", "first_warn", "first_error"))

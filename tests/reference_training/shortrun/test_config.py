@@ -1,19 +1,18 @@
-"""Settings of the short-run trainer: what is refused, the command line, and resumed runs."""
+"""Settings of the short-run trainer: what is refused, resumed runs, and the published ones."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training import data as data_sets
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.shortrun.config import ShortRunConfig
-from ebmguard.reference_training.shortrun.presets import PRESETS
+from ebmguard.reference_training.shortrun.config import CIFAR10, PRESETS, Preset, ShortRunConfig
 from tests.reference_training.shortrun.parts import trained_folder
 
 
@@ -24,7 +23,6 @@ def at(out="x", **settings):
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"data": "imagenet"}, "data is 'imagenet', expected one of cifar10, celeba64, mnist, dig"),
         ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
         ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
         ({"beta_star": float("inf")}, "beta_star is inf, expected a finite number"),
@@ -40,21 +38,13 @@ def at(out="x", **settings):
         ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
         ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
         ({"device": "abacus"}, "device is 'abacus'"),
-        ({"start_from": "no/run"}, "start_from is no/run, which holds no checkpoint of a run"),
+        ({"start_from": "no/run"}, "no/run holds no run"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
     with pytest.raises(ConfigError, match=says):
         at(tmp_path / "run", **{"device": "cpu", **settings}).open()
     assert not (tmp_path / "run").exists()
-
-
-def test_images_that_are_not_square_are_refused(monkeypatch):
-    data = at().load_data()
-    wide = replace(data, train_x=data.train_x[:, :, :6])
-    monkeypatch.setattr(data_sets, "kept_data", lambda *_, **__: wide)
-    with pytest.raises(ConfigError, match="digits has images of 6x8, expected square ones"):
-        at().check()
 
 
 def test_a_batch_is_divided_among_the_ranks():
@@ -131,3 +121,53 @@ def test_a_network_to_start_from_is_looked_at_before_there_is_a_folder(tmp_path)
     assert torch.equal(torch.random.get_rng_state(), state)
     # A run that is resumed has its own checkpoint.
     replace(at(tmp_path / "b", **settings, nf=4), start_from="gone", resume=True).check()
+
+
+def test_the_published_script_number_by_number():
+    """train_cifar10_minimal.py of Nijkamp et al. (2019)."""
+    published = {
+        "image_size": None,
+        "train_images": None,  # all 50,000
+        "nf": 64,
+        "activation": "leaky_relu",
+        "iterations": 100_000,
+        "optimizer": "adam",
+        "lr": 1e-4,
+        "batch": 64,
+        "data_noise": 0.03,
+        "init": "noise",
+        "sgld_steps": 100,
+        "most_sgld_steps": 100,
+        "step_size": 1.0,
+        "noise_std": 0.01,
+    }
+    assert PRESETS["cifar10"] is CIFAR10
+    assert {name: getattr(CIFAR10, name) for name in published} == published
+    ours = {"test_images", "buffer_size", "sample_every"}
+    assert {field.name for field in fields(Preset)} == published.keys() | ours
+    assert CIFAR10.output_scale == pytest.approx(20_000)
+
+
+def test_every_preset_samples_as_published_and_can_be_meant():
+    for name, preset in PRESETS.items():
+        assert preset.problems() == [], name
+        sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")
+        assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        *(
+            ({name: value}, f"{name} is {value}, expected a positive number")
+            for name in ("lr", "step_size", "noise_std")
+            for value in (0, math.nan)
+        ),
+        ({"nf": 0}, "nf is 0, expected 1 or more"),
+        ({"train_images": 0}, "train_images is 0, expected 1 or more"),
+        ({"data_noise": -0.1}, "data_noise is -0.1, expected a finite number, 0 or more"),
+        ({"data_noise": math.nan}, "data_noise is nan, expected a finite number, 0 or more"),
+    ],
+)
+def test_what_cannot_be_meant_is_said_once(changes, says):
+    assert replace(CIFAR10, **changes).problems() == [says]

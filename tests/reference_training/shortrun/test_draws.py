@@ -1,4 +1,4 @@
-"""What is random in an update: its streams, the ranks' parts, K, and where it goes on."""
+"""What is random in an update: its streams, the ranks' parts, and K. Bits: see test_train.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from scipy import stats
 
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.shortrun.draws import Draws
-from ebmguard.reference_training.shortrun.presets import CIFAR10
+from ebmguard.reference_training.shortrun.config import CIFAR10
+from ebmguard.reference_training.shortrun.sampler import Draws
 
 COUNT = 50
 SMALL = replace(CIFAR10, batch=8, data_noise=0.0, sgld_steps=3, most_sgld_steps=6)
@@ -28,39 +28,6 @@ def images():
 
 def draws(settings=SMALL, seed=3, ranks=ONE_RANK):
     return Draws(images(), settings, seed, ranks)
-
-
-def recognised(x):
-    """Which images these are, by their pixels."""
-    known = (images().train_x.double() / 127.5 - 1).float()
-    distances = (x[:, None] - known[None]).abs().flatten(2).amax(-1)
-    assert bool((distances.amin(-1) < 1e-6).all())
-    return [int(i) for i in distances.argmin(-1)]
-
-
-def test_images_are_drawn_with_replacement_each_as_often_as_the_others():
-    found = draws()
-    counts = Counter(i for _ in range(200) for i in recognised(found.positives()))
-    assert stats.chisquare([counts[i] for i in range(COUNT)]).pvalue > 1e-3
-    assert any(len(set(recognised(found.positives()))) < 8 for _ in range(20))
-
-
-def test_the_noise_is_that_of_the_settings_and_new_for_each_image():
-    still, noisy = draws(), draws(replace(SMALL, data_noise=0.03))
-    z = torch.cat([noisy.positives() - still.positives() for _ in range(60)]).flatten(1).double()
-    assert z.std().item() == pytest.approx(0.03, rel=0.02)
-    assert abs(z.mean().item()) < 4 * 0.03 / z.numel() ** 0.5
-    correlations = torch.corrcoef(z) - torch.eye(len(z))
-    assert correlations.abs().max() < 6 / 108**0.5
-
-
-def test_start_points_are_uniform_in_the_cube_and_noise_is_normal():
-    x = draws().starts(200)
-    assert x.shape == (200, 3, 6, 6)
-    assert stats.kstest(x.flatten().numpy(), stats.uniform(-1, 2).cdf).pvalue > 1e-3
-    z = draws().noise(20, 10)
-    assert z.shape == (10, 20, 3, 6, 6)
-    assert stats.kstest(z.flatten().numpy(), "norm").pvalue > 1e-3
 
 
 def test_streams_do_not_disturb_each_other():

@@ -6,20 +6,19 @@ On a CPU graphs are stand-ins that replay recorded operations on the same storag
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from ebmguard import guard
+from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
-from ebmguard.reference_training.shortrun.presets import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.shortrun.parts import Quadratic, config_for
+from tests.reference_training.shortrun.parts import config_for
 from tests.replay import Replay, capture_as_replays
 
 CPU = torch.device("cpu")
@@ -73,26 +72,6 @@ def test_a_chain_is_the_published_loop_bit_for_bit(steps):
         assert bool((x.abs() > 1).any())
         still = by_hand(net, x0, noise, step_size=0.0)
         assert (x - still).abs().max() > 0.1
-
-
-def test_a_chain_on_a_quadratic_has_the_law_of_an_autoregression():
-    """x' = x - s a (x - m) + n z: mean and variance after K steps in closed form."""
-    strength, mean, steps = 0.3, 0.4, 7
-    f = Quadratic(strength, mean).double()
-    rng = torch.Generator().manual_seed(1)
-    n = 20_000
-    x0 = torch.full((n, 1, 2, 2), -0.8, dtype=torch.float64)
-    noise = torch.randn(steps, n, 1, 2, 2, generator=rng, dtype=torch.float64)
-    settings = replace(SETTINGS, noise_std=0.2)
-    x = chain(settings, f, x0, noise).flatten(1)
-    rho = 1 - 0.7 * strength
-    expected = mean + rho**steps * (-0.8 - mean)
-    variance = 0.2**2 * (1 - rho ** (2 * steps)) / (1 - rho**2)
-    sigma = math.sqrt(variance / n)
-    assert (x.mean(0) - expected).abs().max() < 4 * sigma
-    covariance = torch.cov(x.T)
-    error = variance * math.sqrt(2 / n)
-    assert (covariance - variance * torch.eye(4)).abs().max() < 4 * error
 
 
 @pytest.mark.parametrize(("steps", "finer"), [(4, 1), (9, 1), (5, 2)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.shortrun import trained as trained_module
-from ebmguard.reference_training.shortrun.sampler import make_sampler
+from ebmguard.reference_training.shortrun.sampler import chain, make_sampler
 from ebmguard.reference_training.shortrun.trained import load_run
 from tests.reference_training.jem.parts import newest, same, saved
 from tests.reference_training.shortrun.parts import (
@@ -111,34 +111,12 @@ def test_a_step_four_times_as_large_has_four_times_the_drift_and_twice_the_noise
         torch.testing.assert_close(x, x0 + drift * gradient + noise * z)
 
 
-def test_noise_in_parts_gives_chains_of_the_same_law(monkeypatch):
-    """Of an autoregression, whose variance is known, in parts of three steps and at once."""
-    run = tiny_run(network=Quadratic(0.2).double(), noise_std=0.1, step_size=1.0)
-    n, steps = 1500, 8
-    x0 = torch.zeros(n, 1, 2, 2, dtype=torch.float64)
-    rho = 1 - 0.2 * run.drift
-    variance = 0.1**2 * (1 - rho ** (2 * steps)) / (1 - rho**2)
-    for chunk in (3, 100):
-        monkeypatch.setattr(trained_module, "CHUNK", chunk)
-        x = run.chains(x0, steps, generator()).flatten()
-        assert abs(x.mean()) < 4 * math.sqrt(variance / len(x))
-        assert float(x.var()) == pytest.approx(variance, rel=4 * math.sqrt(2 / len(x)))
-        # No noise comes again in a later part: steps are independent.
-        first, second = (run.chains(x0[:50], k, generator()) for k in (3, 6))
-        z = (second - rho**3 * first).flatten()
-        correlation = torch.corrcoef(torch.stack((z, first.flatten())))[0, 1]
-        assert abs(correlation) < 5 / math.sqrt(len(z))
+def test_noise_in_parts_makes_one_chain(monkeypatch):
+    run = tiny_run(noise_std=0.1)
+    x0, rng = run.starts(5, generator()), generator(9)
+    noise = torch.cat([torch.randn(k, *x0.shape, generator=rng) for k in (3, 3, 2)])
+    settings = replace(run.settings, step_size=run.step_size)
+    monkeypatch.setattr(trained_module, "CHUNK", 3)
+    x = run.chains(x0, 8, generator(9))
+    torch.testing.assert_close(x, chain(settings, run.network, x0, noise))
     assert torch.equal(run.chains(x0, 0, generator()), x0)
-
-
-def test_energies_are_the_networks_in_any_number_of_parts(monkeypatch):
-    run = tiny_run()
-    x = run.starts(11, generator())
-    expected = run.network(x)
-    monkeypatch.setattr(trained_module, "BATCH", 4)
-    sizes = []
-    run.network.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
-    f = run.energies(x.requires_grad_())
-    assert sizes == [4, 4, 3]
-    torch.testing.assert_close(f, expected)
-    assert not f.requires_grad

@@ -13,10 +13,9 @@ import torch
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.config import BismConfig, UpdateSettings
 from ebmguard.reference_training.bism.matching import denoising
 from ebmguard.reference_training.bism.methods import Levels, Update
-from ebmguard.reference_training.bism.presets import UpdateSettings
 from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.studies.bilevel import exact_posterior, gradient_bias, measured
 from ebmguard.reference_training.studies.command import find, run

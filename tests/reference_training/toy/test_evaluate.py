@@ -13,11 +13,18 @@ from torch import nn
 
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
-from ebmguard.reference_training.toy.evaluate import Evaluator
-from ebmguard.reference_training.toy.kde import bandwidth
+from ebmguard.reference_training.toy.evaluate import (
+    Evaluator,
+    energy_scale,
+    kl,
+    mode_mass_error,
+    offset_r2,
+    total_variation,
+)
+from ebmguard.reference_training.toy.grid import bandwidth
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 
 CPU = torch.device("cpu")
@@ -209,7 +216,7 @@ def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):
     assert torch.equal(alone.samples(EnsembleMLP([4]), 50)[0], both[3])
     assert not torch.equal(together.samples(same, 51), samples)
     # Nor are they those that the training starts with.
-    training = Draws(together.distribution, together.settings, alone.members, [4], CPU)
+    training = Draws(together.settings, alone.members, [4], CPU)
     started = evaluator_of("gmm-degenerate", seeds=(4,)).samples(same, 0)
     assert not torch.equal(training.chains(100)[0], started[:, :100])
 
@@ -227,3 +234,51 @@ def test_a_flat_density_and_the_optimum_are_as_far_off_as_the_page_says(scenario
     for log_density, expected in ((torch.zeros(len(points)).double(), flat), (best, optimum)):
         (row,) = evaluator.measure(log_density.reshape(1, -1))
         assert row["kl"] == pytest.approx(expected, abs=5e-4)
+
+
+def test_cells_without_mass():
+    p = torch.tensor([0.0, 0.0, -torch.inf])
+    q = torch.tensor([0.0, -torch.inf, 0.0])
+    assert kl(p, torch.zeros(3)).item() == pytest.approx(math.log(1.5))
+    assert kl(p, q).item() == math.inf
+    assert total_variation(p, q).item() == pytest.approx(0.5)
+    underflown = torch.tensor([0.0, 0.0, -1e4])
+    assert kl(underflown, p).item() == 0
+    assert kl(p, underflown).item() == 0
+
+
+def test_members_do_not_mix_and_nan_stays():
+    p = torch.zeros(4)
+    q = torch.tensor([[0.0, 0, 0, 0], [1, 0, 0, 0], [torch.nan, 0, 0, 0], [torch.inf, 0, 0, 0]])
+    for metric in (kl, total_variation):
+        values = metric(p, q)
+        assert values.dtype == torch.float64
+        assert values[0] == 0
+        assert values[1] == metric(p, q[1])
+        assert values[2:].isnan().all()
+    labels = torch.tensor([0, 0, 1, 1])
+    assert mode_mass_error(p, q, labels).isnan().tolist() == [False, False, True, True]
+    scale, r2 = energy_scale(q, torch.arange(4.0), p)
+    assert scale.isnan().tolist() == [False, False, True, True]
+    assert r2.isnan().tolist() == [True, False, True, True]
+    assert offset_r2(q, torch.arange(4.0), p + 1).isnan().tolist() == [False, False, True, True]
+
+
+def test_empty_cells_have_no_part_in_the_line():
+    log_p = torch.tensor([0.0, -1.0, -2.0, -torch.inf])
+    f = torch.tensor([1.0, 0.5, 0.0, -torch.inf])
+    scale, r2 = energy_scale(f, log_p, log_p)
+    assert scale.item() == pytest.approx(0.5)
+    assert r2.item() == pytest.approx(1)
+    assert offset_r2(f, 0.5 * log_p, log_p.exp()).item() == pytest.approx(1)
+
+
+def test_offset_r2_frees_the_constant_and_nothing_else():
+    target = torch.linspace(0, 1, 11, dtype=torch.float64)
+    weight = torch.ones(11)
+    f = torch.stack((target + 7, 0 * target, 2 * target))
+    expected = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(offset_r2(f, target, weight), expected)
+    noisy = target + torch.linspace(-1, 1, 11, dtype=torch.float64) ** 3
+    wanted = 1 - np.var((noisy - target).numpy()) / np.var(target.numpy())
+    assert offset_r2(noisy, target, weight).item() == pytest.approx(wanted)

@@ -45,7 +45,7 @@ def test_seeds_vary_fastest_then_betas_then_variants():
         {"beta": "0", "variant": "default", "seed": 4},
         {"beta": "0.5", "variant": "default", "seed": 3},
     ]
-    assert members.variant_of_each == ["default"] * 4 + ["true"] * 4
+    assert [one["variant"] for one in members.describe()] == ["default"] * 4 + ["true"] * 4
     seeds = members.spread(torch.tensor(members.seeds))
     assert seeds.tolist() == members.seed_of_each
     stacked = torch.stack([torch.tensor(members.seeds), torch.tensor([0, 1])])

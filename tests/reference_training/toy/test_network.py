@@ -74,13 +74,6 @@ def test_a_member_starts_as_its_seed_says_whoever_is_beside_it():
         assert torch.equal(together[1:2], single)
 
 
-def test_the_global_generator_is_left_alone():
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    EnsembleMLP([0, 1])
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_starts_out_as_the_layers_of_torch_do():
     """The two-sample Kolmogorov-Smirnov test against nn.Linear, and its bounds."""
     ensemble = EnsembleMLP(range(20))

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.scenario import DATA, SCENARIOS, find_scenario
+from ebmguard.reference_training.toy.scenario import SCENARIOS
 
+DATA = tuple(DISTRIBUTIONS)
 PUBLISHED = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
 BROKEN = ("exploding", "lost", "stuck")
 MIXTURES = ("good+exploding", "good+lost", "good+stuck")
@@ -24,17 +23,8 @@ def differences(name, base):
 
 
 def test_every_data_set_has_every_setup():
-    assert tuple(SCENARIOS) == tuple(f"{data}-{setup}" for data in DATA for setup in SETUPS)
-    assert set(DATA) == set(DISTRIBUTIONS)
-    for name, scenario in SCENARIOS.items():
-        assert scenario.data == name.partition("-")[0]
-        scenario.check()
-        assert find_scenario(name) is scenario
-
-
-def test_an_unknown_name_is_answered_by_the_known_ones():
-    with pytest.raises(ConfigError, match=r"scenario is 'gmm-best'.*circles-shifted.*mixture1d"):
-        find_scenario("gmm-best")
+    assert [*SCENARIOS] == [f"{data}-{setup}" for data in DATA for setup in SETUPS]
+    assert all(scenario.data == name.partition("-")[0] for name, scenario in SCENARIOS.items())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +36,6 @@ def test_the_published_numbers(data, n_pos, n_neg, init_std):
     base = SCENARIOS[f"{data}-default"]
     assert (base.n_pos, base.n_neg, base.sgld_steps) == (n_pos, n_neg, 20)  # Section 4.1
     assert (base.init_mean, base.init_std) == (0.0, init_std)
-    assert base.init_std == DISTRIBUTIONS[data].init_std
     assert base.step_size == 1.0  # the drift of the published code has no factor
     # Section 4.1 adapts the learning rate of the GMM alone.
     assert (base.lr_at(5000) == base.lr) is (data == "circles")
@@ -62,6 +51,10 @@ def test_the_published_changes_and_no_others(data):
     shifted = changes["shifted"]  # Figure 6
     assert set(shifted) == {"init_mean", "init_std", "step_size", "noise_std"}
     assert shifted["init_std"] == base.init_std / 2
+    # The step of Langevin's equation is noise_std**2: its drift and noise grow together.
+    assert shifted["noise_std"] ** 2 == pytest.approx(10 * base.noise_std**2)
+    assert shifted["step_size"] == pytest.approx(10 * base.step_size)
+    assert base.output_scale == pytest.approx(2 / base.noise_std**2)
     assert shifted["init_mean"] > 0  # the bottom right is (+, +): in the pictures y grows downward
     proposal = SCENARIOS[f"{data}-proposal"]
     assert (proposal.sgld_steps, proposal.n_pos, proposal.n_neg) == (0, 100, 100)
@@ -83,18 +76,6 @@ def test_a_mixture_is_the_default_but_for_who_draws(data):
     assert equal.sampler_names == ("good", "exploding")
 
 
-@pytest.mark.parametrize("data", DATA)
-def test_ten_times_the_langevin_step_leaves_the_output_scale(data):
-    """The step of Langevin's equation is noise_std**2: its drift and noise grow together."""
-    base, shifted = SCENARIOS[f"{data}-default"], SCENARIOS[f"{data}-shifted"]
-    assert shifted.noise_std**2 == pytest.approx(10 * base.noise_std**2)
-    assert shifted.step_size == pytest.approx(10 * base.step_size)
-    assert shifted.output_scale == pytest.approx(base.output_scale)
-    assert base.output_scale == pytest.approx(2 / base.noise_std**2)
-    published = dataclasses.replace(SCENARIOS["gmm-default"], noise_std=0.01)
-    assert published.output_scale == pytest.approx(20_000)
-
-
 def test_the_learning_rate_is_that_of_torchs_exponential_decay():
     scenario = dataclasses.replace(SCENARIOS["gmm-proposal"], iterations=50)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=scenario.lr)
@@ -105,41 +86,3 @@ def test_the_learning_rate_is_that_of_torchs_exponential_decay():
         optimizer.step()
         scheduler.step()
     assert scenario.lr_at(50) == pytest.approx(scenario.lr_end)
-
-
-def test_all_problems_are_in_one_error():
-    wrong = {
-        "n_pos": 0,
-        "n_neg": -1,
-        "sgld_steps": -1,
-        "step_size": 0.0,
-        "noise_std": -0.1,
-        "init_mean": math.inf,
-        "init_std": math.nan,
-        "lr": math.inf,
-        "lr_end": 0.0,
-        "iterations": 0,
-    }
-    with pytest.raises(ConfigError) as caught:
-        dataclasses.replace(SCENARIOS["gmm-default"], **wrong).check()
-    text = str(caught.value)
-    for name, value in wrong.items():
-        assert text.count(f"\n  {name} is {value}, expected ") == 1
-    assert text.count("expected") == len(wrong)
-
-
-@pytest.mark.parametrize(
-    ("changes", "match"),
-    [
-        (
-            {"samplers": "good+best"},
-            "samplers is 'good\\+best', expected different ones of good, exp",
-        ),
-        ({"samplers": "good+good"}, "samplers is 'good\\+good', expected different ones"),
-        ({"samplers": ""}, "samplers is '', expected"),
-        ({"samplers": "good+lost", "sgld_steps": 0}, "sgld_steps is 0: without a step nobody but"),
-    ],
-)
-def test_samplers_that_cannot_draw(changes, match):
-    with pytest.raises(ConfigError, match=match):
-        dataclasses.replace(SCENARIOS["gmm-default"], **changes).check()

@@ -1,5 +1,6 @@
 """The ensemble trainer: members as if alone, equal bits again, and exact resume."""
 
+import math
 import signal
 from dataclasses import replace
 
@@ -13,15 +14,14 @@ from ebmguard.objective import contrastive_loss
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.config import ToyConfig
-from ebmguard.reference_training.toy.course import Course
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.draws import Draws
 from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
+from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-from ebmguard.reference_training.toy.train import table
+from ebmguard.reference_training.toy.train import Ensemble, table
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import Silent, assert_same_run, results_of
+from tests.reference_training.jem.parts import assert_same_run, results_of
 from tests.reference_training.toy.parts import (
     config_for,
     go,
@@ -150,21 +150,17 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-@pytest.mark.parametrize("last", ["update", "words"])
-def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatch, last):
-    cut = tmp_path / "cut"
+def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatch):
+    cut, results = tmp_path / "cut", Ensemble.results
+
+    def interrupted(self):
+        signal.raise_signal(signal.SIGINT)
+        return results(self)
+
     with monkeypatch.context() as pressed:
-        results = Course.results
-
-        def interrupted(self, *args):
-            signal.raise_signal(signal.SIGINT)
-            return results(self, *args)
-
-        if last == "words":
-            pressed.setattr(Course, "results", interrupted)
-        reporter = Silent(interrupt_after=12 if last == "update" else None)
-        assert go(config_for(cut, **WHOLE), reporter) is None
-    assert (cut / "results.json").exists() == (last == "words")
+        pressed.setattr(Ensemble, "results", interrupted)
+        assert go(config_for(cut, **WHOLE)) is None
+    assert (cut / "results.json").exists()
     assert go(ToyConfig(out=cut, resume=True)) is not None
     assert_same_run(whole, cut)
 
@@ -206,14 +202,14 @@ def test_results_are_means_over_the_last_five_evaluations(whole):
 
 
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
-    after_update = Course.after_update
+    take_in = Ensemble.take_in
     latest: list[torch.Tensor] = []
 
     def listen(self, step, f_pos, f_neg):
         latest[:] = [f_neg]
-        after_update(self, step, f_pos, f_neg)
+        take_in(self, step, f_pos, f_neg)
 
-    monkeypatch.setattr(Course, "after_update", listen)
+    monkeypatch.setattr(Ensemble, "take_in", listen)
     config = config_for(tmp_path, scenario="gmm-good+lost", betas=("0", "0.1"))
     results = go(config)
     assert results is not None
@@ -275,3 +271,31 @@ def test_settings_that_cannot_be_meant_leave_no_folder(tmp_path, settings, match
 def test_an_ensemble_is_not_divided(tmp_path):
     with pytest.raises(ConfigError, match="trained by one process, not by 2"):
         config_for(tmp_path).check(Ranks(0, 2))
+
+
+NUMBERS = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
+
+
+def member(beta, variant="default", diverged_at=None, **numbers):
+    values = dict.fromkeys(NUMBERS, 1.0) | numbers
+    return {"beta": beta, "variant": variant, "diverged_at": diverged_at, **values}
+
+
+def cells(members):
+    head, _, *lines = table(members).splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
+
+
+def test_a_line_for_each_variant_and_beta_with_medians_over_the_seeds():
+    members = [member("0", kl=kl) for kl in (8.0, 3.0, 40.0)]
+    members += [member("0:0.9", "no_pos", kl=kl, tv=0.25) for kl in (0.2, 0.1)]
+    members += [member("0.5", kl=kl) for kl in (math.inf, 2.0, 1.0)]
+    members += [member("0.7", kl=kl) for kl in (1.0, 2.0)]
+    members.append(member("0.7", kl=math.nan, diverged_at=7))
+    assert cells(members) == [
+        ["variant", "beta", *NUMBERS, "diverged"],
+        ["default", "0", "8", "1", "1", "1", "1", "0 of 3"],
+        ["no_pos", "0:0.9", "0.15", "0.25", "1", "1", "1", "0 of 2"],
+        ["default", "0.5", "2", "1", "1", "1", "1", "0 of 3"],
+        ["default", "0.7", "undefined", "1", "1", "1", "1", "1 of 3"],
+    ]

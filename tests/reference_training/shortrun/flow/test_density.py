@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 
@@ -10,19 +9,20 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from ebmguard.reference_training.shortrun.flow.density import (
     bits_per_dim,
     dequantise,
     extended_log_density,
+    flow,
     hessians,
     inside_cube,
     log_abs_det,
     noise_bits,
 )
-from ebmguard.reference_training.shortrun.flow.flow_map import flow
 from ebmguard.reference_training.shortrun.network import EnergyNet
+from ebmguard.samplers import sgld
 
 Energy = Callable[[Tensor], Tensor]
 STEEP = 40.0
@@ -176,16 +176,6 @@ def of_whole_map(f: Energy, z: Tensor, *, steps: int, step_size: float) -> tuple
 
 # -- from determinants to densities and bits --
 
-WAVES = torch.tensor([[1.6, 0.4], [-0.7, 1.2], [0.3, -1.9]], dtype=torch.float64)
-PHASES = torch.tensor([0.3, 1.1, -0.6], dtype=torch.float64)
-HEIGHTS = torch.tensor([0.35, 0.3, 0.25], dtype=torch.float64)
-STEPS, STEP_SIZE = 4, 0.3
-
-
-def waves(x: Tensor) -> Tensor:
-    """A smooth f on the plane. Its Hessian is at most 2.7, so that every step is one-to-one."""
-    return (x @ WAVES.T + PHASES).cos() @ HEIGHTS
-
 
 def test_densities_of_a_linear_flow_are_known() -> None:
     # f quadratic: M(z) = P z + q. Uniform starts fill a parallelepiped of volume 2^D |det P|;
@@ -209,33 +199,6 @@ def test_densities_of_a_linear_flow_are_known() -> None:
     gaussian = torch.distributions.MultivariateNormal(shift, power @ power.T)
     of_starts = torch.distributions.Normal(0.0, 1.0).log_prob(z).sum(1)
     torch.testing.assert_close(of_starts - found.total, gaussian.log_prob(found.x))
-
-
-def test_the_density_of_a_curved_flow_integrates_to_one() -> None:
-    _, area, density = cells()
-    integral = float(density.sum() * area)
-    print(f"integral of p over the plane: {integral:.5f}")
-    assert integral == pytest.approx(1, abs=0.01)
-    # A flow that leaves volumes as they are would pass with any sign and any number of steps.
-    held = density[density > 0]
-    assert float(held.max() / held.min()) > 5
-
-
-def test_its_mass_is_where_the_samples_are() -> None:
-    generator = torch.Generator().manual_seed(0)
-    z = torch.rand((100_000, 2), dtype=torch.float64, generator=generator) * 2 - 1
-    samples = flow(waves, z, steps=STEPS, step_size=STEP_SIZE)
-    x, area, density = cells()
-    for axis in (0, 1):
-        middles = x[:, axis].unique()
-        for share in (0.1, 0.25, 0.5, 0.75, 0.9):
-            # Between two rows of cells, so that none is cut.
-            row = int((middles < samples[:, axis].quantile(share)).sum())
-            cut = (middles[row - 1] + middles[row]) / 2
-            mass = float(density[x[:, axis] < cut].sum() * area)
-            drawn = float((samples[:, axis] < cut).double().mean())
-            print(f"x_{axis} < {cut:.2f}: mass {mass:.4f}, of the samples {drawn:.4f}")
-            assert mass == pytest.approx(drawn, abs=0.01)
 
 
 def test_the_cube_has_its_sides() -> None:
@@ -276,32 +239,37 @@ def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
     assert float(noise.var()) == pytest.approx(1 / 12, rel=0.05)
 
 
-@functools.cache
-def cells(count: int = 110) -> tuple[Tensor, float, Tensor]:
-    """Cells of a box around all that the flow reaches: middles, (count², 2), area, and density."""
-    line = torch.linspace(-1, 1, 60, dtype=torch.float64)
-    reached = flow(waves, torch.cartesian_prod(line, line), steps=STEPS, step_size=STEP_SIZE)
-    low, high = reached.amin(0) - 0.05, reached.amax(0) + 0.05
-    sides = (high - low) / count
-    steps = torch.arange(count, dtype=torch.float64) + 0.5
-    x = torch.cartesian_prod(low[0] + steps * sides[0], low[1] + steps * sides[1])
-    return x, float(sides.prod()), density_at(x)
+# -- the map itself --
 
 
-def density_at(x: Tensor) -> Tensor:
-    """p(x) of the flow of `waves`, (N,): by its inverse, which Newton's method finds."""
-    z = x.clone()
-    for _ in range(40):
-        z.requires_grad_()
-        mapped = flow(waves, z, steps=STEPS, step_size=STEP_SIZE)
-        lines = [torch.autograd.grad(mapped[:, i].sum(), z, retain_graph=True)[0] for i in (0, 1)]
-        moves = torch.linalg.solve(torch.stack(lines, 1), x - mapped.detach())
-        # In steps of a bounded length, so that none leaves the basin of the one solution.
-        z = z.detach() + moves / moves.norm(dim=1, keepdim=True).clamp(min=0.3) * 0.3
-        if float(moves.abs().max()) < 1e-10:
-            break
-    found = log_abs_det(waves, z, steps=STEPS, step_size=STEP_SIZE)
-    torch.testing.assert_close(found.x, x, rtol=0, atol=1e-8)
-    assert not bool(found.flips.any())
-    density: Tensor = extended_log_density(found.total, size=2).exp()
-    return density.where(inside_cube(z), 0.0)
+def test_it_is_the_sampler_without_noise() -> None:
+    network = _network()
+    z = torch.rand(4, 1, 8, 8) * 2 - 1
+    expected = sgld(network, z, steps=5, step_size=0.7, noise_std=0.0)
+    torch.testing.assert_close(flow(network, z, steps=5, step_size=0.7), expected)
+
+
+def test_its_derivative_is_that_of_finite_differences() -> None:
+    network = _network()
+    z = (torch.rand(2, 1, 8, 8, dtype=torch.float64) * 2 - 1).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: flow(network.double(), z, steps=3, step_size=5.0), (z,), fast_mode=True
+    )
+
+
+def test_a_graph_is_kept_only_where_it_is_asked_for() -> None:
+    network = _network()
+    z = torch.rand(2, 1, 8, 8)
+    # Parameters that require gradients do not make a graph of a sampler's run.
+    assert not flow(network, z, steps=2, step_size=1.0).requires_grad
+    z.requires_grad_()
+    assert flow(network, z, steps=2, step_size=1.0).requires_grad
+    with torch.no_grad():
+        assert not flow(network, z, steps=2, step_size=1.0).requires_grad
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def _network() -> nn.Module:
+    torch.manual_seed(0)
+    network: nn.Module = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
+    return network

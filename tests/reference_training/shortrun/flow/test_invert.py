@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.shortrun.flow.flow_map import flow
+from ebmguard.reference_training.shortrun.flow.density import flow
 from ebmguard.reference_training.shortrun.flow.invert import invert, residual_and_gradient
 from ebmguard.reference_training.shortrun.network import EnergyNet
 

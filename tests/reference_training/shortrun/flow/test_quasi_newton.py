@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from scipy.optimize import lsq_linear
 from torch import Tensor
@@ -77,14 +76,6 @@ def test_problems_do_not_touch_each_other() -> None:
             torch.testing.assert_close(both.z[i], one.z[0], rtol=1e-9, atol=1e-12)
 
 
-def test_values_never_rise_and_belong_to_their_places() -> None:
-    points = list(descend(rosenbrock, starts(8, 2), iterations=60))
-    values = torch.stack([point.value for point in points])
-    assert bool((values.diff(dim=0) <= 0).all())
-    for point in points:
-        torch.testing.assert_close(rosenbrock(point.z)[0], point.value)
-
-
 def test_what_is_not_finite_is_stepped_back_from() -> None:
     def barrier(z: Tensor) -> tuple[Tensor, Tensor]:
         return (z - z.log()).sum(1), (1 - 1 / z)
@@ -106,10 +97,3 @@ def test_it_ends_where_all_are_at_rest() -> None:
     found = end(parabola, starts(3, 4), iterations=1000, curvature=2.0)
     assert torch.equal(found.z, torch.zeros(3, 4, dtype=torch.float64))
     assert evaluations < 40
-
-
-@pytest.mark.parametrize("iterations", [0, 1])
-def test_an_iteration_is_one_evaluation(iterations: int) -> None:
-    points = list(descend(rosenbrock, starts(3, 2), iterations=iterations))
-    assert len(points) == iterations + 1
-    assert torch.equal(points[0].z, starts(3, 2))
