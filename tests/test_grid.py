@@ -18,7 +18,7 @@ from benchmarks.remedies import CELLS, REMEDIES, config_of, iterations
 from ebmguard.errors import ConfigError
 from tests.reference_training.sweep.parts import environment
 
-STUDIES = ["beta_star", "digits", "energy_matching", "remedies", "rollback", "toy_claims"]
+STUDIES = ["beta_star", "digits", "energy_matching", "remedies", "rollback"]
 PAGE = (
     "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
 )
