@@ -216,7 +216,7 @@ def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp
 
     class Popen(subprocess.Popen[str]):
         def __init__(self, words, **more):
-            super().__init__(["/bin/sh", "-c", words[2]], **more)
+            super().__init__([*words[:-4], "/bin/sh", "-c", words[-1]], **more)
 
     monkeypatch.setattr(subprocess, "Popen", Popen)
     monkeypatch.setattr(gpu, "commands", lambda *_, **__: [(body,) for body in bodies])
