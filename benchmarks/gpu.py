@@ -11,12 +11,9 @@ part that is cut short loses nothing. Trainings go on where they were.
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,6 +26,8 @@ from .grid import filled, provenance
 FAILED = "**Failed**"
 GRACE = 45
 """Seconds that a command may take beyond its time before it is killed."""
+STOPPED = (124, 128 + 9)
+"""What `timeout` returns where it has stopped a command, and where it has killed it."""
 TESTS = (
     "tests/reference_training/shortrun/test_sampler.py",
     "tests/reference_training/engine/test_graphs.py",
@@ -78,32 +77,22 @@ def commands(part: str, device: str, minutes: float, runs: Path, *, small: bool)
 def printed(words: Command, seconds: float) -> Iterator[str]:
     """What a command prints, line by line; when its time is over it is stopped as by Ctrl-C."""
     yield f"\n    python -m {shlex.join(words)}\n\n"
+    # In the foreground, so that Ctrl-C reaches the command.
+    limit = ("timeout", "--foreground", "--signal=INT", f"--kill-after={GRACE}", f"{seconds:g}")
     with subprocess.Popen(
-        [sys.executable, "-m", *words],
+        [*limit, sys.executable, "-u", "-m", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
     ) as process:
         assert process.stdout is not None
-        stop = threading.Timer(seconds, process.send_signal, [signal.SIGINT])
-        kill = threading.Timer(seconds + GRACE, process.kill)
-        stop.start()
-        kill.start()
-        try:
-            for line in process.stdout:
-                # Headings of a command stand below that of the part.
-                yield f"#{line}" if line.startswith("## ") else line
-            status = process.wait()
-        finally:
-            is_stopped = not stop.is_alive()
-            stop.cancel()
-            kill.cancel()
-            process.kill()  # nothing where it has ended
-    if is_stopped:
+        for line in process.stdout:
+            # Headings of a command stand below that of the part.
+            yield f"#{line}" if line.startswith("## ") else line
+    if process.returncode in STOPPED:
         yield f"\nStopped after {seconds / 60:.3g} minutes.\n"
-    elif status:
-        yield f"\n{FAILED} with status {status}.\n"
+    elif process.returncode:
+        yield f"\n{FAILED} with status {process.returncode}.\n"
 
 
 def put(file: Path, part: str, text: str) -> None:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.reference_training.precision import set_precision
-from ebmguard.reference_training.shortrun.network import NEGATIVE_SLOPE, SMALLEST
+from ebmguard.reference_training.shortrun.network import EnergyNet
 
 Shape = tuple[int, int, int]
 LOADED = 16
@@ -131,16 +131,9 @@ class ShortRunLoop(Loop):
 
     @staticmethod
     def network(settings: Any, shape: Shape, _: int = 0) -> nn.Module:
-        """The published one, as modules in a row: (B, C, S, S) -> (B,), for 32 pixels a side.
-
-        Other sizes are halved as often as it takes to come to the last convolution's 4x4.
-        """
-        (channels, size, _), nf = shape, settings.nf
-        layers: list[nn.Module] = [nn.Conv2d(channels, nf, 3, 1, 1), nn.LeakyReLU(NEGATIVE_SLOPE)]
-        while size > SMALLEST:
-            layers += [nn.Conv2d(nf, 2 * nf, 4, 2, 1), nn.LeakyReLU(NEGATIVE_SLOPE)]
-            nf, size = 2 * nf, size // 2
-        return nn.Sequential(*layers, nn.Conv2d(nf, 1, size, 1, 0), nn.Flatten(0))
+        """The published one, for 32 pixels a side."""
+        f: nn.Module = EnergyNet(in_channels=shape[0], image_size=shape[1], nf=settings.nf)
+        return f
 
     @staticmethod
     def counts(settings: Any) -> tuple[int, int]:

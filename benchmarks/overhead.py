@@ -35,7 +35,7 @@ WARM_UP = 3
 """Steps of each kind at least: caches, allocators, the sampler calls that the guard measures."""
 
 
-def serve(root: Path, name: str, device_name: str, threads: int) -> None:
+def serve(root: Path, name: str, device_name: str) -> None:
     """Run blocks of a case with the package of a checkout, as told by lines of standard input."""
     rooms = {"ebmguard": "ebmguard", "ebmguard.reference_training": "reference_training"}
     for module, folder in rooms.items():  # whichever is installed
@@ -50,8 +50,7 @@ def serve(root: Path, name: str, device_name: str, threads: int) -> None:
     from .jem_step import CASES, Trainer
     from .timing import Turn, peak_mib, prove_no_wait, seconds_of
 
-    if threads:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
     device = torch.device(device_name)
     trainer = Trainer(CASES[name], device)
     kinds: dict[str, Any] = {"plain": (*trainer.plain, trainer.optimizer)}
@@ -82,7 +81,7 @@ def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callabl
     Which returns seconds of wall and CPU time of a step, and the peak of memory in MiB.
     """
     words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
-    words += ["--device", given.device, "--threads", str(given.threads)]
+    words += ["--device", given.device]
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, *words], stdin=pipe, stdout=pipe, text=True, cwd=HERE
@@ -132,8 +131,7 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
     def ratio(a: list[float], b: list[float]) -> str:
         return spread([x / y for x, y in zip(a, b, strict=True)], ".4f")
 
-    threads = f"{given.threads} thread(s)" if given.threads else "threads as PyTorch has them"
-    print(f"{given.device}, {threads}, {given.rounds} rounds")
+    print(f"{given.device}, one thread, {given.rounds} rounds")
     for name in names:
         case, lines = CASES[name], []
         steps = given.steps or (case.block if given.device == "cpu" else GPU_BLOCK)
@@ -143,12 +141,9 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
             added = statistics.median(a - b for a, b in zip(guarded, plain, strict=True))
             held, most = min(peak[x, "plain"]), max(peak[x, "guarded"])
             line = {"package": x, "unguarded, ms": f"{statistics.median(plain):.2f}"}
-            line |= {
-                "ratio: median (quartiles)": ratio(guarded, plain),
-                "added, ms": f"{added:.2f}",
-            }
-            line |= {"goal": case.goal, "MiB": f"{held:.0f} + {most - held:.0f}"}
-            lines.append(line)
+            line |= {"ratio: median (quartiles)": ratio(guarded, plain)}
+            line |= {"added, ms": f"{added:.2f}", "goal": case.goal}
+            lines.append(line | {"MiB": f"{held:.0f} + {most - held:.0f}"})
         print(f"\n{case.title}\n\n{table_of(lines)}", flush=True)
         if len(roots) > 1:
             own = (ratio(*(ms[x, kind] for x in roots)) for kind in ("plain", "guarded"))
@@ -163,11 +158,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--against", type=Path, help="another checkout, measured in between")
     parser.add_argument("--rounds", type=int, default=20, help="how often the blocks alternate")
     parser.add_argument("--steps", type=int, help="of a block, other than the case's own")
-    parser.add_argument("--threads", type=int, default=1, help="of PyTorch; 0 leaves them")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args(words)
     if given.serve:
-        serve(given.serve, given.only, given.device, given.threads)
+        serve(given.serve, given.only, given.device)
         return
     before = {"before": given.against.resolve()} if given.against else {}
     report(before | {"now": HERE}, [given.only] if given.only else NAMES, given)

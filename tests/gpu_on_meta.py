@@ -106,9 +106,7 @@ class MetaGpu(TorchDispatchMode):
         if self.is_capturing:
             self.captured[name] += 1
             return
-        frame = _own_frame()
-        file = None if frame is None else Path(frame.f_code.co_filename).relative_to(ROOT)
-        self.launches["elsewhere" if file is None else file.as_posix()] += 1
+        self.launches[own_place().partition(":")[0]] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -319,19 +317,11 @@ def _number(dtype: torch.dtype) -> float | int | bool:
 
 
 def own_place() -> str:
-    """File and line of the project that the present operation comes from."""
-    frame = _own_frame()
-    if frame is None:
-        return "outside of the project"
-    return f"{Path(frame.f_code.co_filename).relative_to(ROOT).as_posix()}:{frame.f_lineno}"
-
-
-def _own_frame() -> FrameType | None:
-    """The innermost frame of the project's, but for those of this file."""
+    """File and line of the innermost frame of the project's, but for those of this file."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(f"{ROOT}/") and "/.venv" not in name and name != __file__:
-            return frame
+            return f"{Path(name).relative_to(ROOT).as_posix()}:{frame.f_lineno}"
         frame = frame.f_back
-    return None
+    return "outside of the project"

@@ -15,11 +15,12 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from benchmarks.grid import commit
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "results" / "matrix.md"
@@ -27,16 +28,23 @@ FOLDER = ROOT / ".venv-matrix"
 CPU_INFO = Path("/proc/cpuinfo")
 SUITE = ("-m", "not slow", "tests", "--ignore=tests/frameworks")
 ADAPTERS = ("-m", "not slow", "tests/adapters", "tests/frameworks")
-COLUMNS = ("environment", "what differs", "Python, torch", "when", "passed", "failed", "skipped")
+LOWEST = "lowest-direct"
+PAGE = """\
+# The suite, environment by environment
+
+The whole suite passes in {good} of {count} environments.
+
+Written by `make test-matrix` on {machine}. Each row differs from the first in one thing.
+What is skipped says why under `pytest -rs`.
+
+| environment | what differs | Python, torch | when | passed | failed | skipped |
+|---|---|---|---|--:|---|--:|
+{rows}
+"""
 FOLLOWS_JAX = {"blackjax", "optax"}  # a pin of theirs would ask for a newer jax than the lowest
 # What a plain environment leaves to the machine; and where no bytecode may be kept, each process of
 # the tests would compile torch again.
-CHOSEN = (
-    "ATEN_CPU_CAPABILITY",
-    "ONEDNN_MAX_CPU_ISA",
-    "OMP_NUM_THREADS",
-    "PYTHONDONTWRITEBYTECODE",
-)
+CHOSEN = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "PYTHONDONTWRITEBYTECODE")
 
 
 class CannotRunError(Exception):
@@ -52,8 +60,8 @@ class Environment:
         variables: environment variables on top of one thread.
         needs: a flag of /proc/cpuinfo without which the instructions are not there.
         python: the interpreter's name; "" is the one that runs this.
-        torch: "pinned" by constraints.txt, or the "lowest" or "newest" of pyproject.toml.
-        lowest: extras of pyproject.toml whose packages have their lowest versions.
+        resolution: uv's, of what pyproject.toml asks for; "" takes the pins of constraints.txt.
+        extras: those whose packages have it, with the pinned torch; else torch alone has it.
         tests: what pytest is given.
     """
 
@@ -61,8 +69,8 @@ class Environment:
     variables: Mapping[str, str] = field(default_factory=dict)
     needs: str = ""
     python: str = ""
-    torch: str = "pinned"
-    lowest: tuple[str, ...] = ()
+    resolution: str = ""
+    extras: tuple[str, ...] = ()
     tests: tuple[str, ...] = SUITE
 
 
@@ -77,43 +85,22 @@ ENVIRONMENTS = {
     "onednn-avx2": Environment("ONEDNN_MAX_CPU_ISA=AVX2", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2"),
     "python-3.11": Environment("Python 3.11", python="python3.11"),
     "python-3.13": Environment("Python 3.13", python="python3.13"),
-    "torch-lowest": Environment("the lowest torch", python="python3.11", torch="lowest"),
-    "torch-newest": Environment("the newest torch", torch="newest"),
+    "torch-lowest": Environment("the lowest torch", python="python3.11", resolution=LOWEST),
+    "torch-newest": Environment("the newest torch", resolution="highest"),
     "extras-lowest": Environment(
-        "the lowest versions of the extra train", python="python3.11", lowest=("train",)
+        "the lowest versions of the extra train",
+        python="python3.11",
+        resolution=LOWEST,
+        extras=("train",),
     ),
     "frameworks-lowest": Environment(
         "the lowest versions of the frameworks' extras, with the adapters' tests",
         python="python3.11",
-        lowest=("lightning", "accelerate", "torchebm", "jax", "wandb", "mlflow", "trackio"),
+        resolution=LOWEST,
+        extras=("lightning", "accelerate", "torchebm", "jax", "wandb", "mlflow", "trackio"),
         tests=ADAPTERS,
     ),
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What pytest counted, and the names of what failed."""
-
-    passed: int
-    failed: tuple[str, ...]
-    skipped: int
-
-
-def requirements(extras: Sequence[str]) -> Iterator[str]:
-    """The requirements of extras in pyproject.toml, those that they name of each other resolved."""
-    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    for extra in extras:
-        for requirement in optional[extra]:
-            own = re.fullmatch(r"ebmguard\[(.*)\]", requirement)
-            yield from requirements(own[1].split(",")) if own else (requirement,)
-
-
-def lowest(requirement: str) -> str:
-    """``name>=1.2`` as ``name==1.2``: the version that a user may have."""
-    return requirement.replace(">=", "==")
 
 
 def interpreter(environment: Environment) -> str:
@@ -122,21 +109,17 @@ def interpreter(environment: Environment) -> str:
     Raises:
         CannotRunError: there is no such Python, or no such package for it.
     """
-    if environment.needs and environment.needs not in (
-        CPU_INFO.read_text() if CPU_INFO.is_file() else ""
-    ):
-        raise CannotRunError(f"{CPU_INFO} knows no {environment.needs} of this processor")
-    is_plain = environment.torch == "pinned" and not environment.lowest
     own = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    if is_plain and environment.python == own:
+    if environment.needs not in (CPU_INFO.read_text() if CPU_INFO.is_file() else ""):
+        raise CannotRunError(f"{CPU_INFO} knows no {environment.needs} of this processor")
+    if environment.python == own and not environment.resolution:
         raise CannotRunError("it is the plain environment")
-    if is_plain and not environment.python:
+    if not environment.python and not environment.resolution:
         return sys.executable
     base = shutil.which(environment.python or own)
     if base is None:
         raise CannotRunError(f"there is no {environment.python or own} on the PATH")
-    words = [Path(base).name, environment.torch, *environment.lowest]
-    folder = FOLDER / "-".join(words)
+    folder = FOLDER / "-".join([Path(base).name, environment.resolution, *environment.extras])
     python, ready = str(folder / "bin" / "python"), folder / ".ready"
     if not ready.exists():
         command([base, "-m", "venv", "--clear", str(folder)])
@@ -150,18 +133,17 @@ def install(python: str, environment: Environment) -> None:
 
     What decides comes first, with whatever it needs; the pins hold for what is left.
     """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    (torch,) = project["dependencies"]
-    pins = (ROOT / "constraints.txt").read_text().splitlines()
-    wanted = {
-        "lowest": lowest(torch),
-        "newest": torch,
-        "pinned": next(pin for pin in pins if pin.startswith("torch==")),
-    }[environment.torch]
-    first = [wanted, *map(lowest, requirements(environment.lowest))]
     # What pip had not resolved after half an hour, the lowest frameworks, takes uv seconds.
     command([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "uv"])
     pip = [python, "-m", "uv", "pip"]
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    first = [pin for pin in pins if pin.startswith("torch==")]
+    if environment.resolution:
+        alone = ("--no-deps", "--no-header", "--no-annotate", "--quiet", "pyproject.toml")
+        extras = [f"--extra={extra}" for extra in environment.extras]
+        asked = [*pip, "compile", "--resolution", environment.resolution, *extras, *alone]
+        found = command(asked).split()
+        first = first + [x for x in found if not x.startswith("torch==")] if extras else found
     # Compiled here: a syntax warning of a package is no failure of a test that imports it first.
     quiet = [*pip, "install", "--quiet", "--compile-bytecode"]
     command([*quiet, "--upgrade", *first])
@@ -178,17 +160,16 @@ def command(words: Sequence[str]) -> str:
     """What a command prints.
 
     Raises:
-        CannotRunError: it failed, with its last line that begins with ERROR, or its first one.
+        CannotRunError: it failed, with the first line that it said.
     """
     done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        errors = [line for line in said if line.startswith("ERROR")][-1:] or said
-        raise CannotRunError(errors[0] if errors else f"{words[0]} ended with {done.returncode}")
+        said = (done.stderr or done.stdout).strip().partition("\n")[0]
+        raise CannotRunError(said or f"{words[0]} ended with {done.returncode}")
     return done.stdout
 
 
-def run(environment: Environment, python: str, arguments: Sequence[str]) -> Outcome:
+def run(environment: Environment, python: str, arguments: Sequence[str]) -> list[str]:
     """Run pytest and count.
 
     Raises:
@@ -202,64 +183,36 @@ def run(environment: Environment, python: str, arguments: Sequence[str]) -> Outc
     ended = subprocess.run([*words, *arguments], cwd=ROOT, env=variables, check=False)
     if not report.is_file():
         raise CannotRunError(f"pytest ended with {ended.returncode} and without a report")
-    return outcome(ET.parse(report).getroot())
+    return counts(ET.parse(report).getroot())
 
 
-def outcome(report: ET.Element) -> Outcome:
-    """The counts of a JUnit report."""
-    counted: dict[str, list[str]] = {"passed": [], "failed": [], "skipped": []}
-    for case in report.iter("testcase"):
-        kinds = {child.tag for child in case}
-        kind = "failed" if kinds & {"failure", "error"} else "passed"
-        kind = "skipped" if kinds == {"skipped"} else kind
-        counted[kind].append(f"{case.get('classname')}::{case.get('name')}")
-    passed, failed, skipped = counted.values()
-    return Outcome(len(passed), tuple(failed), len(skipped))
+def counts(report: ET.Element) -> list[str]:
+    """Of a JUnit report: how many passed, how many failed and which, how many were skipped."""
+    cases = [(case, {child.tag for child in case}) for case in report.iter("testcase")]
+    failed = [case for case, kinds in cases if kinds & {"failure", "error"}]
+    skipped = sum(kinds == {"skipped"} for _, kinds in cases)
+    names = [f"`{case.get('classname')}::{case.get('name')}`" for case in failed]
+    told = f"{len(names)}: {', '.join(names)}" if names else "0"
+    return [str(len(cases) - len(failed) - skipped), told, str(skipped)]
 
 
-def row(name: str, environment: Environment, versions: str, found: Outcome | str) -> str:
-    """A line of the table; of an environment that cannot be had, why."""
-    when = f"{datetime.date.today()}, {command(['git', 'rev-parse', '--short', 'HEAD']).strip()}"
-    # Rows that were written before this one are no change.
-    if command(["git", "diff", "HEAD", "--name-only", "--", ".", f":!{TABLE.relative_to(ROOT)}"]):
-        when += ", changed"
-    if isinstance(found, Outcome):
-        failed = str(len(found.failed))
-        if found.failed:
-            failed += ": " + ", ".join(f"`{test}`" for test in found.failed)
-        counts = [str(found.passed), failed, str(found.skipped)]
-    else:
-        counts = ["-", f"not run: {found}", "-"]
-    cells = [name, environment.says, versions, when, *counts]
+def row(name: str, versions: str, found: Sequence[str]) -> str:
+    """A line of the table."""
+    when = f"{datetime.date.today()}, {commit()}"
+    cells = [name, ENVIRONMENTS[name].says, versions, when, *found]
     return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
 
 
-def written(table: str, name: str, line: str) -> str:
+def written(page: str, name: str, line: str) -> str:
     """The page with the row of one environment replaced, in the order of the environments."""
-    rows = dict(re.findall(r"^(?=\| ([\w.-]+) \|)(.*)$", table, flags=re.MULTILINE))
-    rows = {key: each for key, each in rows.items() if key in ENVIRONMENTS} | {name: line}
-    good = sum(each.split("|")[6].strip() == "0" for each in rows.values())
-    lines = [
-        "# The suite, environment by environment",
-        "",
-        f"The whole suite passes in {good} of {len(rows)} environments.",
-        "",
-        f"Written by `make test-matrix` on {processor()}. Each row differs from the first in one "
-        "thing.",
-        "What is skipped says why under `pytest -rs`.",
-        "",
-        "| " + " | ".join(COLUMNS) + " |",
-        "|---|---|---|---|--:|---|--:|",
-        *(rows[each] for each in ENVIRONMENTS if each in rows),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def processor() -> str:
-    """The machine's processor, and how many cores of it there are."""
+    rows = {key: each for each, key in re.findall(r"^(\| ([\w.-]+) \|.*)$", page, re.MULTILINE)}
+    rows |= {name: line}
+    lines = [rows[each] for each in ENVIRONMENTS if each in rows]
+    good = sum(each.split("|")[6].strip() == "0" for each in lines)
     told = CPU_INFO.read_text() if CPU_INFO.is_file() else ""
     model = re.search(r"model name\s*: (.*)", told)
-    return f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores"
+    machine = f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores"
+    return PAGE.format(good=good, count=len(lines), machine=machine, rows="\n".join(lines))
 
 
 def main() -> int:
@@ -273,16 +226,15 @@ def main() -> int:
     status = 0
     for name in options.only:
         environment, versions = ENVIRONMENTS[name], "-"
-        found: Outcome | str
         try:
             python = interpreter(environment)
             ask = "import platform, torch; print(platform.python_version(), torch.__version__)"
             versions = command([python, "-c", ask]).strip().replace(" ", ", ")
             found = run(environment, python, options.tests or environment.tests)
-            status |= bool(found.failed)
+            status |= found[1] != "0"
         except CannotRunError as error:
-            found = str(error)
-        line = row(name, environment, versions, found)
+            found = ["-", f"not run: {error}", "-"]
+        line = row(name, versions, found)
         print(line, flush=True)
         before = options.table.read_text() if options.table.is_file() else ""
         options.table.write_text(written(before, name, line))

@@ -44,7 +44,7 @@ def test_scalars_layout_and_an_alerts_text_are_on_the_pages(
 ) -> None:
     if importlib.util.find_spec("selenium") is None:
         pytest.skip("the package selenium is not installed")
-    from benchmarks.browser import missing, open_browser, serve_tensorboard
+    from benchmarks.screenshots import missing, open_browser, serve_tensorboard
 
     if missing():
         pytest.skip(f"not installed: {', '.join(missing())} (Debian: chromium, chromium-driver)")
