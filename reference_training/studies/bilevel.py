@@ -17,7 +17,7 @@ This is a bound of our own, with constants measured where they are needed.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +42,7 @@ from .config import BilevelFigure
 from .study import Study
 
 N, K = "unrolled_steps", "inner_steps"
+_size: Callable[[Tensor], Tensor] = partial(torch.linalg.matrix_norm, ord=2)
 PANELS = {
     "of φ": {"drift": "moved by N steps", "distance": "missing to φ*"},
     "of the gradient's error": {"bound": "bound", "error": "a minibatch's", "bias": "bias"},
@@ -126,11 +127,9 @@ def measured(model: GaussianBernoulliRBM, batches: Iterable[Levels]) -> dict[str
     """Means over at least two minibatches of norms, and of g_N - g* with its standard error."""
     norms, errors = zip(*(gradient_bias(model, levels) for levels in batches), strict=True)
     of_all = torch.stack(errors)
-    return {
-        **{name: statistics.fmean(each[name] for each in norms) for name in norms[0]},
-        "bias": of_all.mean(0).norm().item(),
-        "bias_error": (of_all.var(0).sum() / len(of_all)).sqrt().item(),
-    }
+    means = {name: statistics.fmean(each[name] for each in norms) for name in norms[0]}
+    spread = (of_all.var(0).sum() / len(of_all)).sqrt()
+    return means | {"bias": of_all.mean(0).norm().item(), "bias_error": spread.item()}
 
 
 def _flat(tensors: Iterable[Tensor]) -> Tensor:
@@ -141,16 +140,8 @@ def _jacobian(y: Tensor, x: Sequence[Tensor]) -> Tensor:
     """``(..., entries of x)`` of y of a shape (...); 0 where y does not depend on x."""
     if not y.requires_grad:
         return y.new_zeros(*y.shape, sum(each.numel() for each in x))
-    rows = [
-        _flat(torch.autograd.grad(each, x, retain_graph=True, materialize_grads=True))
-        for each in y.reshape(-1)
-    ]
-    return torch.stack(rows).view(*y.shape, -1)
-
-
-def _size(matrix: Tensor) -> Tensor:
-    size: Tensor = torch.linalg.matrix_norm(matrix, 2)
-    return size
+    slopes = partial(torch.autograd.grad, inputs=x, retain_graph=True, materialize_grads=True)
+    return torch.stack([_flat(slopes(each)) for each in y.reshape(-1)]).view(*y.shape, -1)
 
 
 def draw(frame: pd.DataFrame, title: str) -> Figure:

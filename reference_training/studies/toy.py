@@ -94,9 +94,7 @@ class ToyRun:
     evaluations: pd.DataFrame  # a row for every one of every member: step, member, kl and more
     alerts: list[dict[str, Any]]  # the guard's, oldest first
     axis: np.ndarray  # (n,) coordinates of the grid, the same on each axis
-    negative_energy: (
-        np.ndarray
-    )  # (G, n, n) by [member, y, x], or (G, n): log density but for a constant
+    negative_energy: np.ndarray  # (G, n, n) by [member, y, x], or (G, n): log density + constant
     samples: np.ndarray  # (G, samples, dim): what the training's SGLD makes of each final model
 
 
@@ -127,7 +125,7 @@ def training(config: ToyFigure, scenario: str) -> ToyConfig:
         seeds=spec.seeds if config.seeds is None else config.seeds,
         iterations=config.iterations,
         # A run of a few updates cannot be evaluated more often than it is updated.
-        evaluations=most if config.iterations is None else max(1, min(most, config.iterations)),
+        evaluations=min(most, config.iterations or most),
         device=config.device,
         threads=config.threads,
     )
@@ -155,10 +153,9 @@ def opened(config: ToyFigure) -> list[ToyRun] | None:
 def _refuse_other_run(own: ToyConfig) -> None:
     if not (own.out / CONFIG).is_file():
         return
+    both = read_json(own.out / CONFIG), own.to_json()
     # Of what a scenario sets, the resolved values count.
-    there, here = (
-        of | of.get("settings", {}) for of in (read_json(own.out / CONFIG), own.to_json())
-    )
+    there, here = (of | of.get("settings", {}) for of in both)
     names = ("scenario", "betas", "variants", "seed", "seeds", *here["settings"])
     clashes = [n for n in names if there.get(n) != here[n]]
     if clashes:
@@ -226,13 +223,10 @@ def _rows(spec: Spec, run: ToyRun, first: ToyRun) -> Iterator[dict[str, Any]]:
     for (variant, beta), own in run.members.groupby(["variant", "beta"], sort=False):
         seeds = f"{len(own)} seed{'s' * (len(own) > 1)}"
         row: dict[str, Any] = {
-            ABOUT: f"{run.scenario}: {settings['iterations']:,} updates, {seeds}",
-            "scenario": run.scenario,
-            "variant": VARIANT[variant],
-            "beta": beta,
-            "seeds": len(own),
-            **{name: Spread.of(own[name]) for name in names},
+            ABOUT: f"{run.scenario}: {settings['iterations']:,} updates, {seeds}"
         }
+        row |= {"scenario": run.scenario, "variant": VARIANT[variant], "beta": beta}
+        row |= {"seeds": len(own), **{name: Spread.of(own[name]) for name in names}}
         # What it is compared with: the first run, or β = 0.
         of, at = (first, beta) if spec.has_mixtures else (run, OFF)
         base = of.members[(of.members["beta"] == at) & (of.members["variant"] == variant)]
@@ -277,32 +271,30 @@ def _picture(spec: Spec, run: ToyRun, own: pd.DataFrame) -> dict[str, Any]:
         "learned": (log_masses(energy.flatten()) - math.log(grid.cell)).exp(),
         "sampled": kde(samples, grid, bandwidth(distribution, grid)),
     }
-    panels = {}
+    panels: dict[str, Any] = {}
+    ends = {"learned": "", "sampled": "_sgld"}
     for name, density in densities.items():
         shown = density.reshape(grid.shape).numpy() if density.isfinite().all() else None
         both = shown, None if shown is None else np.log(shown + FLOOR)
-        of = [metric + "_sgld" * (name == "sampled") for metric in ("kl", "tv")]
-        words = ["", ""] if name == "truth" else [_words(own[metric]) for metric in of]
+        words = [
+            _words(own[metric + ends[name]]) if name in ends else "" for metric in ("kl", "tv")
+        ]
         panels[name] = [*zip(both, words, strict=True)]
     instead = "not finite" if math.isnan(lost) else f"diverged at\nupdate {lost:,.0f}"
     if alert := first_alert(run, index):
         instead += f"\n{alert['level']} at {alert['step']:,}:\n{alert['rule']}"
-    known = {
-        "data": DATA[settings["data"]],
-        "variant": VARIANT[own["variant"].iloc[0]],
-        "who": who_draws(settings["samplers"], count),
-        "negatives": f"{count} negative{'s' * (count > 1)}"
-        + ", decaying rate" * (settings["lr_end"] < settings["lr"]),
-    }
-    band = spec.band.format(**{**settings, **known})
+    known = {"data": DATA[settings["data"]], "variant": VARIANT[own["variant"].iloc[0]]}
+    negatives = f"{count} negative{'s' * (count > 1)}"
+    known["negatives"] = negatives + ", decaying rate" * (settings["lr_end"] < settings["lr"])
+    band = spec.band.format(**settings | known, who=who_draws(settings["samplers"], count))
     seen = run.evaluations[run.evaluations["member"].isin(own.index)].groupby("step")
     course = {
         name: [(step, *Spread.of(values)) for step, values in seen[name]]
         for name in ("kl", GOOD_WEIGHT)
         if name in run.evaluations
     }
-    about = {"settings": settings, "band": band, "instead": instead}
-    return {**panels, **about, "axis": run.axis, "course": course}
+    panels |= {"settings": settings, "band": band, "instead": instead}
+    return {**panels, "axis": run.axis, "course": course}
 
 
 def _words(values: pd.Series[float]) -> str:
@@ -343,3 +335,10 @@ def one_good_is_enough(frame: pd.DataFrame) -> bool | None:
     """Whether mean KLs of mixtures are at most a fifth above those of the good sampler alone."""
     ratios = frame.loc[frame["weight of the whole training"].notna(), "kl over"]
     return None if ratios.isna().any() else bool((ratios <= 1.2).all())
+
+
+CLAIMS = (
+    ("at every β > 0 the median seed's KL(p_d‖p_θ) is below its own at β = 0", nearer_with_beta),
+    ("no other variant is nearer to the data than the default in all seeds", default_is_best),
+    ("one good sampler in a mixture: mean KL at most a fifth above its own", one_good_is_enough),
+)

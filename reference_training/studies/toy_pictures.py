@@ -15,17 +15,7 @@ from ..plots.numbers import number
 from ..plots.page import constrained, legend_below, plain
 from ..toy.scenario import GOOD, SAMPLERS
 from .study import ABOUT, Study
-from .toy import (
-    DATA,
-    FIGURES,
-    Spec,
-    default_is_best,
-    members,
-    nearer_with_beta,
-    one_good_is_enough,
-    opened,
-    who_draws,
-)
+from .toy import CLAIMS, DATA, FIGURES, Spec, members, opened, who_draws
 
 Rows = list[dict[str, Any]]
 ROWS = ("density", "log density")
@@ -244,11 +234,6 @@ COLUMNS = (
     "at β = 0, of mixtures over that of the first run; of seeds: medians of a seed's own ratio. "
     "GradScale and the weight on the good sampler's negatives are those of single updates, at the "
     "last five evaluations."
-)
-CLAIMS = (
-    ("at every β > 0 the median seed's KL(p_d‖p_θ) is below its own at β = 0", nearer_with_beta),
-    ("no other variant is nearer to the data than the default in all seeds", default_is_best),
-    ("one good sampler in a mixture: mean KL at most a fifth above its own", one_good_is_enough),
 )
 TITLES = {
     "2": "Figure 2: the default setup at different β",

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.cli import main
+from ebmguard.cli import COMMANDS, main
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.reference_training.studies import command, shortrun
-from ebmguard.reference_training.studies.config import (
-    BilevelFigure,
-    JemFigure,
-    ShortRunFigure,
-    ToyFigure,
-)
+from ebmguard.reference_training.studies.config import ShortRunFigure
 from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
 from ebmguard.sinks import to_json
 from tests.reference_training.jem.fabricate import write_run
@@ -28,14 +23,11 @@ from tests.reference_training.shortrun.parts import tiny_run, trained_folder
 
 
 def test_every_study_has_its_word_and_its_place_in_the_table():
-    configs = (ShortRunFigure, ToyFigure, JemFigure, BilevelFigure)
-    names = [name for own in configs for name in get_args(get_type_hints(own)["name"])]
-    assert sorted(names) == sorted(command.MODULES)
+    figures = (words[1] for words in COMMANDS if words[0] == "figure")
+    assert sorted("|".join(figures).split("|")) == sorted(command.MODULES)
     for name in command.MODULES:
         study = command.find(name)
-        assert study.title
-        assert study.source
-        assert study.columns
+        assert min(map(len, (study.title, study.source, study.columns)))
 
 
 def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
@@ -68,8 +60,6 @@ def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
     assert main(["figure", "19", "--runs", "runs", "--out", "there.png"]) == 0
     assert "epoch 2, iteration 0" in capsys.readouterr().out
     assert (tmp_path / "there.png").stat().st_size > 10_000
-    with pytest.raises(ConfigError, match="runs is empty"):
-        command.run(JemFigure(name="16", runs=()))
 
 
 def test_numbers_as_text_and_as_plain_values():
@@ -115,15 +105,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"runs": ()}, "runs is empty, expected folders"),
         ({"count": 0}, "count is 0, expected 1 or more"),
-        ({"seed": -1}, "seed is -1, expected 0 or more"),
         ({"threads": -2}, "threads is -2, expected 0 or more"),
-        ({"runs": (), "seed": -1}, r"runs is empty(.|\n)*seed is -1"),
-        ({"out": "x.what"}, r"a picture's name ends in one of .*png"),
+        ({"runs": (), "seed": -1}, r"seed is -1, expected 0 or more(.|\n)*runs is empty, expected"),
         ({"out": "x.json"}, r"a picture's name ends in one of .*png"),
-        ({"out": "no/x.png"}, r"x\.png cannot be written: No such file or directory"),
-        ({"out": "folder.png"}, r"folder\.png cannot be written: Is a directory"),
+        ({"out": "no/x.png"}, r"x\.png cannot be written: expected a file in a folder"),
+        ({"out": "folder.png"}, r"folder\.png cannot be written: expected a file"),
         ({"device": "quantum"}, "device is 'quantum'"),
     ],
 )
