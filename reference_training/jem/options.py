@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -66,14 +66,11 @@ def _group(name: str) -> Any:
     fields = {field.name: field for field in dataclasses.fields(JemConfig)}
     made: list[tuple[str, Any, Any]] = []
     for own in GROUPS[name].split():
-        said: dict[str, Any] = {"help": words[own]}
-        if fields[own].default is None:
-            kind = next(each for each in get_args(kinds[own]) if each is not type(None))
-            choices = get_args(kind)
-            said["metavar"] = f"{{{','.join(choices)}}}" if choices else kind.__name__.upper()
-            said["help_behavior_hint"] = f"(default: {_default(own)})"
-        described = Annotated[kinds[own], tyro.conf.arg(**said)]  # type: ignore[valid-type]
-        made.append((own, described, dataclasses.field(default=fields[own].default)))
+        default = fields[own].default
+        hint = f"(default: {_default(own)})" if default is None else None
+        said = tyro.conf.arg(help=words[own], help_behavior_hint=hint)
+        kind = Annotated[kinds[own], said, tyro.conf.DisallowNone]  # type: ignore[valid-type]
+        made.append((own, kind, dataclasses.field(default=default)))
     return tyro.conf.OmitArgPrefixes[dataclasses.make_dataclass(name, made)]  # type: ignore[misc]
 
 

@@ -45,6 +45,7 @@ class Trainer:
 
     Attributes:
         buffer: this rank's chains.
+        parts: all that a step changes, of this rank, but for the guards.
         guards: by the term that they guard, "p_x" and, where it is trained, "p_x_y".
     """
 
@@ -61,7 +62,6 @@ class Trainer:
         self.config = config
         self.settings = settings
         self.ranks = ranks
-        self.classes = data.classes
         self.network = network
         # All of a step's images and samples pass through the network at once, which is also what
         # several ranks need: their gradients are averaged in one backward pass.
@@ -76,13 +76,6 @@ class Trainer:
         # A stream of random numbers of its own on each rank, apart from that of the images.
         self.rng = torch.Generator(device).manual_seed(ranks.own_seed(2 * config.seed + 1))
         generators = [self.draws.generator, self.rng]
-        if config.dropout:
-            # It draws from PyTorch's own generator, as no other part of a run does.
-            masks = torch.default_generator
-            if device.type == "cuda":
-                masks = torch.cuda.default_generators[torch.cuda._utils._get_device_index(device)]
-            generators.append(masks.manual_seed(ranks.own_seed(MASKS + config.seed)))
-        self._masks = Streams(dict(zip(("masks",), generators[2:], strict=False)))
         has_classes = config.class_conditional or config.p_x_y_weight
         self.buffer = ReplayBuffer(
             ranks.share(settings.buffer_size),
@@ -91,6 +84,15 @@ class Trainer:
             generator=self.rng,
             classes=data.classes if has_classes else 1,
         )
+        names = ("network", "optimizer", "buffer", "draws")
+        self.parts: dict[str, Part] = {name: getattr(self, name) for name in names}
+        if config.dropout:
+            # It draws from PyTorch's own generator, as no other part of a run does.
+            masks = torch.default_generator
+            if device.type == "cuda":
+                masks = torch.cuda.default_generators[torch.cuda._utils._get_device_index(device)]
+            generators.append(masks.manual_seed(ranks.own_seed(MASKS + config.seed)))
+            self.parts["masks"] = Streams({"masks": masks})
 
         def guarded(**how: Any) -> Guard:
             count = ranks.share(settings.n_neg)
@@ -139,7 +141,9 @@ class Trainer:
         if config.p_x_weight:
             y, size = None, (ranks.share(settings.n_neg),)
             if config.class_conditional:
-                y = torch.randint(self.classes, size, generator=self.rng, device=self.rng.device)
+                y = torch.randint(
+                    self.network.classes, size, generator=self.rng, device=x_pos.device
+                )
             parts["neg"] = self.sample_q(self.network, self.buffer, y)
         if x_lab is not None:
             parts["lab"] = x_lab
@@ -189,13 +193,6 @@ class Trainer:
     def chains(self, count: int) -> Tensor:
         """So many chains of the replay buffers of all ranks, (count, C, H, W); at most all."""
         return spread(self.ranks.joined(self.buffer.samples), count)
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """Everything that a step changes, of this rank, but for the guards."""
-        names = ("network", "optimizer", "buffer", "draws")
-        masks = {"masks": self._masks} if self.config.dropout else {}
-        return {name: getattr(self, name) for name in names} | masks
 
 
 class Classifier(nn.Module):

@@ -60,7 +60,6 @@ def write_run(
     diverged_at: int | None = None,
     finished: bool = True,
     evaluate: Callable[..., dict[str, Any]] = made_up_evaluation,
-    evaluations: list[dict[str, Any]] | None = None,
     gaps: Any = None,
     alerts: Iterable[Mapping[str, Any]] = (),
     samples: Iterable[int] = (),
@@ -77,27 +76,19 @@ def write_run(
         diverged_at: the lost step; the gap grows before it and is NaN after it.
         finished: whether there are results.
         evaluate: (step, epoch, beta_star, lost) -> a line of evaluations.jsonl.
-        evaluations: the lines themselves, in place of `evaluate`.
         gaps: (steps,) energy gaps, in place of made-up ones.
         alerts: lines of alerts.jsonl.
         samples: steps whose negatives are stored.
         every: steps between lines of metrics.jsonl: a published run has 140,600.
     """
-    config = JemConfig(
-        out=folder,
-        data=data,
-        scenario=scenario,
-        beta_star=beta_star,
-        seed=seed,
-        **settings,
-    )
+    settings |= {"out": folder, "data": data, "scenario": scenario}
+    config = JemConfig(beta_star=beta_star, seed=seed, **settings)
     asked = config.settings.iterations
     if steps is None:
         after = 2 * steps_per_epoch
         steps = asked if diverged_at is None else min(asked, diverged_at + after)
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config.to_json()))
-    recorded = range(0, steps, every)
     rng = np.random.default_rng(1000 * seed + int(10 * beta_star))
     if gaps is None:
         gaps = 0.02 * (1 + beta_star) + 0.05 * (1 + beta_star / 4) * rng.standard_normal(steps)
@@ -109,28 +100,19 @@ def write_run(
         folder / "metrics.jsonl",
         (
             {"step": s, "energy_gap": float(gaps[s]), "grad_scale": 0.9, "cross_entropy": 2.3}
-            for s in recorded
+            for s in range(0, steps, every)
         ),
     )
     write_lines(folder / "alerts.jsonl", alerts)
-    if evaluations is None:
-        due = (
-            [*range(0, steps, steps_per_epoch), steps]
-            if finished
-            else [*range(0, steps, steps_per_epoch)]
-        )
-        evaluations = [
-            evaluate(s, s / steps_per_epoch, beta_star, diverged_at is not None and s > diverged_at)
-            for s in due
-        ]
+    due = [*range(0, steps, steps_per_epoch), *([steps] if finished else [])]
+    evaluations = [
+        evaluate(s, s / steps_per_epoch, beta_star, diverged_at is not None and s > diverged_at)
+        for s in due
+    ]
     write_lines(folder / "evaluations.jsonl", evaluations)
     if finished:
-        results = {
-            "iterations": asked,
-            "steps": steps,
-            "diverged_at": diverged_at,
-            "wall_seconds": 3725.0,
-        }
+        results = {"iterations": asked, "steps": steps, "wall_seconds": 3725.0}
+        results |= {"diverged_at": diverged_at}
         (folder / "results.json").write_text(json.dumps(results))
     (folder / "samples").mkdir()
     for step in samples:

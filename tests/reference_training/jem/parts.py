@@ -103,10 +103,6 @@ def own_numbers(trainer: Trainer) -> dict[str, float]:
     return {name: row[name] for name in SEEN if name in row}
 
 
-def rows_of(out: Path, name: str) -> list[str]:
-    return [json.dumps(row, sort_keys=True) for row in read_jsonl(out / name)]
-
-
 def steps_of(out: Path, name: str) -> list[int]:
     return [row["step"] for row in read_jsonl(out / name)]
 
@@ -118,17 +114,14 @@ def results_of(out: Path) -> dict[str, Any]:
     return {k: v for k, v in results.items() if k not in own}
 
 
-def kill_at_a_checkpoint(
-    child: BaseProcess, run: Path, log: Path | None = None, seconds: float = 0
-) -> None:
-    """SIGKILL a training so many seconds after its first checkpoint; ``log`` says why it ended."""
+def kill_at_a_checkpoint(child: BaseProcess, run: Path) -> None:
+    """SIGKILL a training after its first checkpoint."""
     try:
         deadline = time.monotonic() + PATIENCE
         while not list((run / "checkpoints").glob("step-*.pt")):
-            assert child.is_alive(), log and log.read_text()
+            assert child.is_alive()
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        time.sleep(seconds)
     finally:
         child.kill()
         child.join()

@@ -40,34 +40,21 @@ def recognised(x: torch.Tensor) -> list[int]:
     return [int(i) for i in distances.argmin(-1)]
 
 
-def test_every_image_comes_once_in_an_epoch():
-    found = draws()
-    epochs = []
-    for epoch in range(3):
-        positives = []
-        for step in range(6 * epoch, 6 * epoch + 6):  # 50 images: 6 batches of 8, 2 left over
-            x_pos, _, _ = found.batch(step)
-            assert x_pos.shape == (8, 3, 6, 6)
-            positives += recognised(x_pos)
-        assert max(Counter(positives).values()) == 1
-        assert len(positives) == 48
-        epochs.append(positives)
-    assert len({tuple(epoch) for epoch in epochs}) == 3
-    assert all(epoch != sorted(epoch) for epoch in epochs)
-
-
-def test_labelled_images_have_epochs_of_their_own():
-    found = draws()
-    labelled, positives = [], []
-    for step in range(8):  # 50 images: 8 batches of 6
+def test_every_image_comes_once_in_an_epoch_and_labelled_ones_have_epochs_of_their_own():
+    found, positives, labelled = draws(), [], []
+    for step in range(24):
         x_pos, x_lab, labels = found.batch(step)
         assert x_lab is not None
-        assert x_lab.shape == (6, 3, 6, 6)
+        assert (x_pos.shape, x_lab.shape) == ((8, 3, 6, 6), (6, 3, 6, 6))
         assert recognised(x_lab) == labels.tolist()
         assert labels.dtype == torch.int64
-        labelled += labels.tolist()
         positives += recognised(x_pos)
-    assert len(set(labelled)) == len(labelled) == 48
+        labelled += labels.tolist()
+    # 50 images are 6 batches of 8, or 8 of 6, and 2 left over.
+    for images_seen in (positives, labelled):
+        epochs = [images_seen[i : i + 48] for i in range(0, len(images_seen), 48)]
+        assert all(len(set(epoch)) == 48 and epoch != sorted(epoch) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == len(epochs) > 2
     assert labelled[:48] != positives[:48]
 
 

@@ -108,16 +108,6 @@ def test_a_run_of_two_ranks_is_written_once(seen, folder):
     assert names == [f"step-{step:08d}.rank{rank}of2.pt" for step in (4, 8) for rank in (0, 1)]
 
 
-def test_both_ranks_have_the_same_network_and_other_chains(seen, folder):
-    first, second = (saved(folder / "whole", f".rank{rank}of2") for rank in (0, 1))
-    for part in ("network", "optimizer", "draws"):
-        assert same(first[part], second[part]), part
-    assert [len(one["buffer"]["samples"]) for one in (first, second)] == [15, 16]
-    assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
-    records = [one["course"] for one in (first, second)]
-    assert same(records[0]["accuracy"], records[1]["accuracy"])
-
-
 def test_ctrl_c_on_one_rank_stops_both_after_the_same_step(seen):
     for rank, one in enumerate(seen):
         assert one["runs"]["stopped"] is None
@@ -129,13 +119,16 @@ def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
         (rollback,) = one["runs"]["rollbacks"]
         assert (rollback["step"], rollback["restored_step"]) == (5, 0)
         assert rollback["rule"] == "nonfinite"
-    first, second = (saved(folder / "back", f".rank{rank}of2") for rank in (0, 1))
-    for part in ("network", "optimizer", "draws"):
-        assert same(first[part], second[part]), part
-    assert all(torch.isfinite(value).all() for value in first["network"].values())
-    # Their chains are apart after the reseeding too.
-    assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
     assert steps_of(folder / "back", "metrics.jsonl") == [*range(6), *range(8)]
+    for run in ("whole", "back"):
+        first, second = (saved(folder / run, f".rank{rank}of2") for rank in (0, 1))
+        for part in ("network", "optimizer", "draws"):
+            assert same(first[part], second[part]), part
+        assert same(first["course"]["accuracy"], second["course"]["accuracy"])
+        assert all(torch.isfinite(value).all() for value in first["network"].values())
+        # Their chains are apart, after the reseeding too.
+        assert [len(one["buffer"]["samples"]) for one in (first, second)] == [15, 16]
+        assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
 
 
 def test_ranks_resume_to_the_same_bits(seen, folder):

@@ -76,8 +76,7 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         append(path / name, '{"step": 9')
     run = load_run(path)
-    assert run.results is None
-    assert (run.steps, run.complete, run.diverged_at) == (17, False, None)
+    assert (run.results, run.steps, run.complete, run.diverged_at) == (None, 17, False, None)
     assert run.state() == "stopped or still running, 17 of 30 iterations"
     assert run.evaluations["step"].tolist() == [0, 10]
     steps, values = series(run.path, ["energy_gap"])
@@ -86,6 +85,15 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
     (path / "evaluations.jsonl").unlink()
     # 640 images in batches of 64; the evaluations do not say yet.
     assert load_run(path).steps_per_epoch == 10
+    for name in ("metrics.jsonl", "alerts.jsonl"):
+        (path / name).unlink()
+    begun = load_run(path)
+    assert (begun.steps, len(begun.evaluations), begun.first_error, begun.grids()) == (
+        0,
+        0,
+        None,
+        {},
+    )
 
 
 def test_a_run_that_is_lost_but_not_over(tmp_path):
@@ -98,18 +106,6 @@ def test_a_run_that_is_lost_but_not_over(tmp_path):
     assert run.state() == (
         "diverged at step 11 (epoch 1.1); stopped or still running, 17 of 30 iterations"
     )
-
-
-def test_a_run_that_has_only_begun(tmp_path):
-    path = write_run(tmp_path / "x", finished=False, steps=0, **SMALL)
-    for name in ("metrics.jsonl", "evaluations.jsonl", "alerts.jsonl"):
-        (path / name).unlink()
-    run = load_run(path)
-    assert (run.steps, len(run.evaluations), run.first_error, run.grids()) == (0, 0, None, {})
-    steps, values = series(run.path, ["energy_gap", "ess"])
-    assert steps.shape == values["energy_gap"].shape == values["ess"].shape == (0,)
-    append(path / "metrics.jsonl", '{"step": 0, "ener')
-    assert load_run(path).steps == 0
 
 
 IMAGES: dict[str, Any] = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}

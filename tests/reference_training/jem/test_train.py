@@ -144,20 +144,11 @@ def test_a_classifier_alone_draws_no_samples(tmp_path):
     losses = [row["cross_entropy"] for row in rows]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
     # The guard watches the optimizer's gradients; energies it has not seen.
-    assert {name for row in rows for name in row} == {
-        "step",
-        "nonfinite/gradients",
-        "alert_level",
-        "cross_entropy",
-        "test_accuracy",
-        "ece",
-    }
+    names = ("step", "nonfinite/gradients", "alert_level", "cross_entropy", "test_accuracy", "ece")
+    assert {name for row in rows for name in row} == {*names}
     assert not list((tmp_path / "samples").iterdir())
     assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
-    assert results["median_abs_gap_last_100"] is None
-    assert results["diverged_at"] is None
-    with np.load(tmp_path / "figures" / "samples.npz") as samples:
-        assert samples.files == ["data"]
+    assert results["median_abs_gap_last_100"] is results["diverged_at"] is None
 
 
 LOST = {"beta_star": 0.0, "lr": 0.5, "iterations": 60}

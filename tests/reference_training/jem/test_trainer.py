@@ -309,14 +309,6 @@ def test_a_network_is_that_of_its_seed_and_of_its_data(tmp_path):
     assert bfloat.head.weight.dtype == torch.float32
 
 
-def test_the_network_of_the_papers_scenarios_is_jems(tmp_path):
-    data = load_data("digits")  # its shape is all that is read here
-    config = JemConfig(out=tmp_path, scenario="1", depth=10, width=1)
-    blocks = make_network(config, data).blocks
-    strides = [(block.conv1.stride[0], block.conv2.stride[0]) for block in blocks]
-    assert strides == [(1, 1), (1, 2), (1, 2)]
-
-
 @pytest.mark.parametrize(("size", "count"), [(30, 7), (30, 30), (30, 1), (30, 50), (37, 20)])
 def test_chains_are_spread_over_the_buffer(tmp_path, size, count):
     trainer = made(config_for(tmp_path, buffer_size=size))

@@ -113,16 +113,15 @@ def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_pa
     pixels = np.random.RandomState(1).randint(0, 256, (2, 3, 32, 32), dtype=np.uint8)
     images = torch.from_numpy(pixels).float() / 127.5 - 1
     features, logits = found.module(images)
-    torch.testing.assert_close(features[:, ::512], torch.tensor(FEATURES), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(
-        features.mean(dim=1), torch.tensor(FEATURE_MEANS), rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(
-        features.std(dim=1), torch.tensor(FEATURE_STDS), rtol=1e-4, atol=1e-4
-    )
-    torch.testing.assert_close(logits[:, ::250], torch.tensor(LOGITS), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits.mean(dim=1), torch.tensor(LOGIT_MEANS), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits.std(dim=1), torch.tensor(LOGIT_STDS), rtol=1e-4, atol=1e-4)
+    for actual, expected in (
+        (features[:, ::512], FEATURES),
+        (features.mean(dim=1), FEATURE_MEANS),
+        (features.std(dim=1), FEATURE_STDS),
+        (logits[:, ::250], LOGITS),
+        (logits.mean(dim=1), LOGIT_MEANS),
+        (logits.std(dim=1), LOGIT_STDS),
+    ):
+        torch.testing.assert_close(actual, torch.tensor(expected), rtol=1e-4, atol=1e-4)
     assert not features.requires_grad
     # Outside of [-1, 1], between two levels of a byte, and grey.
     changed = images.clone()
