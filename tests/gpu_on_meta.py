@@ -15,12 +15,12 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import torch
 from torch import Tensor
@@ -46,27 +46,17 @@ _RANDOM = ("rand", "normal", "bernoulli", "uniform", "multinomial", "dropout", "
 _TO_DEVICE = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 
 
-_PLAIN_GENERATOR = torch.Generator
+class Generator(torch.Generator):
+    """A CPU's generator that says it is of the device that it was asked for."""
 
+    asked: torch.device
 
-class _AnyGenerator(type(_PLAIN_GENERATOR)):  # type: ignore[misc]
-    def __instancecheck__(cls, x: object) -> bool:
-        return isinstance(x, _PLAIN_GENERATOR)
+    def __new__(cls, device: torch.device | str = "cpu") -> Generator:
+        made = super().__new__(cls)
+        made.asked = torch.device(device)
+        return made
 
-
-class Generator(_PLAIN_GENERATOR, metaclass=_AnyGenerator):
-    """A CPU's generator that says it is a GPU's."""
-
-    def __new__(cls, device: torch.device | str = "cpu") -> Any:
-        """A plain one where the device is the CPU."""
-        if torch.device(device).type == "cpu":
-            return _PLAIN_GENERATOR()
-        return super().__new__(cls)
-
-    def __init__(self, device: torch.device | str = "cpu") -> None:
-        """Nothing more than :meth:`__new__` does."""
-
-    device = META
+    device = property(lambda self: self.asked)
 
 
 class MetaGpu(TorchDispatchMode):
@@ -121,7 +111,8 @@ class MetaGpu(TorchDispatchMode):
             return self._copy(func, name, args, kwargs)
         if name.startswith(_READS) and any(on_gpu):
             self.wait(f"read: {name}")
-            return _number(tensors[0].dtype)
+            kind = tensors[0].dtype
+            return kind == torch.bool or torch.full((), READ, dtype=kind).item()
         if any(on_gpu) and (name.startswith(_SHAPES) or _has_mask(name, args)):
             self.wait(f"shape that depends on values: {name}")
             return _some(func, args, kwargs)
@@ -241,26 +232,14 @@ def gpu_on_meta() -> Iterator[MetaGpu]:
             if gpu.step - self.step < LAG:
                 gpu.wait(f"event of {gpu.step - self.step} steps ago")
 
-    class Stream:
-        def wait_stream(self, other: Stream) -> None: ...
-
-    class Graph:
-        def replay(self) -> None:
-            gpu.launched()
-
     fakes: dict[str, Any] = {
         "torch.Generator": Generator,
         "torch.autocast": gpu.autocasting,
         "torch.cuda.is_initialized": lambda: True,
         "torch.cuda.is_current_stream_capturing": lambda: gpu.is_capturing,
-        "torch.cuda.device": lambda _: nullcontext(),
-        "torch.cuda.stream": lambda _: nullcontext(),
-        "torch.cuda.Stream": Stream,
         "torch.cuda.Event": Event,
-        "torch.cuda.current_stream": lambda *_: Stream(),
-        "torch.cuda.CUDAGraph": Graph,
+        "torch.cuda.CUDAGraph": lambda: Mock(replay=gpu.launched),
         "torch.cuda.graph": gpu.capture,
-        "torch.cuda.graph_pool_handle": lambda: None,
         "torch.cuda.make_graphed_callables": gpu.make_graphed,
         "torch.cuda.synchronize": lambda *_: gpu.wait("synchronize"),
         "torch.cuda.get_rng_state_all": list,
@@ -273,6 +252,8 @@ def gpu_on_meta() -> Iterator[MetaGpu]:
     with ExitStack() as stack:
         for name, fake in fakes.items():
             stack.enter_context(patch(name, fake))
+        for name in ("device", "stream", "Stream", "current_stream", "graph_pool_handle"):
+            stack.enter_context(patch(f"torch.cuda.{name}"))  # of which nothing is asked
         for module, name in kernels:
             devices = [*getattr(module, name)(), "meta"]
             stack.enter_context(patch.object(module, name, lambda devices=devices: [*devices]))
@@ -308,12 +289,6 @@ def _some(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if "index" in name and len(args[1]) == 1:
         return x.new_empty((args[1][0].numel(), *x.shape[args[1][0].ndim :]))
     return func(*args, **kwargs)
-
-
-def _number(dtype: torch.dtype) -> float | int | bool:
-    if dtype == torch.bool:
-        return True
-    return READ if dtype.is_floating_point else int(READ)
 
 
 def own_place() -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -26,24 +26,11 @@ def capture_as_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trainers take the CPU for a GPU, on which CUDA graphs are :class:`Replay`."""
     monkeypatch.setattr("ebmguard.reference_training.engine.graphs._is_gpu", lambda device: True)
     count_replays_as_graphs(monkeypatch)
-    for name, fake in {
-        "device": lambda device: nullcontext(),
-        "stream": lambda stream: nullcontext(),
-        "Stream": FakeStream,
-        "current_stream": FakeStream,
-        "CUDAGraph": Replay,
-        "graph": lambda graph, **options: graph,
-        "synchronize": lambda: None,
-        "graphs.graph_pool_handle": lambda: None,
-    }.items():
-        monkeypatch.setattr(f"torch.cuda.{name}", fake)
-
-
-class FakeStream:
-    """A stream that waits for nothing."""
-
-    def wait_stream(self, other: FakeStream) -> None:
-        """Nothing to wait for."""
+    monkeypatch.setattr("torch.cuda.CUDAGraph", Replay)
+    monkeypatch.setattr("torch.cuda.graph", lambda graph, **options: graph)
+    streams = "device", "stream", "Stream", "current_stream", "synchronize"
+    for name in (*streams, "graphs.graph_pool_handle"):
+        monkeypatch.setattr(f"torch.cuda.{name}", MagicMock())  # of which nothing is asked
 
 
 class Replay(TorchDispatchMode):

@@ -8,6 +8,9 @@ being written, and the last step.
 from __future__ import annotations
 
 import logging
+import os
+import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,7 +19,6 @@ from typing import NoReturn
 import torch
 
 from ebmguard import Recovery
-from tests.kills import kill
 from tests.recovery.parts import Run, Scripted
 
 
@@ -50,9 +52,17 @@ def main(folder: Path, kills: int) -> None:
     seconds = time.monotonic() - began  # of a few steps and snapshots, on this machine
     last = run.guard.resume() or 0
     assert last
-
-    def check() -> None:
-        nonlocal last
+    rng, torn = random.Random(0), 0
+    for _ in range(kills):
+        for partial in folder.glob("*.partial"):
+            partial.unlink()
+        child = os.fork()
+        if not child:
+            train_forever(folder)
+        time.sleep(rng.uniform(0, 2 * seconds))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        torn += any(folder.glob("*.partial"))
         run = make(folder)
         step = run.guard.resume()
         assert step is not None
@@ -61,8 +71,6 @@ def main(folder: Path, kills: int) -> None:
         assert torch.equal(run.ema.get_buffer("ballast"), torch.full((200_000,), step - 1.0))
         assert run.guard.step == step
         last = step
-
-    torn = kill(lambda: train_forever(folder), kills, 2 * seconds, folder, check)
     print(kills, torn, last)
 
 
