@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..bism.config import BismConfig
 from ..bism.presets import METHODS
-from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig
 from ..toy.config import ToyConfig
@@ -24,7 +22,7 @@ class BismGrid(Grid):
     methods: tuple[str, ...] = METHODS
     """Ways to train; see ebmguard train bism --help."""
 
-    trainer: ClassVar[type[RunConfig]] = BismConfig
+    trainer = BismConfig
 
     def page(self) -> str | None:
         """The methods' table."""
@@ -45,7 +43,7 @@ class JemGrid(Grid):
     beta_stars: tuple[float, ...]
     """Exponents of the guard's weights; 0 is the standard trainer."""
 
-    trainer: ClassVar[type[RunConfig]] = JemConfig
+    trainer = JemConfig
 
     def page(self) -> str | None:
         """The tables of the grid's runs."""
@@ -64,7 +62,7 @@ class ShortRunGrid(Grid):
     beta_stars: tuple[float, ...]
     """Exponents of the guard's weights on raw outputs; 0 is the standard trainer."""
 
-    trainer: ClassVar[type[RunConfig]] = ShortRunConfig
+    trainer = ShortRunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,4 +75,4 @@ class ToyGrid(Grid):
     scenarios: tuple[str, ...]
     """Scenarios by name; see ebmguard train toy --help."""
 
-    trainer: ClassVar[type[RunConfig]] = ToyConfig
+    trainer = ToyConfig
