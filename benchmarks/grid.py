@@ -90,11 +90,8 @@ class Grid:
         left = [name for name in self.cells if name not in done and given.only in name]
         for names in (self.judge, left) if left and not given.table_only else ():
             if names and not status:
-                cells, again = (
-                    [own.cell(name) for name in names],
-                    f"python -m benchmarks.{self.name}",
-                )
-                status = Sweep(cells, [""] * given.workers, own.page, again).run()
+                cells = [own.cell(name) for name in names]
+                status = Sweep(cells, [""] * given.workers, own.page).run()
         try:
             own.page()
         except ConfigError as error:

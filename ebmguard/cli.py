@@ -57,13 +57,13 @@ train bism = reference_training.bism config:BismConfig train:run
     train a latent-variable model by bi-level score matching, or by what it is compared with
 train bism deep = reference_training.bism config:DeepConfig deep_train:run
     train a deep latent-variable model of images
-sweep bism = reference_training.sweep grids:BismGrid
+sweep bism = reference_training.sweep grids:BismGrid grid:run
     train latent-variable models by several methods, or go on with it
-sweep jem = reference_training.sweep grids:JemGrid
+sweep jem = reference_training.sweep grids:JemGrid grid:run
     train a grid of JEM runs, or go on with one
-sweep shortrun = reference_training.sweep grids:ShortRunGrid
+sweep shortrun = reference_training.sweep grids:ShortRunGrid grid:run
     train a grid of short-run models, or go on with one
-sweep toy = reference_training.sweep grids:ToyGrid
+sweep toy = reference_training.sweep grids:ToyGrid grid:run
     train a grid of toy ensembles, or go on with one
 evaluate jem = reference_training.judge config:EvaluateJem jem:run
     accuracy, calibration, samples, out-of-distribution scores and likelihood of a JEM run

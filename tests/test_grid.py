@@ -51,7 +51,7 @@ if __name__ == "__main__":
 class Here:
     """Does what a sweep does, in this process."""
 
-    def __init__(self, cells: list[Cell], gpus: list[str], page: Callable[[], None], _: str):
+    def __init__(self, cells: list[Cell], gpus: list[str], page: Callable[[], None]) -> None:
         self.cells, self.page = cells, page
 
     def run(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..engine.run_config import RunConfig
 from ..engine.run_folder import CONFIG, RESULTS, read_config, read_json
@@ -64,20 +63,17 @@ class Run(Cell):
             return None
         wanted = self.config.resumed(read_config(self.out)).total_steps
         results = read_json(self.out / RESULTS)
-        # The members of an ensemble diverge one by one; the others go on.
-        lost = results["diverged_at"] is not None and "members" not in results
-        over = lost or results.get("ended") is not None or results["iterations"] >= wanted
-        return outcome(results) if over else None
-
-
-def outcome(results: dict[str, Any]) -> str:
-    """How a run went, in a few words."""
-    diverged_at, accuracy = results["diverged_at"], results.get("accuracy")
-    if results.get("ended") is not None:
-        words = f"ended by its guard after {results['steps']}"
-    elif "members" in results:
-        lost = sum(member["diverged_at"] is not None for member in results["members"])
-        words = f"finished, {lost} of {len(results['members'])} members diverged"
-    else:
-        words = "finished" if diverged_at is None else f"diverged at {diverged_at}"
-    return words if accuracy is None else f"{words}, accuracy {accuracy:.1%}"
+        members, diverged_at = results.get("members"), results["diverged_at"]
+        if results.get("ended") is not None:
+            how = f"ended by its guard after {results['steps']}"
+        elif diverged_at is not None and members is None:
+            how = f"diverged at {diverged_at}"
+        elif results["iterations"] < wanted:
+            return None
+        else:
+            how = "finished"
+        if members is not None:  # they diverge one by one, and the others go on
+            lost = sum(member["diverged_at"] is not None for member in members)
+            how += f", {lost} of {len(members)} members diverged"
+        accuracy = results.get("accuracy")
+        return how if accuracy is None else f"{how}, accuracy {accuracy:.1%}"

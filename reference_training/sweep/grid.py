@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import tyro
 
-from ..engine.run_config import RunConfig, below, command_words, refuse, short
+from ebmguard.errors import ConfigError
+
+from ..engine.run_config import RunConfig, below, refuse, short
 
 if TYPE_CHECKING:  # the help needs no torch
     from .cell import Run
@@ -109,9 +111,29 @@ class Grid(abc.ABC):
         config = tyro.cli(self.trainer, prog=" ".join(self.trainer.words), args=words)
         return Run(out, (*self.trainer.words, *words), config)
 
-    def command(self) -> str:
-        """The command line of this grid, defaults left out."""
-        words = command_words(
-            self, "ebmguard", "sweep", self.trainer.words[-1], hidden=("training",)
+
+def run(grid: Grid) -> int:
+    """`ebmguard sweep`: train what the grid lacks, or print the commands that do.
+
+    Returns:
+        Exit status: 0, 1 where a run failed, or 130 where a signal stopped the grid.
+
+    Raises:
+        ConfigError: the settings do not make a grid, its folder cannot be written, or there is no
+            GPU for it.
+    """
+    from .sweep import Sweep, places
+
+    cells = grid.cells()
+    if grid.print:
+        for cell in cells:
+            if cell.over() is None:
+                print(shlex.join(cell.words()))
+        return 0
+    if "WORLD_SIZE" in os.environ or "RANK" in os.environ:
+        raise ConfigError(
+            "RANK or WORLD_SIZE is set, as torchrun does; start a sweep once on each machine, "
+            "without torchrun"
         )
-        return shlex.join([*words, *(("--", *self.training) if self.training else ())])
+    gpus = places(cells[0].config.device, grid.workers)
+    return Sweep(cells, gpus, grid.write_page).run()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from ..bism.config import METHODS, BismConfig
-from ..engine.run_config import RunConfig
 from ..jem.config import JemConfig
 from ..shortrun.config import ShortRunConfig
 from ..toy.config import ToyConfig
@@ -23,7 +21,7 @@ class BismGrid(Grid):
     methods: tuple[str, ...] = METHODS
     """Ways to train; see ebmguard train bism --help."""
 
-    trainer: ClassVar[type[RunConfig]] = BismConfig
+    trainer = BismConfig
 
     def page(self) -> str | None:
         """The methods' table."""
@@ -44,7 +42,7 @@ class JemGrid(Grid):
     beta_stars: tuple[float, ...]
     """Exponents of the guard's weights; 0 is the standard trainer."""
 
-    trainer: ClassVar[type[RunConfig]] = JemConfig
+    trainer = JemConfig
 
     def page(self) -> str | None:
         """The tables of the grid's runs."""
@@ -63,7 +61,7 @@ class ShortRunGrid(Grid):
     beta_stars: tuple[float, ...]
     """Exponents of the guard's weights on raw outputs; 0 is the standard trainer."""
 
-    trainer: ClassVar[type[RunConfig]] = ShortRunConfig
+    trainer = ShortRunConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,4 +74,4 @@ class ToyGrid(Grid):
     scenarios: tuple[str, ...]
     """Scenarios by name; see ebmguard train toy --help."""
 
-    trainer: ClassVar[type[RunConfig]] = ToyConfig
+    trainer = ToyConfig

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 
+import torch
+
 from ebmguard.errors import ConfigError
 
 from ..engine.interrupt import INTERRUPTED, DeferredInterrupt
@@ -41,18 +43,13 @@ class Sweep(DeferredInterrupt):
         cells: in the order of the work.
         gpus: where cells are done at the same time: the GPU of each, or "" for one of a core.
         write_page: is called after each cell.
-        command: goes on with them.
     """
 
     def __init__(
-        self,
-        cells: Sequence[Cell],
-        gpus: Sequence[str],
-        write_page: Callable[[], None],
-        command: str,
+        self, cells: Sequence[Cell], gpus: Sequence[str], write_page: Callable[[], None]
     ) -> None:
         super().__init__()
-        self._cells, self._gpus, self._write, self._command = cells, gpus, write_page, command
+        self._cells, self._gpus, self._write = cells, gpus, write_page
         self._unfinished = deque(range(len(cells)))
         self._failures: dict[int, str] = {}
         self._insists = False
@@ -68,7 +65,7 @@ class Sweep(DeferredInterrupt):
         Raises:
             ConfigError: the cells' folder cannot be written.
         """
-        folder, is_told = self._cells[0].out.parent, False
+        folder = self._cells[0].out.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -78,16 +75,13 @@ class Sweep(DeferredInterrupt):
             self._view.say(f"{len(self._cells)} runs in {folder}, one {each} each")
             workers = [self._worker(gpu) for gpu in self._gpus]
             while workers := [worker for worker in workers if next(worker, False)]:
-                if self.requested and not is_told:
-                    self._view.say("stopping: the runs write checkpoints; Ctrl-C again kills them")
-                    is_told = True
                 self._view.look()
                 time.sleep(POLL_SECONDS)
             self._write_page()
         for number, why in sorted(self._failures.items()):
             print(f"FAILED {self._cells[number].out.name}: {why}")
         if self._unfinished:
-            print(f"stopped; go on with: {self._command}")
+            print("stopped; the same command goes on")
             return INTERRUPTED
         return 1 if self._failures else 0
 
@@ -120,7 +114,7 @@ class Sweep(DeferredInterrupt):
                 log.write(f"on {where}\n$ {shlex.join(command)}\n".encode())
                 log.flush()
                 begin = log.tell()
-                status = yield from self._run(command, gpu, log.fileno())
+                status = yield from self._run(number, command, gpu, log.fileno())
                 if status >= 0 or self.requested:
                     break
             log.seek(begin)
@@ -136,8 +130,10 @@ class Sweep(DeferredInterrupt):
             self._fail(number, "\n    ".join([why, *said]))
         self._write_page()
 
-    def _run(self, command: Sequence[str], gpu: str, log: int) -> Generator[bool, None, int]:
-        """Run a command; yields until it has ended, and returns its exit status."""
+    def _run(
+        self, number: int, command: Sequence[str], gpu: str, log: int
+    ) -> Generator[bool, None, int]:
+        """Run a cell's command; yields until it has ended, and returns its exit status."""
         given = {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
         process = subprocess.Popen(
             command,
@@ -154,6 +150,7 @@ class Sweep(DeferredInterrupt):
             if self._insists:
                 os.killpg(process.pid, signal.SIGKILL)
             elif self.requested and not is_told:
+                self._view.show(number, "stopping; Ctrl-C again kills it")
                 process.terminate()
                 is_told = True
             yield True
@@ -168,3 +165,20 @@ class Sweep(DeferredInterrupt):
             self._write()
         except ConfigError as error:
             self._view.say(f"no table yet: {error}")
+
+
+def places(device: str, workers: int | None) -> list[str]:
+    """Where runs are trained at the same time: the GPU of each, or "" for one of a core.
+
+    Raises:
+        ConfigError: there is no GPU, and the device is one.
+    """
+    count = 0 if device == "cpu" else torch.cuda.device_count()
+    if count:
+        own = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+        return own.split(",")[:count][:workers]
+    if device == "cuda":
+        raise ConfigError("each run is to have a GPU, and there is none; give `-- --device cpu`")
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return [""] * (workers or cores)

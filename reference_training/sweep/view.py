@@ -46,7 +46,7 @@ class View(Progress):
     def began(self, number: int, text: str) -> None:
         """A cell runs now."""
         self.start_task(TaskID(number))
-        self._set(number, text)
+        self.show(number, text)
 
     def ended(self, number: int, text: str, *, trained: bool = False) -> None:
         """A cell is over, or as far as it comes in this sweep."""
@@ -57,7 +57,7 @@ class View(Progress):
             if left := sum(task.stop_time is None for task in self.tasks):
                 seconds = mean(self._seconds) * left / min(left, self._workers)
                 text = f"{text}; {left} left, about {duration(seconds)}"
-        self._set(number, text)
+        self.show(number, text)
 
     def look(self) -> None:
         """See what the running cells say, where somebody sees it."""
@@ -69,7 +69,8 @@ class View(Progress):
                 self.update(task.id, said=printable(lines[-1]))
         self.refresh()
 
-    def _set(self, number: int, text: str) -> None:
+    def show(self, number: int, text: str) -> None:
+        """What a cell does."""
         state = printable(text.partition("\n")[0])
         self.update(TaskID(number), state=state, said="")
         if self.disable:

@@ -15,7 +15,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine import interrupt
-from ebmguard.reference_training.sweep.command import run as sweep
+from ebmguard.reference_training.sweep.grid import run as sweep
 from ebmguard.sinks import read_jsonl
 from tests import forks
 from tests.ranks import torchrun
