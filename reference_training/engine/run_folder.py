@@ -115,7 +115,7 @@ class RunFolder:
         """Write config.json."""
         self.config = dict(config)
         if self.writes:
-            _replace_text(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+            write_json(self.path / CONFIG, self.config)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""
@@ -240,7 +240,17 @@ def write_json(file: Path, values: Mapping[str, Any]) -> None:
     Raises:
         DiskError: it could not be written.
     """
-    _replace_text(file, json.dumps(to_json(values), indent=2, allow_nan=False) + "\n")
+    text = json.dumps(to_json(values), indent=2, allow_nan=False) + "\n"
+    partial = file.with_name(file.name + ".partial")
+    try:
+        partial.unlink(missing_ok=True)
+        with partial.open("x", encoding="utf-8") as stream:  # through no link
+            stream.write(text)
+        os.replace(partial, file)
+    except OSError as error:
+        with suppress(OSError):  # where nothing can be written, nothing can be removed
+            partial.unlink(missing_ok=True)
+        raise DiskError.of(file, error) from error
 
 
 def _check_new(path: Path) -> None:
@@ -255,16 +265,3 @@ def _check_new(path: Path) -> None:
             f"{path} holds other files ({', '.join(taken[:3])}); a run needs a new or empty "
             "folder: choose another --out"
         )
-
-
-def _replace_text(file: Path, text: str) -> None:
-    partial = file.with_name(file.name + ".partial")
-    try:
-        partial.unlink(missing_ok=True)
-        with partial.open("x", encoding="utf-8") as stream:  # through no link
-            stream.write(text)
-        os.replace(partial, file)
-    except OSError as error:
-        with suppress(OSError):  # where nothing can be written, nothing can be removed
-            partial.unlink(missing_ok=True)
-        raise DiskError.of(file, error) from error
