@@ -66,23 +66,12 @@ class Ranks:
         where an average over ranks follows: 1 where the parts are equal."""
         return self.share(count) * self.world / count
 
-    def average(self, x: Tensor) -> Tensor:
-        """Mean over the ranks, in place; nothing waits for it."""
-        if self.group is not None:
-            import torch.distributed as dist
-
-            dist.all_reduce(x, group=self.group)
-            x /= self.world
-        return x
-
     def means(self, numbers: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Means over the ranks of 0-dim tensors by name, in one message; without gradients."""
+        """Means over the ranks of tensors by name, in one message; without gradients."""
         if self.group is None or not numbers:
             return numbers
-        import torch
-
-        sent = self.average(torch.stack([x.detach() for x in numbers.values()]))
-        return dict(zip(numbers, sent.unbind(), strict=True))
+        means = self.averages([x.detach() for x in numbers.values()])
+        return dict(zip(numbers, means, strict=True))
 
     def averages(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Means over the ranks in one message, through which gradients go."""
@@ -116,10 +105,7 @@ class Ranks:
 
     def wait(self) -> None:
         """Until every rank has come here."""
-        if self.group is not None:
-            import torch.distributed as dist
-
-            dist.barrier(group=self.group)
+        self.from_all(None)
 
     def from_all(self, value: Any) -> list[Any]:
         """Every rank's value, on every rank."""
@@ -132,13 +118,7 @@ class Ranks:
 
     def from_first(self, value: Any) -> Any:
         """The first rank's value, on every rank; exceptions pass as values."""
-        if self.group is None:
-            return value
-        import torch.distributed as dist
-
-        box = [value]
-        dist.broadcast_object_list(box, src=0, group=self.group)
-        return box[0]
+        return self.from_all(value)[0]
 
 
 ONE_RANK = Ranks()

@@ -146,20 +146,18 @@ class RunConfig(abc.ABC):
         from .checkpoints import restoring
         from .run_folder import RunFolder
 
-        if not ranks.is_first:
-            config = ranks.from_first(None)
-            if isinstance(config, ConfigError):
-                raise config
-            return config, RunFolder.resume(config.out, ranks)
-        try:
-            # Settings that a damaged config.json holds may be of any type.
-            with restoring(self.out) if self.resume else nullcontext():
-                config, folder = self._open(ranks)
-        except ConfigError as error:
-            ranks.from_first(error)
-            raise
-        ranks.from_first(config)
-        return config, folder
+        found: Any = None
+        if ranks.is_first:
+            try:
+                # Settings that a damaged config.json holds may be of any type.
+                with restoring(self.out) if self.resume else nullcontext():
+                    found, folder = self._open(ranks)
+            except ConfigError as error:
+                found = error
+        found = ranks.from_first(found)
+        if isinstance(found, ConfigError):
+            raise found
+        return found, folder if ranks.is_first else RunFolder.resume(found.out, ranks)
 
     def _open(self, ranks: Ranks) -> tuple[Self, RunFolder]:
         from .run_folder import CONFIG, RunFolder, read_config

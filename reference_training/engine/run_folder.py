@@ -115,7 +115,7 @@ class RunFolder:
         """Write config.json."""
         self.config = dict(config)
         if self.writes:
-            write_text(self.path / CONFIG, json.dumps(self.config, indent=2) + "\n")
+            write_json(self.path / CONFIG, self.config)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""

@@ -41,16 +41,17 @@ class Masks:
         return make_boxed_func(graph.forward)
 
 
-class Backwards(TorchDispatchMode):
-    """The same of the convolutions that run eagerly."""
+class Calls(TorchDispatchMode):
+    """The arguments of each call of an operation."""
 
-    def __init__(self):
+    def __init__(self, operation):
         super().__init__()
-        self.masks: list[tuple[bool, ...]] = []
+        self.args: list[Any] = []
+        self._operation = operation
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten.convolution_backward.default:
-            self.masks.append(tuple(args[-1]))
+        if func is self._operation:
+            self.args.append(args)
         return func(*args, **(kwargs or {}))
 
 
@@ -129,19 +130,6 @@ def test_compiled_networks_are_tempered(masks, part, labels):
     )  # untempered afterwards
 
 
-class Casts(TorchDispatchMode):
-    """The shapes that are cast."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes: list[torch.Size] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten._to_copy.default:
-            self.shapes.append(args[0].shape)
-        return func(*args, **(kwargs or {}))
-
-
 class Normalised(nn.Module):
     """With a BatchNorm, whose weights autocast leaves in float32."""
 
@@ -176,13 +164,13 @@ def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, mask
         net.compile(backend=masks.backend)
     weights = {p.shape for p in net.parameters()}
     for step in range(2):  # parameters of the second are others
-        with Casts() as before:
+        with Calls(aten._to_copy.default) as before:
             expected = plain(twin, x, noise)
-        with Casts() as casts:
+        with Calls(aten._to_copy.default) as casts:
             found = sampler(net, x, noise)
         assert torch.equal(found, expected), step
-        assert len(weights.intersection(before.shapes)) > 1
-        assert not weights.intersection(casts.shapes)
+        assert len(weights.intersection(x.shape for x, *_ in before.args)) > 1
+        assert not weights.intersection(x.shape for x, *_ in casts.args)
         with torch.no_grad():
             for p in (*net.parameters(), *twin.parameters()):
                 p.mul_(1.2)
@@ -197,9 +185,11 @@ def test_eager_samples_are_the_same_bits_at_the_same_cost(autocast):
     labels = torch.tensor([4, 4])
     assert torch.equal(sampler(net, x, noise, labels), plain(net, x, noise, labels))
     for each in (sampler, plain):
-        with Backwards() as backwards:
+        with Calls(aten.convolution_backward.default) as backwards:
             each(net, x, noise)
-        assert backwards.masks == 3 * CONVOLUTIONS * [(True, False, False)]
+        assert [tuple(args[-1]) for args in backwards.args] == 3 * CONVOLUTIONS * [
+            (True, False, False)
+        ]
     assert all(p.grad is None for p in net.parameters())
 
 

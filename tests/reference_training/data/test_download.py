@@ -21,25 +21,12 @@ from ebmguard.reference_training.data import download, load
 from ebmguard.reference_training.data.files import PublishedFiles
 from ebmguard.reference_training.data.published import CIFAR10, read_cifar10
 from tests.reference_training.data.test_published import pickled
+from tests.reference_training.jem.parts import SMALL
 
 BATCHES = ("data_batch_1", "test_batch")
-SMALL = {
-    "data": "cifar10",
-    "iterations": 1,
-    "n-pos": 4,
-    "n-neg": 4,
-    "n-labelled": 4,
-    "depth": 10,
-    "width": 1,
-    "train-images": 8,
-    "valid-images": 2,
-    "test-images": 4,
-    "sgld-steps": 1,
-    "quality-samples": 0,
-    "buffer-size": 8,
-    "device": "cpu",
-}
-WORDS = [*(word for k, x in SMALL.items() for word in (f"--{k}", str(x))), "--download"]
+OWN = {"data": "cifar10", "iterations": 1, "depth": 10, "width": 1, "train_images": 8}
+OWN |= {"valid_images": 2, "test_images": 4, "n_labelled": 4, "quality_samples": 0, "device": "cpu"}
+WORDS = [word for k, x in (SMALL | OWN).items() for word in (f"--{k}", str(x))] + ["--download"]
 
 
 class Publisher:

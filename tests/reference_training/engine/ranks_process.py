@@ -39,7 +39,7 @@ def talk(ranks: Ranks) -> dict[str, Any]:
     own = torch.arange(6.0).view(3, 2)[: ranks.rank] + 10 * ranks.rank  # none, one, two rows
     return {
         "who": [ranks.rank, ranks.world, ranks.is_first],
-        "average": ranks.average(torch.tensor([float(ranks.rank), float("inf")])),
+        "average": ranks.averages([torch.tensor([float(ranks.rank), float("inf")])])[0],
         "joined": ranks.joined(own),
         "all": ranks.from_all({"rank": ranks.rank}),
         "first": ranks.from_first({"rank": ranks.rank}),
