@@ -16,9 +16,10 @@ from ..data import ImageData
 from ..engine import loop
 from ..engine.launch import launch
 from ..engine.record import Record
+from .bilevel import BETAS
 from .config import DeepConfig
 from .deep import DeepEnergy, DeepModel, make_model, pixels
-from .methods import BETAS, Update
+from .methods import Update
 from .train import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
