@@ -21,11 +21,6 @@ class Independent:
     visible: Gaussian
     hidden: Bernoulli
 
-    @classmethod
-    def fit(cls, v: Tensor, h: Tensor, noise: float) -> Independent:
-        """By samples, ``(N, visible)`` and ``(N, hidden)``; ``noise`` as in `Gaussian.fit`."""
-        return cls(Gaussian.fit(v, noise=noise, independent=True), Bernoulli.fit(h))
-
     def log_prob(self, x: Tensor) -> Tensor:
         """``(B, visible + hidden)`` to ``(B,)``."""
         v, h = x.tensor_split([len(self.visible.factor)], dim=1)
@@ -73,7 +68,9 @@ def bracket(
     h = model.sample_hidden(v, generator)
     chains = len(v) // 2
     # No entry of v is narrower than the model's own noise.
-    base = Independent.fit(v[:chains], h[:chains], float(model.log_std.exp().min()))
+    noise = float(model.log_std.exp().min())
+    visible = Gaussian.fit(v[:chains], noise=noise, independent=True)
+    base = Independent(visible, Bernoulli.fit(h[:chains]))
     return bracket_log_z(
         joint_path(model, base),
         torch.cat([v, h], 1)[chains:],

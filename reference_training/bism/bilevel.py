@@ -8,15 +8,15 @@ thrown away. N = 0 is plain alternation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "Moments", "Parameters", "descend"]
+__all__ = ["BETAS", "Moments", "Parameters", "adam_step", "descend"]
 
 Parameters = dict[str, Tensor]
+BETAS, EPS, EPS_ROOT = (0.9, 0.95), 1e-8, 1e-16
 
 
 class Moments(NamedTuple):
@@ -33,41 +33,32 @@ class Moments(NamedTuple):
         return cls(0, zeros, zeros)
 
 
-@dataclass(frozen=True)
-class Adam:
+def adam_step(
+    parameters: Parameters, gradients: Parameters, moments: Moments, lr: float
+) -> tuple[Parameters, Moments]:
     """Adam (Kingma and Ba 2015) as a function, so that steps can be differentiated.
 
-    ``eps_root`` inside the root keeps the derivative finite where a gradient is 0, as those of an
-    input that is always 0 are; PyTorch's ``differentiable=True`` has no such term. torchopt has it,
-    but no wheels for the newer versions of Python.
+    EPS_ROOT keeps the derivative finite where a gradient is 0, as those of an input that is always
+    0 are; PyTorch's ``differentiable=True`` has no such term. torchopt has it, but no wheels for
+    the newer versions of Python.
     """
-
-    lr: float
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
-    eps_root: float = 1e-16
-
-    def step(
-        self, parameters: Parameters, gradients: Parameters, moments: Moments
-    ) -> tuple[Parameters, Moments]:
-        """Parameters and moments after one step."""
-        rate_1, rate_2 = self.betas
-        done = moments.steps + 1
-        first = {n: torch.lerp(g, moments.first[n], rate_1) for n, g in gradients.items()}
-        second = {n: torch.lerp(g * g, moments.second[n], rate_2) for n, g in gradients.items()}
-        size, spread = self.lr / (1 - rate_1**done), 1 - rate_2**done
-        after = {
-            n: x - size * first[n] / ((second[n] / spread + self.eps_root).sqrt() + self.eps)
-            for n, x in parameters.items()
-        }
-        return after, Moments(done, first, second)
+    rate_1, rate_2 = BETAS
+    done = moments.steps + 1
+    first = {n: torch.lerp(g, moments.first[n], rate_1) for n, g in gradients.items()}
+    second = {n: torch.lerp(g * g, moments.second[n], rate_2) for n, g in gradients.items()}
+    size, spread = lr / (1 - rate_1**done), 1 - rate_2**done
+    after = {
+        n: x - size * first[n] / ((second[n] / spread + EPS_ROOT).sqrt() + EPS)
+        for n, x in parameters.items()
+    }
+    return after, Moments(done, first, second)
 
 
 def descend(
     loss: Callable[[Parameters], Tensor],
     parameters: Parameters,
     moments: Moments,
-    adam: Adam,
+    lr: float,
     steps: int,
     *,
     unrolled: bool = False,
@@ -78,7 +69,7 @@ def descend(
     Args:
         loss: of the parameters, a scalar; called once a step, it may draw random numbers.
         parameters, moments: where to begin, which stays as it is.
-        adam, steps: how to go on.
+        lr, steps: how to go on.
         unrolled: keep the graph, so that what comes out can be differentiated in whatever the loss
             depends on. Otherwise it is detached.
         averages: of gradients over those who do the same with other data; none by default.
@@ -91,5 +82,5 @@ def descend(
         found = torch.autograd.grad(loss(leaves), list(leaves.values()), create_graph=unrolled)
         with torch.set_grad_enabled(unrolled):
             gradients = dict(zip(leaves, averages(found), strict=True))
-            parameters, moments = adam.step(leaves, gradients, moments)
+            parameters, moments = adam_step(leaves, gradients, moments, lr)
     return parameters, moments

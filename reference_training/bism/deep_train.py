@@ -15,16 +15,17 @@ from ebmguard.samplers import sgld
 from ..data import ImageData
 from ..engine import loop
 from ..engine.record import Record
+from .bilevel import BETAS
 from .config import DeepConfig
 from .deep import DeepEnergy, DeepModel, make_model, pixels
-from .methods import BETAS, Update
+from .methods import Update
 from .train import TEST_SEED, Chains, WatchedModel, told
 
 STD = 0.02
 """Noise of a Langevin step, as published; it goes STD^2 / 2 along the score."""
 SHORT_STEP, SHORT_STD, DATA_STD = 0.1, 0.01, 0.03
-"""Of short runs: x += SHORT_STEP df/dx + SHORT_STD z, and the noise on the images of an update, as
-published; the published SHORT_STEP, 1, is too long for squares."""
+"""Of short runs: x += SHORT_STEP df/dx + SHORT_STD z, and the noise on the images of an update; the
+published SHORT_STEP, 1, is too long for squares."""
 BATCH = 250
 """Test images that pass together."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -17,15 +16,14 @@ import torch
 from torch import Generator, Tensor, nn
 
 from ..engine.ranks import ONE_RANK, Ranks
-from .bilevel import Adam, Moments, Parameters, descend
+from .bilevel import BETAS, Moments, Parameters, descend
 from .config import BILEVEL, CHAINS, POSTERIORS, UpdateSettings
 from .matching import LogDensity, contrastive, denoising, multiscale_denoising, sliced
 from .posterior import BernoulliPosterior, Energy, Latent, Posterior
 from .rbm import GaussianBernoulliRBM
 
-__all__ = ["BETAS", "Levels", "Update", "Walk"]
+__all__ = ["Levels", "Update", "Walk"]
 
-BETAS = (0.9, 0.95)
 PARTICLES = 5
 """Latents that vnce draws for each sample of its noise."""
 Walk = Callable[[Tensor, int, Generator], Tensor]
@@ -74,7 +72,6 @@ class Update:
         noise_contrast = settings.method in ("nce", "vnce")
         self._trained = [*model.parameters(), *[self._constant] * noise_contrast]
         self._optimizer = torch.optim.Adam(self._trained, lr=settings.lr, betas=BETAS)
-        self._adam = Adam(settings.lr, BETAS)
         self._chains: Tensor | None = None
         self.posterior: Posterior | None = None
         if settings.method in POSTERIORS:
@@ -97,8 +94,7 @@ class Update:
         """
         numbers: dict[str, Tensor] = {}
         phi: Parameters = {}
-        self._adam = replace(self._adam, lr=rate * self.settings.lr)
-        self._optimizer.param_groups[0]["lr"] = self._adam.lr
+        self._optimizer.param_groups[0]["lr"] = rate * self.settings.lr
         if self.posterior is not None:
             before, self._moments, phi = self._both(v, inner)
             self.posterior.load_state_dict(before)
@@ -185,8 +181,8 @@ class Update:
             return (found / spread if self.settings.method == "bimdsm" else found).mean()
 
         phi, moments, steps = start
-        averages = self._ranks.averages
-        return descend(lower, phi, moments, self._adam, steps, unrolled=unrolled, averages=averages)
+        lr, averages = self._optimizer.param_groups[0]["lr"], self._ranks.averages
+        return descend(lower, phi, moments, lr, steps, unrolled=unrolled, averages=averages)
 
     def _loss(self, v: Tensor, phi: Parameters) -> Tensor:
         method = self.settings.method

@@ -33,7 +33,6 @@ class EnergyNet(nn.Module):
     is the published network; the paper's public code has none for other sizes.
 
     Args:
-        in_channels, image_size: of the images.
         nf: width. Published: 64 (the public script), 128 (the paper's CIFAR-10 model).
         activation: "leaky_relu", with slope 0.2; or "gelu", as for the authors' likelihoods: the
             K-step map of a piecewise linear f has no second derivatives.

@@ -22,10 +22,8 @@ VARIANTS: tuple[Variant, ...] = get_args(Variant)
 class Beta:
     """β over a run, as it is written: "0.5", a linear schedule "0:0.9", an average "0.1+0.5+0.9".
 
-    Attributes:
-        text: as written.
-        starts, ends: β at the first update and after the last one; several where losses of
-            several β are averaged.
+    It starts at the first update and ends after the last one; there are several where losses of
+    several β are averaged.
     """
 
     text: str

@@ -88,7 +88,6 @@ class Scenario:
 
 def _setups(base: Scenario) -> dict[str, Scenario]:
     halved = replace(base, n_neg=base.n_neg // 2)
-    fixed = replace(base, sgld_steps=0)
     names = [*(n for n in SAMPLERS if n != GOOD), *(f"{GOOD}+{n}" for n in SAMPLERS if n != GOOD)]
     return {
         "default": base,
@@ -103,17 +102,16 @@ def _setups(base: Scenario) -> dict[str, Scenario]:
             noise_std=math.sqrt(10) * base.noise_std,
         ),
         "restricted": replace(base, n_neg=3, sgld_steps=3),
-        "degenerate": replace(fixed, n_neg=1),
+        "degenerate": replace(base, n_neg=1, sgld_steps=0),
         # Not in the paper: Figure 9's setting with enough negatives and a learning rate that
         # decays, where the optimum is known exactly (Appendix I with a fixed proposal). Without
         # chains the noise is nothing but the output scale, the same on all data here.
-        "proposal": replace(
-            fixed,
+        "proposal": Scenario(
+            base.data,
             n_pos=100,
             n_neg=100,
-            noise_std=0.1,
-            lr=3e-3,
-            lr_end=3e-5,
+            sgld_steps=0,
+            init_std=base.init_std,
             iterations=(4 if base.data == "circles" else 2) * base.iterations,
         ),
         # Not in the paper but for a sentence of its discussion: one good negative is enough.

@@ -136,9 +136,7 @@ class Ensemble(Task):
 
     def shown(self, row: Mapping[str, float]) -> dict[str, float | str]:
         """The latest KL, the guard's latest row, and how many alerts there were."""
-        state: dict[str, float | str] = {}
-        if not math.isnan(self.kl):
-            state["median KL"] = self.kl
+        state: dict[str, float | str] = {} if math.isnan(self.kl) else {"median KL": self.kl}
         if tags.GRAD_SCALE in row:
             state["mean GradScale"] = row[tags.GRAD_SCALE]
         counts = self.record.counts.items()

@@ -152,12 +152,8 @@ def bits_per_dim(log_density: Tensor, *, size: int, levels: int) -> Tensor:
     which of a flow from the cube is 1 + log2|det dM/dz| / D + log2(levels/2). The last term is
     6.994 for bytes (levels = 255), and 3 for the digits (levels = 16). Fewer bits are better. Those
     of the uniform density on the cube are log2(levels): 7.994 for bytes, not 8, since the cube ends
-    at the outermost values, not half a level beyond. Where the density is 0 they are inf.
-
-    Args:
-        log_density: in nats, of any shape.
-        size: D, pixels times channels.
-        levels: the largest value of a pixel.
+    at the outermost values, not half a level beyond. Where the density is 0 they are inf. The log
+    density is in nats, of images of D = `size` entries.
     """
     return -log_density / (size * math.log(2)) + math.log2(levels / 2)
 
@@ -166,11 +162,8 @@ def noise_bits(noise: float, levels: int) -> float:
     """Entropy of Gaussian noise, in bits per dimension: 1/2 log2(2 pi e noise^2) + log2(levels/2).
 
     On images with this noise no density needs fewer bits in expectation: their entropy is at least
-    that of the noise. Numbers below are of no density at these images, whatever made them.
-
-    Args:
-        noise: its standard deviation, positive, in units of images in [-1, 1].
-        levels: the largest value of a pixel.
+    that of the noise. Numbers below are of no density at these images, whatever made them. The
+    noise is given as its standard deviation, in units of images in [-1, 1].
     """
     return math.log2(noise * math.sqrt(2 * math.pi * math.e) * levels / 2)
 

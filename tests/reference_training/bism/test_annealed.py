@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ebmguard.likelihood import Schedule, forward
+from ebmguard.likelihood import Bernoulli, Gaussian, Schedule, forward
 from ebmguard.reference_training.bism.annealed import Independent, bracket, joint_path
 
 from .parts import binary_states, rbm, rng
@@ -45,7 +45,8 @@ def test_steps_keep_the_densities_between():
     # Few temperatures and many moves: weights are right only if each density is kept.
     model, count = rbm(), 10_000
     v = starts(model, 500, 3)
-    base = Independent.fit(v, model.sample_hidden(v, rng(4)), 0.1)
+    h = model.sample_hidden(v, rng(4))
+    base = Independent(Gaussian.fit(v, noise=0.1, independent=True), Bernoulli.fit(h))
     schedule = Schedule((0.0, 0.3, 0.6, 1.0))
     found = forward(joint_path(model, base), schedule, chains=count, generator=rng(5))
     assert found.log_z == pytest.approx(model.log_z().item(), abs=4 * found.standard_error)

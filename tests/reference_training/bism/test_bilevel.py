@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard.reference_training.bism.bilevel import Adam, Moments, descend
+from ebmguard.reference_training.bism.bilevel import Moments, descend
 from ebmguard.reference_training.bism.config import UpdateSettings
 from ebmguard.reference_training.bism.deep import DeepEnergy
 from ebmguard.reference_training.bism.matching import denoising, multiscale_denoising, sliced
@@ -31,8 +31,8 @@ def test_steps_are_adams():
     def loss(parameters):
         return torch.func.functional_call(network, parameters, (x,)).square().mean()
 
-    found, moments = descend(loss, phi, Moments.none(phi), Adam(0.01), 7)
-    found, _ = descend(loss, found, moments, Adam(0.01), 3)
+    found, moments = descend(loss, phi, Moments.none(phi), 0.01, 7)
+    found, _ = descend(loss, found, moments, 0.01, 3)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01, betas=(0.9, 0.95))
     for _ in range(10):
         optimizer.zero_grad()
@@ -52,7 +52,7 @@ def test_an_entry_without_a_gradient_has_a_finite_derivative():
     def loss(parameters):
         return (theta * parameters["used"] + 0 * parameters["unused"]).square().sum()
 
-    found, _ = descend(loss, phi, Moments.none(phi), Adam(0.1), 2, unrolled=True)
+    found, _ = descend(loss, phi, Moments.none(phi), 0.1, 2, unrolled=True)
     (slope,) = torch.autograd.grad(found["used"].sum() + found["unused"].sum(), theta)
     assert slope.isfinite()
 
@@ -87,7 +87,7 @@ class Case:
             return self.sign * self.lower(phi).mean()
 
         moments = Moments.none(self.phi)
-        phi, _ = descend(lower, self.phi, moments, Adam(0.01), steps, unrolled=True)
+        phi, _ = descend(lower, self.phi, moments, 0.01, steps, unrolled=True)
         found: Tensor = self.upper(partial(self.log_weight, phi)).mean()
         return found
 

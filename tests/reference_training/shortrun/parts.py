@@ -33,12 +33,7 @@ TINY: dict[str, Any] = {
 
 
 class Quadratic(nn.Module):
-    """f(x) = -a/2 |x - m|², whose Langevin chain is a Gaussian process in closed form.
-
-    Args:
-        strength: a.
-        mean: m, of every pixel.
-    """
+    """f(x) = -a/2 |x - m|², a the strength, whose Langevin chain is a Gaussian process."""
 
     strength: Tensor
 
@@ -74,11 +69,7 @@ def tiny_run(
 ) -> TrainedRun:
     """A run that was never trained, on digits, without a folder; the same for the same seed.
 
-    Args:
-        path: what it says its folder is.
-        network: f; None is an EnergyNet of random parameters.
-        step: updates that it says it was trained for.
-        **settings: of the trainer, over :data:`TINY`: activation="gelu", beta_star=2, ...
+    No network is an EnergyNet of random parameters. The settings are the trainer's, over `TINY`.
     """
     config = config_for(path, **settings)
     data = config.load_data()
@@ -97,13 +88,7 @@ def trained_folder(out: Path, **settings: Any) -> Path:
 
 
 def write_rows(run: Path, columns: Mapping[str, Sequence[float]], first: int = 0) -> None:
-    """Add rows to the metrics.jsonl of a run folder, as the guard writes them.
-
-    Args:
-        run: the folder; made if missing.
-        columns: tag to its values, one for each step.
-        first: the first step.
-    """
+    """Add rows to the metrics.jsonl of a run folder, as the guard writes them, by their columns."""
     sink = JsonlSink(run)
     for step, values in enumerate(zip(*columns.values(), strict=True), start=first):
         sink.write_row(step, dict(zip(columns, values, strict=True)), {})

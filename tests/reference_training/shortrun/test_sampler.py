@@ -6,15 +6,18 @@ On a CPU graphs are stand-ins that replay recorded operations on the same storag
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
+from scipy import stats
 
 from ebmguard import guard
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
-from ebmguard.reference_training.shortrun.sampler import chain, make_sampler, refined
+from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
@@ -210,3 +213,59 @@ def test_a_run_with_captured_chains_is_the_eager_run(settings, tmp_path, request
     for own, other in zip(*rows, strict=True):
         for tag in ("energy_gap", "sampler/grad_norm"):  # the norm is read from a graph's memory
             assert own[tag] == pytest.approx(other[tag], rel=1e-6)
+
+
+# -- what is random in an update; that the bits are the published loop's is in test_train.py --
+
+SMALL = replace(CIFAR10, batch=8, data_noise=0.0, sgld_steps=3, most_sgld_steps=6)
+
+
+def streams(settings=SMALL, seed=3, ranks=ONE_RANK):
+    return Draws(config_for("x").load_data(), settings, seed, ranks)
+
+
+def test_streams_do_not_disturb_each_other():
+    """Runs that differ in K, or in what their chains draw, see the same images."""
+    one, other = streams(), streams(replace(SMALL, sgld_steps=9, most_sgld_steps=9))
+    for _ in range(5):
+        a = one.positives()
+        one.starts(7)
+        one.noise(2, 5)
+        one.sgld_steps()
+        b = other.positives()
+        assert torch.equal(a, b)
+    quiet, busy = streams(), streams()
+    for _ in range(5):
+        busy.positives()
+        assert torch.equal(quiet.starts(2), busy.starts(2))
+    counts = [quiet.sgld_steps() for _ in range(40)]
+    assert counts == [busy.sgld_steps() for _ in range(40)]
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_share_images_and_steps_and_have_chains_of_their_own(world):
+    settings = replace(SMALL, data_noise=0.1)
+    one = streams(settings)
+    parts = [streams(settings, ranks=Ranks(rank, world)) for rank in range(world)]
+    for _ in range(5):
+        whole = one.positives()
+        own = [part.positives() for part in parts]
+        assert torch.equal(torch.cat(own), whole)
+        assert {len(x) for x in own} == {8 // world}
+        assert len({part.sgld_steps() for part in parts} | {one.sgld_steps()}) == 1
+    starts = [part.starts(4) for part in parts]
+    assert torch.equal(starts[0], one.starts(4))
+    for i, x in enumerate(starts):
+        for y in starts[:i]:
+            assert float((x - y).abs().mean()) > 0.4  # of independent uniform numbers: 2/3
+
+
+def test_k_is_uniform_on_its_range():
+    found = streams()
+    counts = Counter(found.sgld_steps() for _ in range(4000))
+    assert set(counts) == {3, 4, 5, 6}
+    assert stats.chisquare([counts[k] for k in range(3, 7)]).pvalue > 1e-3
+    fixed = streams(replace(SMALL, most_sgld_steps=3))
+    before = fixed.state_dict()["counts"]
+    assert {fixed.sgld_steps() for _ in range(10)} == {3}
+    assert torch.equal(before, fixed.state_dict()["counts"])

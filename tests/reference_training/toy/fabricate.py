@@ -43,13 +43,12 @@ def write_run(
     samples: int = 200,
     metrics: Any = made_up,
 ) -> None:
-    """Write the folder of a finished run.
+    """Write the folder of a finished run, with a grid of `resolution` points a side.
 
     Args:
         config: what the run was to be.
         diverged: β -> update at which its members are lost, each with an alert three updates
             before.
-        resolution: points of the grid on each axis.
         samples: of each member.
         metrics: (beta, variant, seed) -> what results.json says of a member.
     """

@@ -93,13 +93,6 @@ def test_a_seed_draws_the_same_whoever_is_beside_it():
             assert torch.equal(many[2][:, member], one[2][:, 0])
 
 
-def test_the_global_generator_is_left_alone():
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    update(draws_of())
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_chains_start_from_the_gaussian_and_their_noise_is_standard():
     draws = draws_of(init_mean=3.0, init_std=0.5, sgld_steps=5)
     x0, noise = draws.chains(5_000)
@@ -111,8 +104,3 @@ def test_chains_start_from_the_gaussian_and_their_noise_is_standard():
     # No step shares its noise with another one, nor with the start.
     steps = torch.cat([(x0[:1] - 3) / 0.5, noise[:, 0]]).flatten(1).double()
     assert (torch.corrcoef(steps) - torch.eye(6)).abs().max() < 0.05
-
-
-def test_no_steps_need_no_noise():
-    x0, noise = draws_of(scenario="circles-degenerate").chains(1)
-    assert (x0.shape, noise.shape) == ((4, 1, 2), (0, 4, 1, 2))

@@ -133,14 +133,6 @@ def test_what_is_not_finite_is_not_a_number() -> None:
     assert math.isnan(total[1])
 
 
-def test_no_steps_and_no_rows_are_what_they_are() -> None:
-    z = torch.rand(3, 2, dtype=torch.float64)
-    still = log_abs_det(lambda x: x.sum(1), z, steps=0, step_size=1.0)
-    assert torch.equal(still.x, z)
-    assert still.total.tolist() == [0.0, 0.0, 0.0]
-    assert log_abs_det(lambda x: x.sum(1), z[:0], steps=2, step_size=1.0).total.shape == (0,)
-
-
 def test_parameters_get_no_gradient_and_results_no_graph() -> None:
     torch.manual_seed(0)
     network = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
