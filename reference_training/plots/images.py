@@ -16,16 +16,13 @@ if TYPE_CHECKING:
 
 
 def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDArray[Any]:
-    """Images side by side on white.
+    """Images side by side on white, as a float64 array (height, width, 3) in [0, 1].
 
     Args:
         samples: ``(N, 1 or 3, H, W)`` in [-1, 1]. Values outside are clipped; pixels that are not
             finite are red, not hidden.
         columns: images in a row.
         zoom: pixels of the picture for each pixel of a sample.
-
-    Returns:
-        float64 array (height, width, 3) in [0, 1].
     """
     if samples.ndim != 4 or samples.shape[1] not in (1, 3):
         raise ValueError(
@@ -46,12 +43,8 @@ def sample_grid(samples: Tensor, *, columns: int = 8, zoom: int = 8) -> npt.NDAr
 
 def save_sample_figures(folder: Path, samples: dict[str, Tensor]) -> None:
     """Write one PNG for each named set of samples, and samples.npz with all of them."""
-    try:
-        from matplotlib.image import imsave
-    except ImportError as error:
-        raise ImportError(
-            'the sample grids need matplotlib: pip install "ebmguard[train]"'
-        ) from error
+    from matplotlib.image import imsave
+
     for name, batch in samples.items():
         imsave(folder / f"samples_{name}.png", sample_grid(batch))
     arrays: dict[str, Any] = {name: x.detach().cpu().numpy() for name, x in samples.items()}

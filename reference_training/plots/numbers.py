@@ -32,10 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A few digits, without zeros at the end; a word for what is undefined, a dash for None.
-
-    From 0.0001 to a million it is never a power of ten.
-    """
+    """A few digits, no power of ten from 0.0001 to a million; words for NaN and None."""
     if value is None:
         return NONE
     if math.isnan(value):

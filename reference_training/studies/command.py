@@ -45,7 +45,7 @@ def run(config: RunsFigure | ToyFigure) -> int:
     new_figure(1, 1)
     if isinstance(config, RunsFigure):
         config.check()
-        check_picture(config.file)
+        check_picture(config.picture(""))
     study = find(config.name)
     runs = study.runs(config)
     if runs is None and isinstance(config, ToyFigure):

@@ -26,19 +26,14 @@ class RunsFigure:
     least: ClassVar[dict[str, int]] = {}
     """Of whole numbers."""
 
-    @property
-    def file(self) -> Path:
-        """Where the picture goes; its numbers go beside it."""
+    def picture(self, name: str) -> Path:
+        """Where a picture of this name goes: there is one, without a name."""
         return self.out or Path(f"figure_{self.name.replace('-', '_')}.png")
 
     @property
     def numbers(self) -> Path:
-        """Where the numbers go."""
-        return self.file.with_suffix(".json")
-
-    def picture(self, name: str) -> Path:
-        """Where a picture of this name goes: there is one."""
-        return self.file
+        """Where the numbers go: beside the picture."""
+        return self.picture("").with_suffix(".json")
 
     def check(self) -> None:
         """Refuse settings that cannot be meant, all of them in one error."""

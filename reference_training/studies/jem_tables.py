@@ -89,8 +89,9 @@ def over_seeds(metric: Metric, runs: Sequence[JemRun]) -> Score:
 def best_beta_star(metric: Metric, by_beta_star: Mapping[float, list[JemRun]]) -> float | None:
     """The β* ≠ 0 with the best median; None where none has a value."""
     medians = {b: over_seeds(metric, runs).median for b, runs in by_beta_star.items() if b != 0}
-    known = {b: -value if metric == "fid" else value for b, value in medians.items()}
-    return max((b for b in known if not math.isnan(known[b])), key=known.__getitem__, default=None)
+    known = [b for b, value in medians.items() if not math.isnan(value)]
+    best = min if metric == "fid" else max
+    return best(known, key=medians.__getitem__, default=None)
 
 
 def number(metric: Metric, value: float, *, as_published: bool = False) -> str:
@@ -103,10 +104,9 @@ def number(metric: Metric, value: float, *, as_published: bool = False) -> str:
 
 
 def setups(runs: Iterable[JemRun]) -> dict[str, list[JemRun]]:
-    """Runs that differ from the published ones in the same settings, by a letter.
+    """Runs of one arithmetic that differ from the published ones in the same settings, by a letter.
 
-    Runs of one setup have one arithmetic, and the same values of these settings. The published
-    setup is first; the others have the mark of one that is not published.
+    The published setup is first; the others have the mark of one that is not published.
     """
     found: dict[tuple[str, ...], list[JemRun]] = {}
     for run in runs:

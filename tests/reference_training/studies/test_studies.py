@@ -61,7 +61,7 @@ def jem_runs(tmp_path_factory):
     own: dict[str, Any] = {"scenario": "2", "data": "digits"}
     own["evaluate"] = lambda *given: made_up_evaluation(*given) | OWN
     runs |= {f"other-{beta_star}": own | {"beta_star": beta_star} for beta_star in (0, 1)}
-    small = {"iterations": 1200, "steps_per_epoch": 100, "depth": 10, "width": 1}
+    small: dict[str, Any] = {"iterations": 1200, "steps_per_epoch": 100, "depth": 10, "width": 1}
     for name, settings in runs.items():
         jem.write_run(folder / name, train_images=640, **small, **settings)
     return find_runs([folder])

@@ -140,17 +140,13 @@ def test_the_claim_on_the_default_variant_follows_the_numbers(default, other, he
 
 
 def test_the_claim_on_beta_follows_the_numbers(numbers):
-    frame = numbers("2", betas=("0", "0.5"))
+    kl = numbers("2", betas=("0", "0.5"))["kl of seeds"]
     # As made up: 8 exp(-6 β).
-    assert frame["kl of seeds"].tolist() == [None, pytest.approx(math.exp(-3))] * 2
-    ratios = pd.Series([None, 1.1, None, math.nan], dtype=object)
-    for kl, words in (
-        (frame["kl of seeds"], "holds"),
-        (ratios, "cannot be told"),
-        (ratios.fillna(0.5), "does not hold"),
-    ):
-        said = find("2").verdict(frame.assign(**{"kl of seeds": kl}))
-        assert said.endswith(f"is below its own at β = 0: {words}.")
+    assert kl.tolist() == [None, pytest.approx(math.exp(-3))] * 2
+    lost = pd.Series([None, 1.1, None, math.nan], dtype=object)
+    for ratios, words in ((kl, "holds"), (lost, "cannot be told"), (lost.fillna(2), "does not")):
+        said = find("2").verdict(pd.DataFrame({"kl of seeds": ratios}))
+        assert f"is below its own at β = 0: {words}" in said
 
 
 @pytest.mark.parametrize(
@@ -185,13 +181,6 @@ def test_the_weight_is_a_mean_over_the_whole_training(numbers, tmp_path):
     assert found() == pytest.approx([0.755, 0.77])
     del rows[-1][GOOD_WEIGHT]
     assert math.isnan(found()[1])
-
-
-def test_figure_9_says_how_close_the_optimum_came(numbers):
-    frame = numbers("9", scenarios=("gmm-degenerate", "circles-proposal"))
-    # The made-up value is 0.9 + β / 10 for the first seed, 0.01 less for each further one.
-    reached = [spread.median for spread in frame["oracle_r2"][:6]]
-    assert reached == pytest.approx([math.nan, 0.9, 0.92, 0.94, 0.96, 0.98], nan_ok=True)
 
 
 def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp_path):

@@ -125,7 +125,7 @@ def test_a_run_with_other_settings_is_refused_before_anything_is_trained(trained
         command.run(ToyFigure(name="5", out=tmp_path, seeds=2, iterations=300))
     with pytest.raises(ConfigError, match="seeds"):
         command.run(ToyFigure(name="2", out=tmp_path / "new", seeds=0))
-    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits", "seed": 0})
+    RunFolder.create(tmp_path / "mixture1d-default", {"scenario": "digits"})
     with pytest.raises(ConfigError, match="scenario: digits there, mixture1d-default here"):
         command.run(ToyFigure(name="1d", out=tmp_path))
     assert trained == []
