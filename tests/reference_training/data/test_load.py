@@ -97,7 +97,13 @@ def test_to_moves_every_tensor():
 @pytest.mark.parametrize(
     ("variable", "name", "root", "says"),
     [
-        (".", "mnist", None, "MNIST was not found under {}:"),
+        (
+            ".",
+            "mnist",
+            None,
+            r"MNIST was not found under {}:\n.*lacks train.*\nIt is published at http",
+        ),
+        (".", "svhn", None, r"\n  {}/svhn lacks train_32x32.mat, test_32x32.mat\n  {} lacks train"),
         (".", "mnist", "other", "MNIST was not found under {}/other:"),
         (None, "cifar10", None, "--data-root or the environment variable EBMGUARD_DATA"),
         ("", "frey", None, "or take the digits, which need none"),
@@ -110,7 +116,7 @@ def test_where_a_data_set_is_looked_for(tmp_path, monkeypatch, variable, name, r
     monkeypatch.delenv("EBMGUARD_DATA", raising=False)
     if variable is not None:
         monkeypatch.setenv("EBMGUARD_DATA", str(tmp_path) if variable else "")
-    with pytest.raises(ConfigError, match=says.format(tmp_path)):
+    with pytest.raises(ConfigError, match=says.replace("{}", str(tmp_path))):
         load_data(name, root and tmp_path / root)
 
 
