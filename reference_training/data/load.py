@@ -166,7 +166,7 @@ def load_data(
         np.random.RandomState(SPLIT_SEED).shuffle(rows["train"])
     if valid_images is None:
         counts["valid"] = 0 if is_digits else VALID_IMAGES
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {n: getattr(own, n) for n in ("classes", "levels", "pad", "flip")}
     for part, count in counts.items():
         is_taken = part not in images  # from the training images, which keep one
         x, y = images["train" if is_taken else part]
@@ -183,8 +183,7 @@ def load_data(
             pixels if image_size is None else shrunk(pixels, image_size)
         )
         found[f"{part}_y"] = torch.from_numpy(y[left[:count]])
-    settings = {name: getattr(own, name) for name in ("classes", "levels", "pad", "flip")}
-    return ImageData(name, **found, **settings)
+    return ImageData(name, **found)
 
 
 def shrunk(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
