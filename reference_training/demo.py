@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -103,17 +102,11 @@ def _say(text: str) -> None:
 
 
 def _train(strength: float, folder: Path, config: DemoConfig) -> subprocess.Popen[str]:
-    words = [sys.executable, "-m", "ebmguard", "train", "jem"]
+    words = [sys.executable, "-u", "-X", "utf8", "-m", "ebmguard", "train", "jem"]
     words += ["--beta-star", f"{strength:g}", "--out", str(folder), "--seed", str(config.seed)]
     words += ["--iterations", str(config.iterations)]
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
     return subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        encoding="utf-8",
-        env=environment,
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
     )
 
 

@@ -6,8 +6,7 @@ Pixels stay bytes until :meth:`ImageData.scale`; everything random is drawn on t
 from __future__ import annotations
 
 from .augment import augment
-from .image_data import ImageData
-from .load import DATA_SETS, ROOT_VARIABLE, kept_data, load_data
+from .load import DATA_SETS, ROOT_VARIABLE, ImageData, kept_data, load_data
 from .order import EpochOrder
 
 __all__ = [

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably, save_durably
 
-from .files import find_folder, needs
-from .image_data import Images
+from .files import Images, find_folder, needs
 
 PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 ARCHIVE = "img_align_celeba.zip"

@@ -1,4 +1,4 @@
-"""Files of a data set as they were published: where they are looked for, and their checksums."""
+"""Files of a data set as they were published, where they are looked for, and what is read."""
 
 from __future__ import annotations
 
@@ -8,10 +8,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
 NAMED = 5
+
+
+class Pixels(Protocol):
+    """Images as an array has them, or a reader that decodes those that are asked for."""
+
+    def __len__(self) -> int:
+        """Number of images."""
+
+    def __getitem__(self, rows: NDArray[np.int64], /) -> NDArray[np.uint8]:
+        """The images of some rows, (N,) -> (N, C, H, W)."""
+
+
+Images = Mapping[str, tuple[Pixels, NDArray[np.int64]]]
+"""The parts "train", "test" and, where one is published, "valid" of a data set, in their published
+order: images (N, C, H, W) uint8, and their labels (N,) from 0."""
 
 
 @dataclass(frozen=True)

@@ -4,26 +4,73 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
 from . import published
 from .celeba import read_celeba
 from .download import fetch
-from .files import PublishedFiles
-from .image_data import ImageData, Images
+from .files import Images, PublishedFiles
 
 SPLIT_SEED = 1234
 VALID_IMAGES = 5000
 ROOT_VARIABLE = "EBMGUARD_DATA"
 """Environment variable that names the folder of the data sets."""
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images as bytes, their labels, and how they are augmented.
+
+    Attributes:
+        name: as `--data` takes it.
+        train_x: (N, C, H, W) uint8 in 0..levels.
+        train_y: (N,) int64 in 0..classes - 1.
+        valid_x: (V, C, H, W) uint8; V may be 0.
+        valid_y: (V,) int64.
+        test_x: (T, C, H, W) uint8.
+        test_y: (T,) int64.
+        classes: number of labels.
+        levels: the largest value that a pixel may have, shown as full brightness.
+        pad: pixels of reflection around an image before it is cropped at random.
+        flip: images are mirrored left to right at random.
+    """
+
+    name: str
+    train_x: Tensor
+    train_y: Tensor
+    valid_x: Tensor
+    valid_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    classes: int
+    levels: int
+    pad: int
+    flip: bool
+
+    @property
+    def sample_shape(self) -> tuple[int, int, int]:
+        """Shape of one image, (C, H, W)."""
+        _, channels, height, width = self.train_x.shape
+        return channels, height, width
+
+    def to(self, device: torch.device) -> ImageData:
+        """The same data on `device`."""
+        tensors: dict[str, Any] = {n: x for n, x in vars(self).items() if isinstance(x, Tensor)}
+        return replace(self, **{name: x.to(device) for name, x in tensors.items()})
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Bytes of any shape as float32 in [-1, 1]."""
+        return x.to(torch.float32).div(self.levels / 2).sub(1.0)
 
 
 @dataclass(frozen=True)
@@ -119,7 +166,7 @@ def load_data(
         np.random.RandomState(SPLIT_SEED).shuffle(rows["train"])
     if valid_images is None:
         counts["valid"] = 0 if is_digits else VALID_IMAGES
-    found: dict[str, torch.Tensor] = {}
+    found: dict[str, Any] = {n: getattr(own, n) for n in ("classes", "levels", "pad", "flip")}
     for part, count in counts.items():
         is_taken = part not in images  # from the training images, which keep one
         x, y = images["train" if is_taken else part]
@@ -136,14 +183,7 @@ def load_data(
             pixels if image_size is None else shrunk(pixels, image_size)
         )
         found[f"{part}_y"] = torch.from_numpy(y[left[:count]])
-    return ImageData(
-        name=name,
-        **found,
-        classes=own.classes,
-        levels=own.levels,
-        pad=own.pad,
-        flip=own.flip,
-    )
+    return ImageData(name, **found)
 
 
 def shrunk(images: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:

@@ -44,14 +44,11 @@ class EpochOrder:
         """The images of a step, counted from 0: (batch,) int64."""
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            self._generator.manual_seed(_mixed(self._seed, epoch))
+            # 64 bits of both numbers; PyTorch's CPU generator keeps only the lower 32 of its seed.
+            mixed = hashlib.blake2b(f"{self._seed} {epoch}".encode(), digest_size=8).digest()
+            self._generator.manual_seed(int.from_bytes(mixed))
             self._permutation = torch.randperm(
                 self._count, generator=self._generator, device=self._generator.device
             )
             self._epoch = epoch
         return self._permutation[place * self._batch : (place + 1) * self._batch]
-
-
-def _mixed(seed: int, epoch: int) -> int:
-    """64 bits of both numbers; PyTorch's CPU generator keeps only the lower 32 of its seed."""
-    return int.from_bytes(hashlib.blake2b(f"{seed} {epoch}".encode(), digest_size=8).digest())

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
-from .files import PublishedFiles, needs
-from .image_data import Images
+from .files import Images, PublishedFiles, needs
 
 CIFAR10 = PublishedFiles(
     title="CIFAR-10 (python version)",

@@ -8,7 +8,6 @@ outputs are overwritten by the next call, and parameters must be updated in plac
 
 from __future__ import annotations
 
-import operator
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -148,7 +147,7 @@ def graphed_energies(
     return lambda x_pos, x_neg: run(x_pos, x_neg, *trained.values())
 
 
-def replayed(device: torch.device) -> Callable[..., Any]:
+class Replayed:
     """What a guard calls its functions with (``Guard.compute``): as CUDA graphs on a GPU.
 
     Pure functions of tensors and constants, which may be nested in lists, tuples and dicts. A call
@@ -160,16 +159,16 @@ def replayed(device: torch.device) -> Callable[..., Any]:
     Args:
         device: of the tensors. On a CPU functions run as they are.
     """
-    return _Replayed(device) if _is_gpu(device) else operator.call
 
-
-class _Replayed:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._graphs: dict[object, _Replay] = {}
         self._eager = deque[object](maxlen=4 * _MOST_GRAPHS)  # the latest calls of no graph
 
     def __call__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The function's results."""
+        if not _is_gpu(self._device):
+            return function(*args, **kwargs)
         leaves, layout = tree_flatten((args, kwargs))
         constants = [
             (x.shape, x.dtype, x.requires_grad) if isinstance(x, Tensor) else repr(x)

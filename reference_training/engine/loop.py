@@ -13,7 +13,7 @@ from ebmguard.errors import ConfigError, DivergenceError, printable
 
 from ..device import find_device
 from .checkpoints import restoring
-from .graphs import replayed
+from .graphs import Replayed
 from .interrupt import INTERRUPTED, DeferredInterrupt
 from .progress import Reporter, default_reporter, log_to_terminal
 from .ranks import ONE_RANK, Ranks, joined_ranks
@@ -78,7 +78,7 @@ def train(
     del state
     if ranks.group is None:  # ranks exchange messages, which are not captured
         for own in task.guards.values():
-            own.compute = replayed(device)
+            own.compute = Replayed(device)
     reporter = (reporter or default_reporter(task.lines_every)) if ranks.is_first else Reporter()
     run = Run(task, reporter, interrupt := DeferredInterrupt())
     reporter.start(task.title, record.next_step, config.total_steps)

@@ -7,21 +7,12 @@ import dataclasses
 import math
 import os
 import shlex
+import typing
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from ebmguard.errors import ConfigError
 
@@ -231,11 +222,11 @@ def refuse(problems: Sequence[str], what: str = "a run") -> None:
 def no_choices(settings: object) -> list[str]:
     """What is wrong with settings that are one of a `Literal`'s names; None is none of them."""
     wrong = []
-    for name, kind in get_type_hints(type(settings)).items():
+    for name, kind in typing.get_type_hints(type(settings)).items():
         value = getattr(settings, name)
-        for own in (kind, *get_args(kind)):  # such as X | None
-            if get_origin(own) is Literal and value not in (None, *get_args(own)):
-                known = ", ".join(get_args(own))
+        for own in (kind, *typing.get_args(kind)):  # such as X | None
+            if typing.get_origin(own) is Literal and value not in (None, *typing.get_args(own)):
+                known = ", ".join(typing.get_args(own))
                 wrong.append(f"{name} is {value!r}, expected one of {known}")
     return wrong
 

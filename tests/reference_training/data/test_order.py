@@ -50,12 +50,6 @@ def test_images_meet_in_all_orders():
     assert (pairs - 0.5).abs().max() < 4 * 0.5 / 2000**0.5
 
 
-def test_global_random_numbers_are_left_alone():
-    state = torch.get_rng_state()
-    EpochOrder(10, 2, 0, CPU).rows(3)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 @pytest.mark.parametrize(("count", "batch"), [(5, 6), (5, 0), (0, 1)])
 def test_an_epoch_without_a_batch_is_refused(count, batch):
     with pytest.raises(ConfigError, match=f"a batch of {batch} images .* expected 1 to {count}"):

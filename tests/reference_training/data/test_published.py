@@ -198,18 +198,6 @@ def test_file_that_is_not_the_published_one_is_not_parsed(tmp_path):
         read_cifar100(tmp_path)
 
 
-def test_missing_files_are_named_with_where_they_were_looked_for(tmp_path):
-    (tmp_path / "svhn").mkdir()
-    (tmp_path / "svhn" / "train_32x32.mat").touch()
-    with pytest.raises(ConfigError) as caught:
-        read_svhn(tmp_path)
-    message = str(caught.value)
-    assert f"{tmp_path / 'svhn'} lacks test_32x32.mat\n" in message
-    assert f"{tmp_path} lacks train_32x32.mat, test_32x32.mat\n" in message
-    for part in ("EBMGUARD_DATA", "--data-root", "http://ufldl.stanford.edu/housenumbers/"):
-        assert part in message
-
-
 def test_real_cifar10(data_root):
     data = load_data("cifar10", data_root)
     assert data.train_x.shape == (45000, 3, 32, 32)

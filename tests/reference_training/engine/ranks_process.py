@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.checkpoints import Checkpoints
-from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.engine.run_config import RunConfig
+from ebmguard.reference_training.engine.ranks import Ranks
 from tests.ranks import be_rank
-
-
-@dataclass(frozen=True)
-class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mapped package
-    """A trainer's."""
-
-    lr: float = 0.1
-    """One of them."""
-
-    words: ClassVar[tuple[str, ...]] = ("train",)
-    shown: ClassVar[tuple[str, ...]] = ()
-
-    @property
-    def total_steps(self) -> int:
-        return 100
-
-    def check(self, ranks: Ranks = ONE_RANK) -> None:
-        if self.lr < 0:
-            raise ConfigError(f"lr is {self.lr}, expected a positive number")
+from tests.reference_training.engine.ring import RingConfig
 
 
 def talk(ranks: Ranks) -> dict[str, Any]:
@@ -50,7 +30,7 @@ def opened(ranks: Ranks, folder: Path) -> dict[str, Any]:
     """Settings are settled by the first rank, errors are everybody's."""
     found: dict[str, Any] = {}
 
-    def attempt(name: str, config: Settings) -> None:
+    def attempt(name: str, config: RingConfig) -> None:
         try:
             settled, run_folder = config.open(ranks)
         except ConfigError as error:
@@ -60,10 +40,10 @@ def opened(ranks: Ranks, folder: Path) -> dict[str, Any]:
             found[f"{name} writes"] = run_folder.writes
 
     # The first rank decides: what the others were told is not looked at.
-    attempt("new", Settings(out=folder / "run", seed=10 + ranks.rank))
-    attempt("again", Settings(out=folder / "run"))
-    attempt("wrong", Settings(out=folder / "wrong", lr=-1.0))
-    attempt("resumed", Settings(out=folder / "run", resume=True))
+    attempt("new", RingConfig(out=folder / "run", seed=10 + ranks.rank))
+    attempt("again", RingConfig(out=folder / "run"))
+    attempt("wrong", RingConfig(out=folder / "wrong", device="abacus"))
+    attempt("resumed", RingConfig(out=folder / "run", resume=True))
     return found
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,7 +42,7 @@ class Members(nn.Module):
 
 
 @pytest.fixture(params=["eager", "stand-ins", pytest.param("cuda", marks=needs_gpu)])
-def anywhere(request, monkeypatch):
+def device(request, monkeypatch):
     """Any device, with or without graphs."""
     if request.param == "stand-ins":
         capture_as_replays(monkeypatch)
@@ -51,7 +50,7 @@ def anywhere(request, monkeypatch):
 
 
 with_graphs = pytest.mark.parametrize(
-    "anywhere", ["stand-ins", pytest.param("cuda", marks=needs_gpu)], indirect=True
+    "device", ["stand-ins", pytest.param("cuda", marks=needs_gpu)], indirect=True
 )
 
 
@@ -83,29 +82,21 @@ def test_the_chain_itself_on_a_cpu():
 
 
 @with_graphs
-def test_a_chain_is_warmed_up_by_its_first_steps(anywhere):
-    network, calls = Members().to(anywhere), []
+def test_a_chain_is_warmed_up_by_its_first_steps(device):
+    network, calls = Members().to(device), []
     network.register_forward_pre_hook(lambda *_: calls.append(1))
-    captured = graphed(chain, anywhere)
+    captured = graphed(chain, device)
     for _ in range(2):
-        captured(network, samples(M, 0, anywhere), draws(0, M, anywhere))
+        captured(network, samples(M, 0, device), draws(0, M, device))
         assert len(calls) == 3 + 4  # and those of the capture
 
 
-def test_what_other_threads_ask_does_not_break_a_capture(monkeypatch):
-    capture_as_replays(monkeypatch)
-    capture = Mock(side_effect=lambda graph, **told: graph)
-    monkeypatch.setattr("torch.cuda.graph", capture)
-    graphed(chain, CPU)(Members(), samples(M, 0), draws(0))
-    assert capture.call_args.kwargs["capture_error_mode"] == "thread_local"
-
-
 @with_graphs
-def test_replays_follow_inputs_networks_and_parameters(anywhere):
-    networks, call = (Members().to(anywhere), Members().to(anywhere)), graphed(chain, anywhere)
+def test_replays_follow_inputs_networks_and_parameters(device):
+    networks, call = (Members().to(device), Members().to(device)), graphed(chain, device)
     for step in range(6):
         n = M if step % 2 else N  # two graphs for each network
-        x, noise = samples(n, step, anywhere), draws(step, n, anywhere)
+        x, noise = samples(n, step, device), draws(step, n, device)
         for network in networks:
             torch.testing.assert_close(call(network, x, noise), chain(network, x, noise))
             with torch.no_grad():
@@ -113,8 +104,7 @@ def test_replays_follow_inputs_networks_and_parameters(anywhere):
 
 
 @with_graphs
-def test_what_is_the_graphs_memory_and_what_is_the_callers(anywhere):
-    device = anywhere
+def test_what_is_the_graphs_memory_and_what_is_the_callers(device):
     network, call = Members().to(device), graphed(chain, device)
     x, noise = samples(N, 0, device), draws(0, N, device)
     kept = x.clone(), noise.clone()
@@ -156,8 +146,7 @@ def wide_resnet(**settings):
 
 
 @with_graphs
-def test_guarded_chain_of_classes_follows_labels_and_parameters(anywhere):
-    device = anywhere
+def test_guarded_chain_of_classes_follows_labels_and_parameters(device):
     found = []
     for sampler in (graphed(chain_of_classes, device), chain_of_classes):
         network = wide_resnet().double().to(device)
@@ -208,9 +197,9 @@ def test_bfloat16_chain_reads_the_parameters_of_each_call(own, inside, monkeypat
 # -- graphed_energies ------------------------------------------------------------------------
 
 
-def test_examples_and_forward_stay_as_they_are_also_without_gradients(anywhere):
-    network = Members().to(anywhere)
-    x_pos, x_neg = samples(N, 0, anywhere), samples(M, 0, anywhere)
+def test_examples_and_forward_stay_as_they_are_also_without_gradients(device):
+    network = Members().to(device)
+    x_pos, x_neg = samples(N, 0, device), samples(M, 0, device)
     kept, before = (x_pos.clone(), x_neg.clone()), dict(vars(network))
     energies = graphed_energies(network, x_pos, x_neg)
     with torch.no_grad():
@@ -222,24 +211,24 @@ def test_examples_and_forward_stay_as_they_are_also_without_gradients(anywhere):
     assert vars(network) == before
 
 
-def test_whole_training_steps(anywhere):
+def test_whole_training_steps(device):
     """Sampler, energies and the guard's loss together: the graphs against eager code."""
     found = []
-    for each, is_plain in zip(twins(anywhere), (False, True), strict=True):
+    for each, is_plain in zip(twins(device), (False, True), strict=True):
         optimizer = torch.optim.Adam(each.parameters(), lr=0.05)
         g = guard(
             None,
-            chain if is_plain else graphed(chain, anywhere),
-            beta_star=torch.tensor([0.25, 0.5, 1.0], device=anywhere),
+            chain if is_plain else graphed(chain, device),
+            beta_star=torch.tensor([0.25, 0.5, 1.0], device=device),
             output_scale=2.0,
         )
-        examples = samples(N, 0, anywhere), samples(M, 0, anywhere)
+        examples = samples(N, 0, device), samples(M, 0, device)
         energies = None if is_plain else graphed_energies(each, *examples)
         assert all(p.grad is None for p in each.parameters())
         seen = []
         for step in range(5):
-            x_neg = g.sampler(each, samples(M, step, anywhere), draws(step, M, anywhere))
-            x_pos = samples(N, 50 + step, anywhere)
+            x_neg = g.sampler(each, samples(M, step, device), draws(step, M, device))
+            x_pos = samples(N, 50 + step, device)
             f = energies(x_pos, x_neg) if energies else (each(x_pos), each(x_neg))
             loss = g.loss_fn(*f)
             optimizer.zero_grad()

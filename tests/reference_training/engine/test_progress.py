@@ -24,14 +24,6 @@ def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.98765, "0.988"), (123456.0, "123,456"), (-2e9, "-2e+09"), (float("nan"), "undefined")],
-)
-def test_numbers_are_short(value, text):
-    assert progress.state_text({"x": value}) == f"x {text}"
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """Where the program logs as a trainer's command does, on a terminal."""

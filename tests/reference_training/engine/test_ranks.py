@@ -78,7 +78,7 @@ def test_the_first_rank_settles_the_settings_for_all(seen, folder):
         assert one["opened"]["new writes"] == (rank == 0)
         assert one["opened"]["resumed"] == one["opened"]["new"]
         assert "already holds a run" in one["opened"]["again"]
-        assert "lr is -1.0, expected a positive number" in one["opened"]["wrong"]
+        assert "device is 'abacus', which cannot be used here" in one["opened"]["wrong"]
     assert (folder / "run" / "config.json").is_file()
     assert not (folder / "wrong").exists()
 

@@ -11,7 +11,7 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.errors import DivergenceError
 from ebmguard.reference_training.engine import graphs
-from ebmguard.reference_training.engine.graphs import replayed
+from ebmguard.reference_training.engine.graphs import Replayed
 from ebmguard.samplers import sgld
 from tests.replay import capture_as_replays
 
@@ -120,7 +120,7 @@ def guarded_run(told, beside, models, compute=None, steps=8):
 @pytest.mark.parametrize(("told", "beside", "models"), GUARDS)
 @pytest.mark.usefixtures("stand_ins")
 def test_a_guard_shows_the_same_bits_where_its_calls_are_replayed(told, beside, models):
-    replays = replayed(CPU)
+    replays = Replayed(CPU)
     found = guarded_run(told, beside, models, replays)
     assert found == guarded_run(told, beside, models)
     captured = {key[0] for key in replays._graphs}
@@ -131,7 +131,7 @@ def test_a_guard_shows_the_same_bits_where_its_calls_are_replayed(told, beside, 
 
 def test_calls_themselves_on_a_cpu():
     g = guard(None, None, beta_star=0.5)
-    g.compute = replayed(CPU)
+    g.compute = Replayed(CPU)
     f = torch.arange(3.0, requires_grad=True)
     (slope,) = torch.autograd.grad(g.loss(f, f.clone()), f, create_graph=True)
     assert slope.requires_grad
@@ -142,7 +142,7 @@ def test_a_result_is_the_callers_and_its_gradient_is_scaled():
     def spread(x, power):
         return {"loss": (x**power).sum(), "names": ("a",), "whole": x.detach().round().long()}
 
-    call = replayed(CPU)
+    call = Replayed(CPU)
     kept = []
     for step in range(5):
         x = torch.tensor([1.0 + step, 2.0]).requires_grad_()
@@ -162,7 +162,7 @@ def test_a_result_is_the_callers_and_its_gradient_is_scaled():
 @pytest.mark.usefixtures("stand_ins")
 def test_constants_that_never_come_again_fill_no_memory(monkeypatch):
     monkeypatch.setattr(graphs, "_MOST_GRAPHS", 4)
-    call = replayed(CPU)
+    call = Replayed(CPU)
     for power in range(20):
         assert call(torch.pow, torch.tensor(2.0), power) == 2.0**power
     assert not call._graphs
