@@ -11,7 +11,7 @@ from ebmguard.errors import ConfigError
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import below, not_positive, refuse
 from ..image_config import ImageConfig
-from .scenarios import SCENARIOS, Scenario
+from .scenarios import SCENARIOS, DataName, Scenario, ScenarioName
 
 if TYPE_CHECKING:  # the help needs no torch
     from ..data import ImageData
@@ -19,8 +19,6 @@ if TYPE_CHECKING:  # the help needs no torch
 ActivationName = Literal["leaky_relu", "silu"]
 NormName = Literal["none", "batch", "instance", "layer"]
 OptimizerName = Literal["adam", "sgd"]
-DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
-ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 VariantName = Literal["default", "no_pos", "batch", "true"]
 ActionName = Literal["warn", "raise", "rollback"]
 

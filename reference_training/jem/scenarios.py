@@ -8,9 +8,12 @@ names the step α = noise_std**2 and the output scale o = 2 step_size / noise_st
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from ..engine.run_config import below, counts, not_positive
+
+DataName = Literal["digits", "mnist", "cifar10", "cifar100", "svhn"]
+ScenarioName = Literal["digits", "1", "2", "3", "4", "5", "6", "7"]
 
 ITERATIONS_PER_EPOCH = 703
 """45,000 training images in batches of 64, the incomplete last one dropped."""

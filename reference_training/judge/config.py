@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 import tyro
 
 from ..engine.run_config import below, refuse
-from ..jem.config import DataName
+from ..jem.scenarios import DataName
 
 CheckpointName = Literal["best", "last"]
 ChainName = Literal["buffer", "fresh"]
