@@ -20,15 +20,10 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.sweep.cell import Cell
 from tests import forks
 
-STUDIES = [
-    "beta_star",
-    "digits",
-    "energy_matching",
-    "remedies",
-    "rollback",
-    "toy_claims",
+STUDIES = (
+    *("beta_star", "digits", "energy_matching", "remedies", "rollback", "toy_claims"),
     "true_scale",
-]
+)
 PAGE = (
     "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
 )
