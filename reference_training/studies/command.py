@@ -24,8 +24,8 @@ MODULES = {
     "15": "shortrun_samples",
     "steps": "shortrun_chains",
     "interpolation": "shortrun_samples",
-    "reconstruction": "shortrun_inverses",
-    "likelihood": "shortrun_bits",
+    "reconstruction": "shortrun_flows",
+    "likelihood": "shortrun_flows",
     "long-run": "shortrun_chains",
     "bilevel": "bilevel",
 }
