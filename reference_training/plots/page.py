@@ -1,10 +1,8 @@
-"""What the studies' pictures are made of: a heading, rows of images, panels of curves, a legend."""
+"""What the studies' pictures are made of: a heading, panels, images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,61 +10,7 @@ from .canvas import DARK, Canvas, unframed
 from .images import sample_grid
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-# All in inches.
-WIDTH = 11.5
-SIDE, TOP, BETWEEN = 0.3, 0.85, 0.05
-CAPTION, LEGEND_LINE = 0.65, 0.24
-PANEL_HEIGHT, PANEL_LEFT, PANEL_BELOW = 2.2, 0.85, 0.78
-PANELS = 3
-
-Block = tuple[float, Callable[[Canvas, float], None]]
-"""A part of a page: its height, and what draws it from its upper edge on."""
-
-
-@dataclass(frozen=True)
-class Panels:
-    """Curves of all runs, below the blocks of a page.
-
-    Attributes:
-        caption: what holds for all panels.
-        curves: by title, what draws them.
-        xlabel: of every panel.
-        finish: what is done to every panel after its curves.
-        legend: a label and the style of its line, for each run.
-        columns: of the legend.
-    """
-
-    caption: str
-    curves: Mapping[str, Callable[[Axes], None]]
-    xlabel: str
-    finish: Callable[[Axes], object]
-    legend: Sequence[tuple[str, Mapping[str, Any]]]
-    columns: int = 2
-
-
-def page(
-    title: str,
-    words: str,
-    blocks: Sequence[Block],
-    panels: Panels | None = None,
-    *,
-    width: float = WIDTH,
-) -> Figure:
-    """A heading of two lines, blocks under each other, and panels of curves."""
-    top = TOP + sum(height for height, _ in blocks)
-    canvas = Canvas(width, top + (0 if panels is None else _height(panels)))
-    heading(canvas, title, words)
-    y = TOP
-    for height, draw in blocks:
-        draw(canvas, y)
-        y += height
-    if panels is not None:
-        _draw_panels(canvas, top, panels)
-    return canvas.figure
 
 
 def heading(canvas: Canvas, title: str, words: str) -> None:
@@ -122,40 +66,6 @@ def grid(
     return canvas, panels
 
 
-def legend_above(canvas: Canvas, y: float, handles: Sequence[Artist]) -> None:
-    """What lines and colours stand for in all panels, in a line at a height of the canvas."""
-    place = (0.5, 1 - y / canvas.height)
-    style: dict[str, Any] = {"loc": "center", "bbox_to_anchor": place, "frameon": False}
-    canvas.figure.legend(handles=handles, ncols=len(handles), fontsize=10, **style)
-
-
-def _height(panels: Panels) -> float:
-    rows = -(-len(panels.curves) // PANELS)
-    legend = LEGEND_LINE * -(-len(panels.legend) // panels.columns)
-    return CAPTION + rows * (PANEL_HEIGHT + PANEL_BELOW) - 0.15 + legend
-
-
-def _draw_panels(canvas: Canvas, top: float, panels: Panels) -> None:
-    from matplotlib.lines import Line2D
-
-    canvas.write(canvas.width / 2, top + 0.25, panels.caption, fontsize=9, color=DARK)
-    wide = canvas.width / PANELS
-    for i, (title, curve) in enumerate(panels.curves.items()):
-        x = i % PANELS * wide + PANEL_LEFT
-        y = top + CAPTION + i // PANELS * (PANEL_HEIGHT + PANEL_BELOW)
-        axes = canvas.axes(x, y, wide - PANEL_LEFT - 0.2, PANEL_HEIGHT)
-        curve(axes)
-        panels.finish(axes)
-        plain(axes, title, panels.xlabel)
-    canvas.figure.legend(
-        handles=[Line2D([], [], lw=2, label=label, **style) for label, style in panels.legend],
-        loc="lower center",
-        ncols=panels.columns,
-        frameon=False,
-        fontsize=9,
-    )
-
-
 def plain(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> None:
     """Small ticks, a faint grid, no frame at the top and on the right; and what stands around."""
     axes.set_title(title, fontsize=10)
@@ -165,65 +75,8 @@ def plain(axes: Axes, title: str = "", xlabel: str = "", ylabel: str = "") -> No
     unframed(axes)
 
 
-def show(
-    canvas: Canvas, x: float, y: float, images: Tensor, cell: float, columns: int | None = None
-) -> Axes:
-    """Images, (N, C, H, W), of a size in inches, side by side; None: in one row."""
-    columns = len(images) if columns is None else columns
-    axes = canvas.axes(x, y, cell * columns, cell * -(-len(images) // columns))
-    show_on(axes, images, columns)
-    return axes
-
-
 def show_on(axes: Axes, images: Tensor, columns: int) -> None:
     """Images, (N, C, H, W), side by side, as all that some axes show."""
     axes.set_axis_off()
     picture = sample_grid(images, columns=columns, zoom=max(1, 64 // images.shape[-1]))
     axes.imshow(picture, interpolation="nearest", aspect="auto")
-
-
-def show_rows(
-    canvas: Canvas, x: float, y: float, rows: Sequence[tuple[str, Tensor]], cell: float
-) -> float:
-    """Rows of images with their labels on the left; where the next one would begin."""
-    for label, images in rows:
-        canvas.write(x - 0.11, y + cell / 2, label, fontsize=9, ha="right", color=DARK)
-        show(canvas, x, y, images, cell)
-        y += cell + BETWEEN
-    return y
-
-
-def show_chains(
-    canvas: Canvas,
-    x: float,
-    y: float,
-    images: Tensor,
-    heads: Sequence[str],
-    cell: float,
-    *,
-    framed: Collection[int],
-    colour: str,
-) -> None:
-    """Chains on their way, a row for each, with what stands above the columns.
-
-    Args:
-        canvas: to draw on.
-        x, y: the upper left corner of the images, below the heads.
-        images: (chains, stops, C, H, W).
-        heads: of the stops.
-        cell: the size of an image in inches.
-        framed: which stops are framed, one after the other.
-        colour: of the frame and of its heads.
-    """
-    from matplotlib.patches import Rectangle
-
-    for i, head in enumerate(heads):
-        style = {"color": colour, "weight": "bold"} if i in framed else {"color": DARK}
-        canvas.write(x + (i + 0.5) * cell, y - 0.06, head, fontsize=8.5, va="bottom", **style)
-    axes = show(canvas, x, y, images.flatten(0, 1), cell, len(heads))
-    right, bottom = axes.get_xlim()[1], axes.get_ylim()[0]
-    tile = (right + 0.5) / len(heads)
-    # Images begin half a pixel before 0.
-    corner = (min(framed) * tile - 0.5, -0.5)
-    size = (len(framed) * tile, bottom + 0.5)
-    axes.add_patch(Rectangle(corner, *size, fill=False, edgecolor=colour, lw=2, clip_on=False))

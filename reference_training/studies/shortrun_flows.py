@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
@@ -31,13 +32,15 @@ from ..shortrun.network import EnergyNet
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure
-from .measures import nearest, principal_errors
+from .measures import nearest
 from .study import ABOUT, Study
 
 STAGES = (0, 5, 20, ITERATIONS)
 """Iterations whose images are shown."""
 CONTROLS = 16
 """Images of each kind that is no data, and held-out images of the untrained network, at most."""
+PCA_IMAGES = 4096
+"""Training images that components are found from, at most."""
 LEAST = 1e-5
 """As a share of the variance, what is left of an image that a descent has reached is rounding."""
 HELD_OUT, PERMUTED, NOISE = "held-out images", "permuted pixels", "noise"
@@ -96,12 +99,17 @@ def inverses(run: TrainedRun, count: int, generator: torch.Generator) -> Iterato
                     "stages": found.stages[:, part],
                 }
     distance, place = nearest(x, data.train_x, data.levels)
-    principal = principal_errors(x, data.train_x, data.levels).cpu()
     near = _errors(HELD_OUT, NEAREST, distance.double().square(), sizes[0])
     yield near | {"target": data.scale(data.train_x[place])}
-    told = min(len(principal) - 1, x[0].numel() // 4)
-    yield _errors(HELD_OUT, f"{told} components", principal[told], sizes[0])
-    yield _errors(HELD_OUT, "mean training image", principal[0], sizes[0])
+    train = data.train_x[:PCA_IMAGES].cpu().double().flatten(1).numpy() / (data.levels / 2) - 1
+    flat = x.cpu().double().flatten(1).numpy()
+    model = PCA(min(*train.shape, flat.shape[1] // 4), svd_solver="full").fit(train)
+    for network, told in (
+        (f"{model.n_components_} components", model.inverse_transform(model.transform(flat))),
+        ("mean training image", model.mean_),
+    ):
+        errors = torch.from_numpy(np.square(told - flat).mean(1))
+        yield _errors(HELD_OUT, network, errors, sizes[0])
 
 
 def _errors(

@@ -111,10 +111,15 @@ def test_what_is_reconstructed(inverses):
 
 def test_shares_of_the_variance(inverses):
     own = one(inverses, network=TRAINED, images=HELD_OUT)
-    variance = (own["target"] - RUN.data.scale(RUN.data.train_x).mean(0)).square().mean().item()
+    train = RUN.data.scale(RUN.data.train_x).flatten(1)
+    centred = own["target"].flatten(1) - train.mean(0)
+    variance = centred.square().mean().item()
     assert own["variance"] == pytest.approx(variance, rel=1e-5)
     assert one(inverses, network="mean training image")["of_variance"] == pytest.approx(1)
     assert own["of_variance"] == pytest.approx(own["errors"].mean() / variance, rel=1e-5)
+    few = torch.linalg.eigh(torch.cov(train.T)).eigenvectors[:, -16:]
+    left = (centred - centred @ few @ few.T).square().mean().item()
+    assert one(inverses, network="16 components")["error"] == pytest.approx(left, rel=1e-3)
     assert one(inverses, images=NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
 
 
