@@ -8,7 +8,7 @@ what was learned convergently keeps its chains like data, and a short-run model 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure
 from .measures import means, measure
-from .study import ABOUT, Study
+from .study import ABOUT, Study, frame_of
 
 SHOWN = 3
 """Chains whose images are kept."""
@@ -51,7 +51,7 @@ def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     even = [round(i * max(trained) / 5) for i in range(11)]
     stops = sorted({*even, *trained, *(2 * k for k in trained)})
 
-    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> list[dict[str, Any]]:
         chains = shortrun.followed(run, run.starts(count, generator), stops, generator)
         generator.manual_seed(config.seed)
         data = shortrun.some_of(run, run.data.train_x, generator)
@@ -59,14 +59,14 @@ def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
         held_out = shortrun.some_of(run, run.data.test_x, generator)
         return _measured(run, stops, {"chains": chains}, data, held_out)
 
-    return _compared(shortrun.each(runs, config, rows, 128, most=len(STYLES)))
+    return shortrun.each(runs, config, rows, 128, most=len(STYLES))
 
 
 def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """Chains of every run from noise and from held-out data, for 100 times the largest K."""
     last = TIMES * max(run.settings.sgld_steps for run in runs)
 
-    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> Iterator[dict[str, Any]]:
+    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> list[dict[str, Any]]:
         stops, noisy = stops_of(run.settings.sgld_steps, last), partial(shortrun.noisy, run)
         noise = run.starts(count, generator)
         test = shortrun.some_of(run, run.data.test_x, generator)
@@ -78,8 +78,7 @@ def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFr
         return _measured(run, stops, chains, data, noisy(test, generator))
 
     most = len(COLOURS)
-    frame = shortrun.each(runs, config, rows, 64, most=most, held_out=True, persistent=True)
-    return _compared(frame)
+    return shortrun.each(runs, config, rows, 64, most=most, held_out=True, persistent=True)
 
 
 def stops_of(trained: int, last: int) -> list[int]:
@@ -94,9 +93,9 @@ def _measured(
     chains: Mapping[str, Sequence[Tensor]],
     data: Tensor,
     held_out: Tensor,
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Chains of each kind at each stop in numbers, and what they are held against."""
-    settings, of_data, unlike = run.settings, measure(run, data), spread(data)
+    settings, of_data, rows = run.settings, measure(run, data), []
     noise = settings.noise_std * math.sqrt(math.prod(run.data.sample_shape))
     low, high = (of_data[["contrast", "f"]].quantile(q) for q in (0.025, 0.975))
     looks: list[tuple[str, int | None, Tensor]] = [
@@ -113,24 +112,18 @@ def _measured(
             "images": kind,
         }
         row |= {"steps": stop, "finite": len(kept), "count": len(x), **means(kept)}
-        row |= {"variety": spread(x) / unlike, "f_std": of_data["f"].std(ddof=0)}
+        row["variety"] = spread(x) / spread(data)
         row["pull"] = row["slope"] * settings.step_size * abs(run.drift) / noise
         for name in ("contrast", "f"):
             row[f"{name}_above"] = (kept[name] > high[name]).mean()
             row[f"{name}_below"] = (kept[name] < low[name]).mean()
-        yield row | {"shown": None if stop is None else x[:SHOWN].cpu()}
-
-
-def _compared(frame: pd.DataFrame) -> pd.DataFrame:
-    """What is measured, over or beside that of the references of the run."""
-    for name, kind in (("contrast", "data"), ("distance", "held-out")):
-        of = frame[frame["images"] == kind].set_index("path")[name]
-        column = f"{name}_of_{kind.replace('-', '_')}"
-        frame[column] = frame[name].astype(float) / frame["path"].map(of).astype(float)
-    of = frame[frame["images"] == "data"].set_index("path")["f"]
-    frame["gap"] = (frame["path"].map(of) - frame["f"]).astype(float)
-    frame["f_off"] = -frame["gap"] / frame["f_std"].astype(float)
-    return frame
+        rows.append(row | {"shown": None if stop is None else x[:SHOWN].cpu()})
+    frame, (*_, by_data, by_held_out) = frame_of(rows), rows
+    frame["contrast_of_data"] = frame["contrast"].astype(float) / by_data["contrast"]
+    frame["distance_of_held_out"] = frame["distance"].astype(float) / by_held_out["distance"]
+    frame["gap"] = by_data["f"] - frame["f"].astype(float)
+    frame["f_off"] = -frame["gap"] / of_data["f"].std(ddof=0)
+    return [*frame.to_dict("records")]
 
 
 def over_saturated(frame: pd.DataFrame) -> bool | None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from sklearn.decomposition import PCA
 from torch import Tensor, nn
@@ -168,16 +167,14 @@ def draw_inverses(frame: pd.DataFrame, title: str) -> Figure:
             one = rows[TRAINED, kind, CUBE]
             shown += [(kind, one["target"]), ("z in the cube", one["stages"][-1])]
         shortrun.strip(left, [(label, images[:10]) for label, images in shown])
-        colours, others = iter(COLOURS), iter((":", "-."))
-        for (network, images, z), one in rows.items():
-            shares = one["of_variance"] if z == NONE else one["course"] / one["variance"]
-            label = network if images == HELD_OUT and network != TRAINED else images
-            if z == CUBE:
-                axes.plot(shares, color=(colour := next(colours)), lw=1.4, label=label)
-                free = rows[network, images, FREE]
-                axes.plot(free["course"] / free["variance"], color=colour, ls="--", lw=1.4)
-            elif z == NONE and shares < 1 - LEAST:
-                axes.axhline(shares, color=DARK, lw=1.2, ls=next(others), label=label)
+        for colour, images in zip(COLOURS, (HELD_OUT, PERMUTED, NOISE, UNTRAINED), strict=True):
+            of = (UNTRAINED, HELD_OUT) if images == UNTRAINED else (TRAINED, images)
+            for z, dashes, label in ((CUBE, "-", images), (FREE, "--", None)):
+                shares = rows[*of, z]["course"] / rows[*of, z]["variance"]
+                axes.plot(shares, color=colour, ls=dashes, lw=1.4, label=label)
+        baselines = own[own["z"] == NONE][["network", "of_variance"]].to_numpy()
+        for (label, level), dashes in zip(baselines, (":", "-.", "--"), strict=True):
+            axes.axhline(level, color=DARK, lw=1.2, ls=dashes, label=label)
         axes.set(yscale="log", xlim=(0, STAGES[-1]), ylim=(LEAST, None))
         axes.set_box_aspect(1)
         axes.legend(fontsize=8, frameon=False, loc="lower right")
@@ -197,10 +194,9 @@ def bits(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     for run in runs:
         if run.settings.activation != "gelu":
             raise ConfigError(
-                f"{run.path} has a network of {run.settings.activation}, which is piecewise "
-                "linear: its Hessian is 0 wherever it exists, the determinants are all 1, and "
-                "their product says nothing of volumes. Give a run of `ebmguard train shortrun "
-                "--activation gelu`"
+                f"{run.path} has a network of {run.settings.activation}, whose Hessian is 0 "
+                "wherever it exists: the determinants are all 1 and say nothing of volumes. Give a "
+                "run of `ebmguard train shortrun --activation gelu`"
             )
     return shortrun.each(runs, config, _bits, 16, most=4, held_out=True)
 
@@ -282,60 +278,45 @@ def enough_bits(frame: pd.DataFrame) -> bool | None:
 def draw_bits(frame: pd.DataFrame, title: str) -> Figure:
     """For each run images beside M(z), bits per dimension, and how log|det| came about."""
     words = (
-        "p(M(z)) = p_0(z) / |det dM/dz|: density where the flow arrives, which is not at the image "
-        "where M(z) misses it; images are cut to [-1, 1] for display"
+        "density where the flow arrives, which is not at the image where M(z) misses it; images "
+        "are cut to [-1, 1] for display\nhollow: z outside of the cube, likelihood 0; ◇: mean of "
+        "the Gaussian; upright: entropy of the noise; dotted: uniform density on the cube"
     )
     groups = shortrun.by_run(frame)
     figure, bands = shortrun.picture(title, words, [4.4] * len(groups), width=13.7)
     for band, own in zip(bands, groups, strict=True):
         band.suptitle(own[ABOUT].iloc[0], fontsize=10)
         images, middle, right = band.subplots(1, 3, width_ratios=(1.4, 1.3, 1))
+        means = own.set_index(["density", "images"])["mean"]
         flows = own[own["density"] == FLOW].to_dict("records")
-        rows = [("held-out images", flows[1]["target"])]
-        for flow in flows:
-            if flow["images"] == NOISY:
-                rows.append(("with training's noise", flow["target"]))
-            if flow["images"] != DEQUANTISED:
-                rows.append((f"M(z), z {flow['z']}", flow["x"]))
-        shortrun.strip(images, [(label, x[:8].float()) for label, x in rows])
-        _draw_bits(middle, own, flows)
-        for flow, colour in zip(flows, PALETTE, strict=False):
+        shown = [("held-out images", flows[1]["target"])]
+        for row, (flow, colour) in enumerate(zip(flows, PALETTE, strict=False)):
+            kind = flow["images"]
+            if kind == NOISY:
+                shown.append(("with training's noise", flow["target"]))
+            if kind != DEQUANTISED:
+                shown.append((f"M(z), z {flow['z']}", flow["x"]))
+            # Beside one another, always the same way: they would lie on one another.
+            places = row + 0.1 * (np.arange(len(flow["bits"])) % 5 - 2)
+            face = np.where(flow["within"], colour, "white")
+            middle.scatter(flow["bits"], places, 14, facecolors=face, edgecolors=colour, lw=0.8)
+            for name, marker, size in ((GAUSSIAN, "D", 6), (ENTROPY, "|", 30)):
+                if (name, kind) in means.index:
+                    style = {"color": DARK, "ms": size, "mew": 1.4, "mfc": "none"}
+                    middle.plot(means[name, kind], row, marker, **style)
             right.plot(flow["course"], color=colour, lw=0.4, alpha=0.35)
             right.plot(flow["log2_det_per_dim"], color=colour, lw=1.6)
+        shortrun.strip(images, [(label, x[:8].float()) for label, x in shown])
+        middle.axvline(means[UNIFORM, STORED], color=DARK, lw=1, ls=":")
+        middle.set_yticks(range(len(flows)), [f"{one['images']},\nz {one['z']}" for one in flows])
+        middle.set_ylim(len(flows) - 0.4, -0.6)
+        plain(middle, "bits per dimension at M(z)")
+        for tick, colour in zip(middle.get_yticklabels(), PALETTE, strict=False):
+            tick.set_color(colour)
         right.axhline(0, color=DARK, lw=0.6)
         right.set_xlim(0, len(flows[0]["course"]) - 1)
         plain(right, "log2|det| / D of the first k steps", "k; colours as on the left")
     return figure
-
-
-def _draw_bits(axes: Axes, own: pd.DataFrame, flows: list[dict[str, Any]]) -> None:
-    means = own.set_index(["density", "images"])["mean"]
-    for row, (one, colour) in enumerate(zip(flows, PALETTE, strict=False)):
-        finite = np.isfinite(one["bits"])
-        for within, face in ((True, colour), (False, "white")):
-            chosen = one["bits"][finite & (one["within"] == within)]
-            # Beside one another, always the same way: they would lie on one another.
-            places = [row + 0.1 * (i % 5 - 2) for i in range(len(chosen))]
-            axes.scatter(chosen, places, s=14, facecolors=face, edgecolors=colour, linewidths=0.8)
-        for name, marker, size in ((GAUSSIAN, "D", 6), (ENTROPY, "|", 30)):
-            if (name, one["images"]) in means.index:
-                place = means[name, one["images"]]
-                axes.plot(place, row, marker, color=DARK, ms=size, mew=1.4, mfc="none")
-    axes.axvline(means[UNIFORM, STORED], color=DARK, lw=1, ls=":", label=UNIFORM)
-    for marker, face, label in (
-        ("D", "none", "Gaussian, mean"),
-        ("|", DARK, ENTROPY),
-        ("o", DARK, "an image"),
-        ("o", "none", "z outside: likelihood 0"),
-    ):
-        axes.plot([], [], marker, color=DARK, ms=5, mfc=face, label=label)
-    axes.set_yticks(range(len(flows)), [f"{one['images']},\nz {one['z']}" for one in flows])
-    axes.set_ylim(len(flows) - 0.4, -0.6)
-    place = (0.4, -0.08)
-    axes.legend(fontsize=7, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=place)
-    plain(axes, "bits per dimension at M(z)")
-    for tick, colour in zip(axes.get_yticklabels(), PALETTE, strict=False):
-        tick.set_color(colour)
 
 
 STUDIES = {
@@ -349,10 +330,9 @@ STUDIES = {
         "mean squared error per pixel and channel of images in [-1, 1], with its standard error. "
         "of_variance: over the mean squared difference from the mean training image (of noise: "
         "from 0). outside, largest: share of z's entries outside [-1, 1], where no chain starts, "
-        "and the largest |z|. Permuted: held-out images with their pixels in another order, the "
-        "same for all. Components: principal ones of the training images. Untrained: the same "
-        "network as its seed initialises it; with z free, a map that has learned nothing reaches "
-        "almost any image too.",
+        "and the largest |z|. Permuted: one order of pixels for all held-out images. Components: "
+        "principal ones of training images. Untrained: the network as its seed initialises it; "
+        "with z free, a map that has learned nothing reaches almost any image too.",
         "of data less of the variance is left, with z in the cube, than of other images",
         prefers_data,
     ),
@@ -362,11 +342,10 @@ STUDIES = {
         shortrun.opened,
         bits,
         draw_bits,
-        "p(x) = p_0(z) / |det dM/dz| with p_0 = U(-1, 1)^D and x = M(z), M the K steps of training "
-        "without noise, in bits per dimension of images in 0..levels; fewer are better. Of the "
-        "density at M(z), with 2^-D for p_0 wherever z is; where z is outside the cube the density "
-        "is 0. in_cube: share of images whose z is there. miss: root mean square of M(z) - x: few "
-        "bits with a miss that is not small are no likelihood of the image. folded: images on "
+        "p(x) = p_0(z) / |det dM/dz|, p_0 = U(-1, 1)^D, x = M(z), M the K steps without noise: in "
+        "bits per dimension of images in 0..levels, with 2^-D for p_0 outside the cube too, where "
+        "it is 0. in_cube: share of images whose z is inside. miss: root mean square of M(z) - x: "
+        "few bits with a miss that is not small are no likelihood of the image. folded: images on "
         "whose way a step turns space inside out; where M is not one-to-one, the bits are an upper "
         "bound. Dequantised: with uniform noise of one level's width, comparable with other "
         "papers' numbers. The flow's own: M(z) of z drawn of p_0. The Gaussian is fitted to the "
