@@ -21,8 +21,7 @@ STUDIES_OF = {
     "shortrun_energies": "12 13 14",
     "shortrun_samples": "15 interpolation",
     "shortrun_chains": "steps long-run",
-    "shortrun_inverses": "reconstruction",
-    "shortrun_bits": "likelihood",
+    "shortrun_flows": "reconstruction likelihood",
     "bilevel": "bilevel",
 }
 """The studies of each module beside this one, which its table STUDIES has."""

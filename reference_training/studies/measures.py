@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 BATCH = 256
 """Images that pass the network together."""
 ROWS = 4096
-"""Images of a data set that are compared at once, and that components are found from."""
+"""Images of a data set that are compared at once."""
 
 
 def measure(run: TrainedRun, x: Tensor) -> pd.DataFrame:
@@ -91,33 +91,6 @@ def nearest(x: Tensor, data: Tensor, levels: int) -> tuple[Tensor, Tensor]:
     difference = rows - _scaled(data[index], levels, rows.dtype)
     finite = x.detach().flatten(1).isfinite().all(dim=1)
     return torch.where(finite, difference.square().mean(dim=1).sqrt(), torch.nan), index
-
-
-def principal_errors(x: Tensor, data: Tensor, levels: int) -> Tensor:
-    """Mean squared error of images that are told by their first k principal components.
-
-    Mean and components are those of the first images of the data, at most :data:`ROWS`. The data
-    are as in :func:`nearest`, of D entries each.
-
-    Returns:
-        (min(M, D) + 1, N) float64, of k = 0 (the mean image), 1, 2 ... components. Where M is less
-        than D, the last is not 0.
-    """
-    _check_data(x, data, "have no components in")
-    some = _scaled(data[:ROWS], levels, torch.float64)
-    mean = some.mean(0)
-    _, _, components = torch.linalg.svd(some - mean, full_matrices=False)
-    centred = x.detach().flatten(1).double() - mean
-    told = (centred @ components.T).square().cumsum(1)
-    left = centred.square().sum(1, keepdim=True) - torch.nn.functional.pad(told, (1, 0))
-    # The difference of two equal sums may be a rounding error below 0.
-    return left.clamp(min=0).T / centred.shape[1]
-
-
-def components_needed(errors: Tensor, least: float) -> int | None:
-    """The fewest components whose mean error, of (k + 1, N), is at most `least`; or None."""
-    enough = (errors.mean(1) <= least).nonzero()
-    return int(enough[0]) if len(enough) else None
 
 
 def energy_distance(x: Tensor, y: Tensor) -> float:

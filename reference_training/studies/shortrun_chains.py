@@ -8,7 +8,7 @@ what was learned convergently keeps its chains like data, and a short-run model 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,11 +17,11 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
-from ..plots.page import SIDE, WIDTH, Panels, page, show_chains
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure
@@ -32,8 +32,6 @@ SHOWN = 3
 """Chains whose images are kept."""
 STYLES: list[dict[str, Any]] = [{"color": c, "marker": m} for m in ".x+" for c in COLOURS]
 """Of the lines of runs."""
-BETWEEN = 0.35
-"""Strips of one run, in inches."""
 TIMES = 100
 """The last look at long chains, in multiples of K."""
 MANY = 0.25
@@ -43,57 +41,44 @@ TALLEST = 100.0
 DASHES = {"chains": "-", "from noise": "-", "from data": "--"}
 """Of the lines of kinds of chains."""
 
-Groups = Sequence[tuple[pd.DataFrame, dict[str, Any]]]
-"""The rows of each run, and the style of its lines."""
-
 
 def steps(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """Chains from noise, as in training, looked at before, at and after training's K steps.
 
     One chain gives all stops. Runs with images of one shape have the same starts and noise.
     """
-    shortrun.check_runs(runs, "steps", most=len(STYLES))
     trained = [run.settings.sgld_steps for run in runs]
-    # Eleven even numbers to twice the largest K, which are shown, and K and 2 K of each.
-    shown = {*(round(i * max(trained) / 5) for i in range(11)), *trained}
-    stops = sorted({*shown, *(2 * k for k in trained)})
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        generator = torch.Generator(run.device).manual_seed(config.seed)
-        x = run.starts(config.count or 128, generator)
-        chains = {"chains": shortrun.followed(run, x, stops, generator)}
+    even = [round(i * max(trained) / 5) for i in range(11)]
+    stops = sorted({*even, *trained, *(2 * k for k in trained)})
+
+    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> list[dict[str, Any]]:
+        chains = shortrun.followed(run, run.starts(count, generator), stops, generator)
         generator.manual_seed(config.seed)
-        clean = shortrun.some_of(run, run.data.train_x, generator)
-        data = {"data": shortrun.noisy(run, clean, generator), "data without noise": clean}
-        data["held-out"] = shortrun.some_of(run, run.data.test_x, generator)
-        rows += _measured(run, stops, chains, data)
-    frame = _compared(rows)
-    frame["shown"] = frame["shown"].where(frame["steps"].isin(shown), None)
-    # Of the verdict there is enough in the table.
-    return frame.loc[:, ~frame.columns.str.endswith(("_above", "_below", "_low", "_high", "_std"))]
+        data = shortrun.some_of(run, run.data.train_x, generator)
+        data = shortrun.noisy(run, data, generator)
+        held_out = shortrun.some_of(run, run.data.test_x, generator)
+        return _measured(run, stops, {"chains": chains}, data, held_out)
+
+    return shortrun.each(runs, config, rows, 128, most=len(STYLES))
 
 
 def long_chains(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
     """Chains of every run from noise and from held-out data, for 100 times the largest K."""
-    most, held_out = len(COLOURS), config.count or 0
-    shortrun.check_runs(runs, "long-run", most=most, held_out=held_out, are_new=False)
     last = TIMES * max(run.settings.sgld_steps for run in runs)
-    rows: list[dict[str, Any]] = []
-    for run in runs:
-        stops = stops_of(run.settings.sgld_steps, last)
-        count = config.count or min(64, len(run.data.test_x))
-        generator = torch.Generator(run.device).manual_seed(config.seed)
-        some_of, noisy = partial(shortrun.some_of, run), partial(shortrun.noisy, run)
+
+    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> list[dict[str, Any]]:
+        stops, noisy = stops_of(run.settings.sgld_steps, last), partial(shortrun.noisy, run)
         noise = run.starts(count, generator)
-        test = some_of(run.data.test_x, generator)
-        starts = noisy(some_of(run.data.test_x, generator, count), generator)
-        data = {"data": noisy(some_of(run.data.train_x, generator), generator)}
+        test = shortrun.some_of(run, run.data.test_x, generator)
+        starts = noisy(shortrun.some_of(run, run.data.test_x, generator, count), generator)
+        data = noisy(shortrun.some_of(run, run.data.train_x, generator), generator)
         states = shortrun.followed(run, torch.cat([noise, starts]), stops, generator)
-        data["held-out"] = noisy(test, generator)
         parts = {"from noise": slice(count), "from data": slice(count, None)}
         chains = {kind: [x[part] for x in states] for kind, part in parts.items()}
-        rows += _measured(run, stops, chains, data)
-    return _compared(rows)
+        return _measured(run, stops, chains, data, noisy(test, generator))
+
+    most = len(COLOURS)
+    return shortrun.each(runs, config, rows, 64, most=most, held_out=True, persistent=True)
 
 
 def stops_of(trained: int, last: int) -> list[int]:
@@ -106,46 +91,39 @@ def _measured(
     run: TrainedRun,
     stops: Sequence[int],
     chains: Mapping[str, Sequence[Tensor]],
-    references: Mapping[str, Tensor],
-) -> Iterator[dict[str, Any]]:
+    data: Tensor,
+    held_out: Tensor,
+) -> list[dict[str, Any]]:
     """Chains of each kind at each stop in numbers, and what they are held against."""
-    settings, data = run.settings, measure(run, references["data"])
-    own = {**shortrun.named(run), "K": settings.sgld_steps, "most_K": settings.most_sgld_steps}
+    settings, of_data, rows = run.settings, measure(run, data), []
     noise = settings.noise_std * math.sqrt(math.prod(run.data.sample_shape))
-    low, high = (data[["contrast", "f"]].quantile(q) for q in (0.025, 0.975))
-    looks: list[tuple[str, int | None, Tensor, Tensor]] = [
-        (kind, stop, x, states[0])
+    low, high = (of_data[["contrast", "f"]].quantile(q) for q in (0.025, 0.975))
+    looks: list[tuple[str, int | None, Tensor]] = [
+        (kind, stop, x)
         for kind, states in chains.items()
         for stop, x in zip(stops, states, strict=True)
     ]
-    for kind, stop, x, start in looks + [(kind, None, x, x) for kind, x in references.items()]:
-        # In float64, where squares of what is still finite are finite too.
-        moved = (x.double() - start.double()).square().flatten(1).mean(dim=1).sqrt()
-        found = measure(run, x).assign(moved=moved.cpu().numpy())
+    for kind, stop, x in [*looks, ("data", None, data), ("held-out", None, held_out)]:
+        found = measure(run, x)
         kept = found[np.isfinite(found["contrast"])]
-        row = {**own, "images": kind, "steps": stop, "finite": len(kept), "count": len(x)}
-        row |= {"largest": x.abs().max().item(), **means(kept)}
-        row["variety"] = spread(x) / spread(references["data"])
+        row: dict[str, Any] = {
+            "K": settings.sgld_steps,
+            "most_K": settings.most_sgld_steps,
+            "images": kind,
+        }
+        row |= {"steps": stop, "finite": len(kept), "count": len(x), **means(kept)}
+        row["variety"] = spread(x) / spread(data)
         row["pull"] = row["slope"] * settings.step_size * abs(run.drift) / noise
         for name in ("contrast", "f"):
             row[f"{name}_above"] = (kept[name] > high[name]).mean()
             row[f"{name}_below"] = (kept[name] < low[name]).mean()
-            row |= {f"{name}_low": low[name], f"{name}_high": high[name]}
-        row |= {"f_std": data["f"].std(ddof=0), "verdict": verdict(row)}
-        yield row | {"shown": None if stop is None else x[:SHOWN].cpu()}
-
-
-def _compared(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
-    """What is measured, over or beside that of the references of the run."""
-    frame = frame_of(rows)
-    for name, kind in (("contrast", "data"), ("colour", "data"), ("distance", "held-out")):
-        of = frame[frame["images"] == kind].set_index("path")[name]
-        column = f"{name}_of_{kind.replace('-', '_')}"
-        frame[column] = frame[name].astype(float) / frame["path"].map(of).astype(float)
-    of = frame[frame["images"] == "data"].set_index("path")["f"]
-    frame["gap"] = (frame["path"].map(of) - frame["f"]).astype(float)
-    frame["f_off"] = -frame["gap"] / frame["f_std"].astype(float)
-    return frame
+        rows.append(row | {"shown": None if stop is None else x[:SHOWN].cpu()})
+    frame, (*_, by_data, by_held_out) = frame_of(rows), rows
+    frame["contrast_of_data"] = frame["contrast"].astype(float) / by_data["contrast"]
+    frame["distance_of_held_out"] = frame["distance"].astype(float) / by_held_out["distance"]
+    frame["gap"] = by_data["f"] - frame["f"].astype(float)
+    frame["f_off"] = -frame["gap"] / of_data["f"].std(ddof=0)
+    return [*frame.to_dict("records")]
 
 
 def over_saturated(frame: pd.DataFrame) -> bool | None:
@@ -168,35 +146,20 @@ def spread(images: Tensor) -> float:
     return float(rows[np.isfinite(rows).all(axis=1)].var().mean() ** 0.5)
 
 
-def verdict(row: Mapping[str, Any]) -> str:
-    """What became of chains, by shares beyond quantiles that 95% of data lie in.
-
-    "diverged" where one is not finite. By a quarter of them or more, first by their contrast and
-    then by f: "over-saturated" and "washed out", "on peaks above the data" and "below the data";
-    else "like data".
-    """
-    if row["finite"] < row["count"]:
-        return "diverged"
-    for name, above, below in (
-        ("contrast", "over-saturated", "washed out"),
-        ("f", "on peaks above the data", "below the data"),
-    ):
-        up, down = row[f"{name}_above"], row[f"{name}_below"]
-        if max(up, down) >= MANY:
-            return above if up >= down else below
-    return "like data"
-
-
 def stays(frame: pd.DataFrame) -> bool:
-    """Whether the chains that began at data are like data at the last stop."""
+    """Whether at the last stop the chains from data are like data, in contrast and in f.
+
+    They are where all are finite, and fewer than a quarter is beyond a quantile of 2.5% of data.
+    """
     last = frame[(frame["images"] == "from data") & (frame["steps"] == frame["steps"].max())]
-    return bool((last["verdict"] == "like data").all())
+    beyond = last[["contrast_above", "contrast_below", "f_above", "f_below"]].astype(float)
+    return bool((last["finite"] == last["count"]).all() and (beyond < MANY).all(axis=None))
 
 
-def _curve(groups: Groups, name: str, level: float | None, axes: Axes) -> None:
+def _curve(frame: pd.DataFrame, name: str, level: float | None, axes: Axes) -> None:
     """Lines of all runs, upright ones where their K is, level ones where the data are."""
     early, every = [TALLEST], [0.0]
-    for own, style in groups:
+    for own, style in zip(shortrun.by_run(frame), STYLES, strict=False):
         for images, dashes in DASHES.items():
             rows = own[own["images"] == images]
             values = rows[name].astype(float).replace([math.inf, -math.inf], math.nan)
@@ -204,14 +167,10 @@ def _curve(groups: Groups, name: str, level: float | None, axes: Axes) -> None:
             every += values.abs().dropna().tolist()
             early += values.abs()[rows["steps"] == 0].dropna().tolist()
         low, high = own["K"].iloc[0], own["most_K"].iloc[0]
-        if low == high:
-            axes.axvline(low, lw=0.8, alpha=0.6, color=style["color"])
-        else:
-            axes.axvspan(low, high, color=style["color"], alpha=0.12, lw=0)
-        of_data = own[own["images"] == "data"][name].iloc[0]
-        if level is None and of_data is not None:
+        axes.axvspan(low, high, color=style["color"], alpha=0.12 if low < high else 0.6, lw=0.8)
+        if level is None:
+            of_data = own[own["images"] == "data"][name].iloc[0]
             axes.axhline(of_data, color=style["color"], lw=1.2, ls=":")
-    axes.yaxis.set_major_formatter("{x:.4g}")
     if max(every) > TALLEST:
         axes.set_yscale("symlog", linthresh=1)
         # What diverges leaves the panel, and the other curves stay readable.
@@ -225,7 +184,6 @@ def _draw(
     frame: pd.DataFrame,
     title: str,
     words: str,
-    caption: str,
     curves: dict[str, tuple[str, float | None]],
     finish: Callable[[Axes], object],
 ) -> Figure:
@@ -233,59 +191,56 @@ def _draw(
     groups = [*zip(shortrun.by_run(frame), STYLES, strict=False)]
     shown = frame[frame["shown"].notna()]
     kinds = [kind for kind in DASHES if kind in set(shown["images"])]
-    wide = (WIDTH - 2 * SIDE - (len(kinds) - 1) * BETWEEN) / len(kinds)
-    cell = min(0.95, wide / shown.groupby(["path", "images"]).size().max())
-    short = EngFormatter(sep="")
-
-    def strips(own: pd.DataFrame, colour: str, header: float, canvas: Any, y: float) -> None:
-        for i, kind in enumerate(kinds):
-            rows, left = own[own["images"] == kind], SIDE + i * (wide + BETWEEN)
-            of = own[ABOUT].iloc[0] if len(kinds) == 1 else f"{own['run'].iloc[0]}: {kind}"
-            canvas.write(left, y + 0.12, of, fontsize=10, ha="left", color=colour)
-            steps, lost = rows["steps"].tolist(), rows["count"] - rows["finite"]
-            heads = [
-                short(k) + (f"\n{some} lost" if some else "")
-                for k, some in zip(steps, lost, strict=True)
-            ]
-            low, high = own["K"].iloc[0], own["most_K"].iloc[0]
-            framed = [i for i, k in enumerate(steps) if low <= k <= high]
-            stack = torch.stack(rows["shown"].tolist(), dim=1)
-            show_chains(canvas, left, y + header, stack, heads, cell, framed=framed, colour=colour)
-
-    blocks = []
-    for own, style in groups:
-        chains = shown[shown["path"] == own["path"].iloc[0]]
-        header = 0.55 + 0.18 * bool((chains["finite"] < chains["count"]).any())
-        height = header + cell * len(chains["shown"].iloc[0]) + 0.2
-        blocks.append((height, partial(strips, chains, style["color"], header)))
-    panels = Panels(
-        f"means over {caption}; upright: K; level and dotted: data with the noise of training",
-        {label: partial(_curve, groups, *of) for label, of in [*curves.items()][:6]},
-        "steps",
-        finish,
-        [(own[ABOUT].iloc[0], style) for own, style in groups],
-        columns=1,
+    cell = min(0.95, 10.9 / shown.groupby("path").size().max())
+    heights = [0.9 + SHOWN * cell] * len(groups) + [6.0 + 0.25 * len(groups)]
+    figure, bands = shortrun.picture(
+        title, "strips are cut to [-1, 1], K framed; " + words, heights
     )
-    words = f"each row is one chain on its way, cut to [-1, 1] for display; K framed; {words}"
-    return page(title, words, blocks, panels)
+    short = EngFormatter(sep="")
+    for band, (own, style) in zip(bands, groups, strict=False):
+        band.suptitle(own[ABOUT].iloc[0], fontsize=10, color=(colour := style["color"]))
+        for axes, kind in zip(shortrun.tiles(band, len(kinds), 2), kinds, strict=True):
+            rows = own[own["images"] == kind]
+            heads = [
+                short(k) + (f"\n{lost} lost" if lost else "")
+                for k, lost in zip(rows["steps"], rows["count"] - rows["finite"], strict=True)
+            ]
+            images = torch.stack(rows["shown"].tolist(), dim=1)
+            wide = shortrun.strip(axes, [("", chain) for chain in images], heads)
+            axes.set_ylabel("" if len(kinds) == 1 else kind, fontsize=9)
+            framed = [*np.flatnonzero(rows["steps"].between(rows["K"], rows["most_K"]))]
+            for i in framed:
+                axes.get_xticklabels()[i].set(color=colour, weight="bold")
+            ends = framed[0] * wide - 0.5, (framed[-1] + 1) * wide - 0.5
+            axes.axvspan(*ends, fill=False, edgecolor=colour, lw=2, clip_on=False)
+
+    def panel(name: str, level: float | None, axes: Axes) -> None:
+        _curve(frame, name, level, axes)
+        finish(axes)
+
+    shortrun.curves(
+        bands[-1],
+        "means over the finite chains; upright: K; dotted: data with the training's noise",
+        {label: partial(panel, *of) for label, of in curves.items()},
+        "steps",
+        [Line2D([], [], lw=2, label=own[ABOUT].iloc[0], **style) for own, style in groups],
+    )
+    return figure
 
 
 def draw_steps(frame: pd.DataFrame, title: str) -> Figure:
     """Chains from noise, and the steps even."""
     curves: dict[str, tuple[str, float | None]] = {
         "contrast, of the data's": ("contrast_of_data", 1),
-        "colour, of the data's": ("colour_of_data", 1),
         "share shown as black or white": ("ends", None),
         "mean excess beyond [-1, 1]": ("excess", None),
         "mean f(data) − mean f(x⁻)": ("gap", 0),
         "distance to data, of that of held-out": ("distance_of_held_out", 1),
         "mean length of ∇f": ("slope", None),
     }
-    if not frame.loc[frame["images"] == "data", "colour"].any():
-        del curves["colour, of the data's"]
     words = "runs with images of one shape have the same starts and noise"
-    caption, last = f"{frame['count'].iloc[0]:,} chains", max(frame["steps"].dropna())
-    return _draw(frame, title, words, caption, curves, lambda axes: axes.set_xlim(0, last))
+    last = max(frame["steps"].dropna())
+    return _draw(frame, title, words, curves, lambda axes: axes.set_xlim(0, last))
 
 
 def draw_long(frame: pd.DataFrame, title: str) -> Figure:
@@ -296,7 +251,7 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
         "contrast, of the data's": ("contrast_of_data", 1),
         "variety of chains, of the data's": ("variety", 1),
         "distance to data, of held-out's": ("distance_of_held_out", 1),
-        "rms distance to the chain's start": ("moved", None),
+        "chains above 97.5% of the data in f": ("f_above", None),
         "drift of a step over its noise": ("pull", None),
     }
 
@@ -307,8 +262,8 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
         axes.set_xticks([0, *(power for power in powers if power >= least)])
         axes.set_xlim(0, last)
 
-    caption = "the chains that are still finite; solid: from noise; dashed: from held-out data"
-    return _draw(frame, title, "red where it is not finite", caption, curves, finish)
+    words = "red where not finite; curves are solid from noise and dashed from held-out data"
+    return _draw(frame, title, words, curves, finish)
 
 
 MEASURES = (
@@ -319,9 +274,8 @@ MEASURES = (
     "root of the variance over chains, on the mean of all entries, over that of the data; below 1 "
     "many chains have become one image. gap: mean f(data) − mean f(x⁻); f_off: minus that, in "
     "standard deviations of f over the data. pull: length of a step's drift over that of its "
-    "noise. moved: distance to the chain's start. above, below: share of the chains beyond the "
-    "data's 97.5% and 2.5% quantiles, low and high. Data are training images with the training's "
-    "noise."
+    "noise. above, below: share of the chains beyond the data's 97.5% and 2.5% quantiles. Data are "
+    "training images with the training's noise."
 )
 STUDIES = {
     "steps": Study(

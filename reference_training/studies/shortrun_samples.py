@@ -7,7 +7,7 @@ z_rho = rho z1 + sqrt(1 - rho^2) z2, x = M(z_rho).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,11 +16,12 @@ import pandas as pd
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from ..plots.canvas import COLOURS, DARK
 from ..plots.markdown import NONE
-from ..plots.page import BETWEEN, WIDTH, Panels, grid, page, show_on, show_rows
+from ..plots.page import show_on, tiling
 from ..shortrun.flow.density import flow
 from ..shortrun.trained import TrainedRun
 from . import shortrun
@@ -40,26 +41,24 @@ def samples(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
 
     The training images that the others are compared with are not those that are shown.
     """
-    of_beta, count = shortrun.ordered(runs), config.count or 64
-    shortrun.check_runs(runs, "15")
-    data = runs[0].data
+    data, count = runs[0].data, config.count or 64
     generator = torch.Generator(data.train_x.device).manual_seed(config.seed)
     order = torch.randperm(len(data.train_x), generator=generator, device=generator.device)
     shown = min(count, len(order) // 2)
     reference = data.scale(data.train_x[order[shown : shown + 1000]])
-    rows: list[dict[str, Any]] = [
-        {"images": "training images", "shown": data.scale(data.train_x[order[:shown]])}
-    ]
-    for label, run in of_beta:
-        generator.manual_seed(config.seed)
+
+    def rows(run: TrainedRun, count: int, generator: torch.Generator) -> Iterator[dict[str, Any]]:
         steps = run.settings.sgld_steps
         (x,) = shortrun.followed(run, run.starts(count, generator), (steps,), generator)
-        own = {**shortrun.named(run, label), "updates": run.step, "K": steps}
-        rows.append({"images": label, **own, **quality(x, reference), "shown": x})
-    test = data.scale(data.test_x[:count])
-    frame = frame_of([*rows, {"images": "test images", **quality(test, reference)}])
-    frame.attrs["data"] = data.name
-    return frame.drop(columns=[ABOUT, "run"]).fillna({"path": NONE})
+        yield {"updates": run.step, "K": steps, **quality(x, reference), "shown": x}
+
+    frame = shortrun.each(runs, config, rows, count, by_beta_star=True)
+    first = {"images": "training images", "shown": data.scale(data.train_x[order[:shown]])}
+    own = frame.drop(columns=ABOUT).rename(columns={"run": "images"}).to_dict("records")
+    last = {"images": "test images", **quality(data.scale(data.test_x[:count]), reference)}
+    found = frame_of([first, *own, last]).fillna({"path": NONE})
+    found.attrs["data"] = data.name
+    return found
 
 
 def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
@@ -70,8 +69,6 @@ def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
     return {
         "count": len(x),
         "distance": energy_distance(cut, reference.double()),
-        "mean": x.mean().item(),
-        "std": x.std(correction=0).item(),
         "beyond": (x - cut).abs().mean().item(),
         "not_finite": lost,
     }
@@ -80,22 +77,16 @@ def quality(images: Tensor, reference: Tensor) -> dict[str, float]:
 def draw_samples(frame: pd.DataFrame, title: str) -> Figure:
     """Grids of images, by what stands above them."""
     rows = [row for row in frame.to_dict("records") if row["shown"] is not None]
-    size, sides = (3.0, 3.0), (0.2, 0.2, 0.2)
-    canvas, panels = grid(title, "", len(rows), 3, size, sides=sides, top=0.9, below=0.4)
-    for axes, row in zip(panels, rows, strict=True):
+    lines, columns = tiling(len(rows), 3)
+    figure, (band,) = shortrun.picture(title, "", [3.3 * lines], width=0.4 + 3.1 * columns)
+    for axes, row in zip(shortrun.tiles(band, len(rows), 3), rows, strict=True):
         axes.set_title(row["images"], fontsize=10.5, color=DARK)
         show_on(axes, row["shown"], math.isqrt(len(row["shown"]) - 1) + 1)
-    return canvas.figure
+    return figure
 
 
-def paths(runs: Sequence[TrainedRun], config: ShortRunFigure) -> pd.DataFrame:
+def paths(run: TrainedRun, count: int, generator: torch.Generator) -> Iterator[dict[str, Any]]:
     """Paths between pairs of starts, and their images by the flow of training's K without noise."""
-    shortrun.check_runs(runs, "interpolation", most=len(COLOURS))
-    return frame_of([row for run in runs for row in _paths(run, config.count or 8, config.seed)])
-
-
-def _paths(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
-    generator = torch.Generator(run.device).manual_seed(seed)
     z1, z2 = run.starts(2 * count, generator).chunk(2)
     starts = between(z1, z2, arc(POINTS))
     parts = [
@@ -103,8 +94,7 @@ def _paths(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
         for part in torch.split(starts.flatten(0, 1), BATCH)
     ]
     images = torch.cat(parts).reshape(starts.shape)
-    held_out = means(measure(run, shortrun.some_of(run, run.data.test_x, generator)))
-    found: dict[str, Any] = {**course(images), "starts_length": course(starts)["length"]}
+    found: dict[str, Any] = {**course(images)}
     for kind, x in (("path", images), ("blend", straight(images))):
         measured = measure(run, x.flatten(0, 1))
         for name in NAMES:
@@ -113,9 +103,9 @@ def _paths(run: TrainedRun, count: int, seed: int) -> list[dict[str, Any]]:
             found[f"{name}_{kind}"] = along[:, 1:-1].mean(1)
             found[f"{name}_along_{kind}"] = along
         found[f"{kind}_images"] = x
-    rows = [{"pair": str(i + 1), **{k: x[i] for k, x in found.items()}} for i in range(count)]
-    last = {"pair": "held-out", **{f"{name}_ends": held_out[name] for name in NAMES}}
-    return [{**shortrun.named(run), **row} for row in (*rows, last)]
+    yield from ({"pair": str(i + 1), **{k: x[i] for k, x in found.items()}} for i in range(count))
+    held_out = means(measure(run, shortrun.some_of(run, run.data.test_x, generator)))
+    yield {"pair": "held-out", **{f"{name}_ends": held_out[name] for name in NAMES}}
 
 
 def arc(points: int) -> Tensor:
@@ -154,19 +144,16 @@ def course(path: Tensor) -> dict[str, np.ndarray]:
 
     Returns:
         each of P: "apart", root mean square difference of the ends; "length" of all steps, over the
-        distance of the ends, 1 of a straight line; "largest" step over the mean step; "halved", the
-        largest step over that of every other point: towards 1/2 the path is smooth at this spacing,
-        near 1 it jumps; and "steps", (P, N - 1), each over the distance of the ends.
+        distance of the ends, 1 of a straight line; "halved", the largest step over that of every
+        other point: towards 1/2 the path is smooth at this spacing, near 1 it jumps; and "steps",
+        (P, N - 1), each over the distance of the ends.
     """
     points = path.detach().cpu().double().flatten(2)
     steps, wide = (p.diff(dim=1).square().mean(-1).sqrt() for p in (points, points[:, ::2]))
     apart = (points[:, -1] - points[:, 0]).square().mean(dim=-1).sqrt()
-    largest = steps.amax(dim=1)
     found = {"apart": apart, "length": steps.sum(dim=1) / apart}
-    found |= {"largest": largest / steps.mean(dim=1), "halved": largest / wide.amax(dim=1)}
-    return {name: x.numpy() for name, x in found.items()} | {
-        "steps": (steps / apart[:, None]).numpy()
-    }
+    found |= {"halved": steps.amax(1) / wide.amax(1), "steps": steps / apart[:, None]}
+    return {name: x.numpy() for name, x in found.items()}
 
 
 def nearer(frame: pd.DataFrame) -> bool | None:
@@ -184,71 +171,56 @@ def draw_paths(frame: pd.DataFrame, title: str) -> Figure:
     """Rows of images for each run, with the pixel blend of its first pair, and curves below."""
     groups = zip(shortrun.by_run(frame), COLOURS, strict=False)
     runs = [(own.iloc[:-1], own.iloc[-1], colour) for own, colour in groups]
-    label, header = 1.15, 0.5
-    cell = (WIDTH - label - 0.3) / len(range(0, POINTS, EVERY))
-
-    def rows(pairs: pd.DataFrame, last: Any, colour: str, canvas: Any, y: float) -> None:
-        canvas.write(label, y + 0.12, last[ABOUT], fontsize=10, ha="left", color=colour)
-        for i, rho in enumerate(arc(POINTS)[::EVERY].tolist()):
-            words = f"{'ρ = ' if i == 0 else ''}{rho:.2f}"
-            canvas.write(label + (i + 0.5) * cell, y + header - 0.11, words, fontsize=9, color=DARK)
-        shown = pairs.iloc[:PAIRS]
-        images = [(f"pair {p}", x[::EVERY]) for p, x in shown[["pair", "path_images"]].to_numpy()]
+    shown = min(PAIRS, len(runs[0][0]))
+    words = (
+        "x = M(ρ z1 + √(1 − ρ²) z2), the steps of training without noise, cut to [-1, 1]; "
+        "ρ at even angles"
+    )
+    figure, bands = shortrun.picture(title, words, [0.6 + 0.95 * (shown + 1)] * len(runs) + [6])
+    heads = [f"ρ = {rho:.2f}" for rho in arc(POINTS)[::EVERY].tolist()]
+    for band, (pairs, last, colour) in zip(bands, runs, strict=False):
+        images = [(f"pair {i + 1}", x[::EVERY]) for i, x in enumerate(pairs["path_images"][:shown])]
         # Under the pair whose ends it has.
-        images.insert(1, ("pixel blend\nof pair 1", shown["blend_images"].iloc[0][::EVERY]))
-        show_rows(canvas, label, y + header, images, cell)
-
-    def each(axes: Axes, x: Any, values: np.ndarray, colour: str) -> None:
-        axes.plot(x, values.T, color=colour, lw=0.6, alpha=0.35)
-        axes.plot(x, values.mean(axis=0), color=colour, lw=2)
+        images.insert(1, ("pixel blend\nof pair 1", pairs["blend_images"].iloc[0][::EVERY]))
+        band.suptitle(last[ABOUT], fontsize=10, color=colour)
+        shortrun.strip(band.subplots(), images, heads)
 
     def along(name: str, axes: Axes) -> None:
         for pairs, last, colour in runs:
-            level = last[f"{name}_ends"]
-            # Each run's f has a zero of its own.
-            zero = level if name == "f" else 0.0
-            own, blend = (np.stack(pairs[f"{name}_along_{k}"]) - zero for k in ("path", "blend"))
-            each(axes, angles, own, colour)
-            axes.plot(angles, blend.mean(axis=0), color=colour, lw=1.5, ls="--")
-            axes.axhline(level - zero, color=colour, lw=1.2, ls=":")
-
-    def steps(axes: Axes) -> None:
-        for pairs, _, colour in runs:
-            own = np.stack(pairs["steps"])
-            each(axes, (angles[:-1] + angles[1:]) / 2, own, colour)
-            axes.axhline(1 / own.shape[1], color=colour, lw=1.5, ls="--")
-        axes.set_ylim(bottom=0)
-
-    def finish(axes: Axes) -> None:
+            # Each run's f has a zero of its own; each step is at the angle of its middle.
+            zero = last["f_ends"] if name == "f" else 0.0
+            if name == "steps":
+                own, blend = np.stack(pairs[name]), np.full(POINTS - 1, 1 / (POINTS - 1))
+            else:
+                own, blend = (
+                    np.stack(pairs[f"{name}_along_{k}"]) - zero for k in ("path", "blend")
+                )
+                blend = blend.mean(0)
+                axes.axhline(last[f"{name}_ends"] - zero, color=colour, lw=1.2, ls=":")
+            x = np.linspace(0, 90, POINTS)[: len(blend)] + (45 / (POINTS - 1)) * (name == "steps")
+            axes.plot(x, own.T, color=colour, lw=0.6, alpha=0.35)
+            axes.plot(x, own.mean(0), color=colour, lw=2)
+            axes.plot(x, blend, color=colour, lw=1.5, ls="--")
         axes.set_xticks((0, 30, 60, 90))
         axes.set_xlim(0, 90)
-        axes.yaxis.set_major_formatter("{x:.4g}")
 
-    angles = np.linspace(0, 90, POINTS)
-    return page(
-        title,
-        "x = M(ρ z1 + √(1 − ρ²) z2), the steps of training without noise; ρ at even angles; cut to "
-        "[-1, 1] for display",
-        [
-            (header + (min(PAIRS, len(p)) + 1) * (cell + BETWEEN) + 0.2, partial(rows, p, *rest))
-            for p, *rest in runs
-        ],
-        Panels(
-            f"means over {len(runs[0][0]):,} pairs in bold, each pair thin; dashed: pixel blends; "
-            "dotted: held-out images",
-            {
-                "f, less that of held-out images": partial(along, "f"),
-                "distance to the nearest training image": partial(along, "distance"),
-                "contrast": partial(along, "contrast"),
-                "mean excess beyond [-1, 1]": partial(along, "excess"),
-                "length of ∇f": partial(along, "slope"),
-                "length of a step, of the ends' distance": steps,
-            },
-            "angle (degrees), 0 is z2 and 90 is z1",
-            finish,
-            [(last["run"], {"color": colour}) for _, last, colour in runs],
-        ),
+    titles = {
+        "f": "f, less that of held-out images",
+        "distance": "distance to the nearest training image",
+        "contrast": "contrast",
+        "excess": "mean excess beyond [-1, 1]",
+        "slope": "length of ∇f",
+        "steps": "length of a step, of the ends' distance",
+    }
+    shortrun.curves(
+        bands[-1],
+        "pairs thin, their means bold; dashed: pixel blends; dotted: held-out images",
+        {title: partial(along, name) for name, title in titles.items()},
+        "angle (degrees), 0 is z2 and 90 is z1",
+        [Line2D([], [], lw=2, color=colour, label=last["run"]) for _, last, colour in runs],
+        columns=2,
     )
+    return figure
 
 
 STUDIES = {
@@ -270,10 +242,10 @@ STUDIES = {
         "Between two samples, through the noise they come from",
         "Nijkamp et al. (2019), section 3.4",
         shortrun.opened,
-        paths,
+        partial(shortrun.each, rows=paths, count=8, most=len(COLOURS)),
         draw_paths,
         "apart: root mean square difference of the ends of a path. length: over the distance of "
-        "its ends, of the path and of its starts; largest: step over the mean step; halved: "
+        "its ends; halved: "
         "largest step over that with every other point left out, 0.5 for a smooth path and 1 for a "
         "jump. blend: straight line between the two end images. f, distance to the nearest "
         "training image, contrast, excess beyond [-1, 1] and slope, the length of ∇f: at the "

@@ -187,8 +187,8 @@ def test_more_images_than_are_held_out_are_refused(name):
 @pytest.mark.parametrize(
     ("name", "column", "values", "verdict"),
     [
-        ("13", "overlap", (0.9, 0.5, 0.6, 0.1), "holds."),
-        ("13", "overlap", (0.5, 0.5, 0.6, 0.1), "does not hold."),
+        ("13", "above", (0.6, 0.2, 0.3, 0.9), "holds."),
+        ("13", "above", (0.2, 0.3, 0.4, 0.1), "does not hold."),
         ("15", "distance", (0.1, 0.4, 0.2, 0.9), "holds."),
         ("15", "distance", (0.1, 0.4, np.nan, 0.9), "cannot be told."),
         ("14", "rise", (0.1, 2.0, None, 3.0), "holds."),

@@ -46,7 +46,7 @@ def run_with(rows, *, fixed=True):
         for step, row in enumerate(rows)
     ]
     config = {"beta_star": 0.0, "settings": {"iterations": 10}}
-    own = ("1", 0.0, 0, "float32", config["settings"], {}, evaluated(evaluations))
+    own: tuple[Any, ...] = ("1", 0.0, 0, "float32", config["settings"], {}, evaluated(evaluations))
     return JemRun(None, config, *own, None, 10, None)
 
 

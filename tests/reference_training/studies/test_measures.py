@@ -10,19 +10,16 @@ from statistics import fmean
 import numpy as np
 import pytest
 import torch
-from sklearn.decomposition import PCA
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import measures as module
 from ebmguard.reference_training.studies.measures import (
-    components_needed,
     energy_distance,
     means,
     measure,
     nearest,
-    principal_errors,
     saturation,
 )
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
@@ -84,8 +81,6 @@ def test_data_that_cannot_be_compared_are_refused(shape):
     data = torch.zeros(shape, dtype=torch.uint8)
     with pytest.raises(ConfigError, match=r"images of \(2, 3, 3\) cannot be compared with data of"):
         nearest(torch.zeros(1, 2, 3, 3), data, LEVELS)
-    with pytest.raises(ConfigError, match="have no components in data of"):
-        principal_errors(torch.zeros(1, 2, 3, 3), data, LEVELS)
 
 
 def test_saturation_of_images_made_by_hand():
@@ -111,30 +106,6 @@ def test_saturation_of_images_made_by_hand():
     red = torch.tensor([1.0, -1.0, -1.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
     pale = torch.tensor([0.5, 0.25, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
     assert saturation(torch.cat([grey, red, pale]), 255)["colour"].tolist() == [0.0, 2.0, 0.5]
-
-
-def test_errors_of_principal_components_are_those_of_sklearn():
-    train, x = random_data(50, 1), random_data(7, 1, seed=1).double() / 8 - 1
-    found = principal_errors(x, train, LEVELS)
-    assert found.shape == (10, 7)
-    rows = (train.flatten(1).double() / 8 - 1).numpy()
-    # Without components there is the mean image, of which sklearn has no model.
-    mean = torch.from_numpy(rows).mean(0)
-    torch.testing.assert_close(found[0], (mean - x.flatten(1)).square().mean(1))
-    for k in range(1, 10):
-        model = PCA(k).fit(rows)
-        told = torch.from_numpy(model.inverse_transform(model.transform(x.flatten(1).numpy())))
-        expected = (told - x.flatten(1)).square().mean(1)
-        torch.testing.assert_close(found[k], expected, rtol=1e-9, atol=1e-12)
-    few = principal_errors(x, train[:4], LEVELS)
-    assert few.shape == (5, 7)
-    assert components_needed(few, 1e-6) is None
-
-
-def test_the_fewest_components_that_suffice():
-    errors = torch.tensor([[4.0, 2.0], [1.0, 3.0], [0.5, 0.5]])
-    needed = [components_needed(errors, least) for least in (9, 3, 2.9, 2, 1, 0.5, 0.4)]
-    assert needed == [0, 0, 1, 1, 2, 2, None]
 
 
 def test_the_energy_distance_is_that_of_a_loop():

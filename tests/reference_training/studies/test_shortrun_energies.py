@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -113,19 +112,6 @@ def test_widening_is_in_ranges_of_the_gap_without_weights(tmp_path):
         assert study_of("12", *at_zero, others[0])["widening"].tolist()[-1] is None
 
 
-def test_windows_are_those_of_a_loop():
-    gaps = np.random.default_rng(1).normal(size=260)
-    gaps[7] = math.nan
-    steps, found = module.windows(np.arange(260.0), gaps)
-    assert steps.tolist() == [5 * k + 2 for k in range(52)]
-    for k in range(52):
-        part = gaps[5 * k : 5 * k + 5].tolist()
-        expected = [math.nan] * 3
-        if k != 1:
-            expected = statistics.quantiles(part, n=4, method="inclusive")
-        np.testing.assert_allclose(found[:, k], expected)
-
-
 def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
     gaps = np.random.default_rng(2).normal(size=400)
     runs = [run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, 3 + gaps[:300])]
@@ -139,6 +125,10 @@ def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
     np.testing.assert_array_equal(positive.get_xdata(), range(0, 400, 4))
     np.testing.assert_allclose(positive.get_ydata(), 1 + gaps[::4])
     np.testing.assert_allclose(negative.get_ydata(), 1)
+    # Of a curve of the gap each point is of as many updates.
+    part = gaps[8:16].tolist()
+    expected = 11.5, statistics.quantiles(part, n=4, method="inclusive")[1]
+    np.testing.assert_allclose(both.lines[0].get_xydata()[1], expected)
     assert [line.get_label() for line in both.lines[:2]] == ["β* = 0", "β* = 2"]
 
 
@@ -178,63 +168,14 @@ def test_above_is_the_mann_whitney_statistic(data, negatives):
     assert module.separation(x, y)["above"] == pytest.approx(float(expected))
 
 
-def test_overlap_of_what_is_known():
-    x = pd.Series(np.random.default_rng(0).normal(size=2000))
-    assert module.overlap(x, x) == pytest.approx(1)
-    assert module.overlap(x, x + 20) == 0
-    # Two uniform densities of which one half lies on the other.
-    u = pd.Series((np.arange(10_000) + 0.5) / 10_000)
-    assert module.overlap(u, u + 0.5) == pytest.approx(0.5, abs=0.03)
-    # Far away or not, and however wide: the same half.
-    assert module.overlap(u, (u * 2).where(u < 0.5, 1000 * u)) == pytest.approx(0.5, abs=0.03)
-
-
 def test_what_is_not_finite_is_counted_and_left_out():
     data = np.array([0.0, 1.0, 2.0])
     found = module.separation(data, np.array([1.0, math.nan, 3.0, -math.inf]))
     assert (found["mean"], found["std"], found["gap"], found["not_finite"]) == (2, 1, -1, 2)
     assert found["above"] == pytest.approx((1.5 + 3) / 6)
     lost = module.separation(data, np.array([math.nan, math.inf]))
-    assert all(math.isnan(lost[name]) for name in ("mean", "std", "above", "overlap", "gap"))
+    assert all(math.isnan(lost[name]) for name in ("mean", "std", "above", "gap"))
     assert lost["not_finite"] == 2
-
-
-@settings(max_examples=40)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1), st.lists(st.floats(-1e6, 1e6)))
-def test_bins_hold_every_value(data, negatives):
-    x, y = pd.Series(data), pd.Series(negatives, dtype=float)
-    bins, _ = module.edges(x, y)
-    assert (np.diff(bins) > 0).all()
-    assert module.shares(x, bins).sum() == pytest.approx(1)
-    assert module.shares(y, bins).sum() == pytest.approx(1 if negatives else 0)
-
-
-def test_bins_are_of_one_width_unless_values_lie_far_from_the_data():
-    x = pd.Series(np.random.default_rng(0).normal(size=500) * 0.3 + 7)
-    (near, linear), (far, up_to) = module.edges(x, x + 2), module.edges(x, x + 1e5)
-    assert np.ptp(np.diff(near)) < 1e-12
-    # A power of ten, of one to ten standard deviations.
-    assert (linear, up_to) == (None, 1)
-    # The data keep more than one bin: with bins of one width it would have been one of 50.
-    assert (module.shares(x, far) > 0).sum() >= 5
-    assert (near[0], near[-1]) == (x.min(), (x + 2).max())
-    assert (far[0], far[-1]) == (x.min(), (x + 1e5).max())
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (-5, 200, [-1, 0, 1, 10, 100]),
-        (-0.5, 3, [0, 1]),
-        (-2e3, 9e9, [-1e3, 0, 1e3, 1e6, 1e9]),
-        (-2, 1e38, [0, 1e10, 1e17, 1e24, 1e31, 1e38]),
-    ],
-)
-def test_ticks_are_few_and_inside(low, high, ticks):
-    assert module.symlog_ticks(low, high, 1.0) == pytest.approx(ticks)
-    assert module.symlog_ticks(low / 100, high / 100, 0.01) == pytest.approx(
-        [t / 100 for t in ticks]
-    )
 
 
 def test_negatives_are_the_chain_in_closed_form():
@@ -253,10 +194,9 @@ def test_negatives_are_the_chain_in_closed_form():
     expected = (found["mean"][1] - found["mean"][0]) / found["data_std"][0]
     assert found["rise"].tolist() == [None, pytest.approx(expected)]
     # Data have the noise of the training, which takes 64 times its variance on average.
-    apart = found["clean_mean"][0] - found["data_mean"][0]
-    assert apart == pytest.approx(a / 2 * 64 * 0.25, rel=0.04)
     squares = (run.data.scale(run.data.train_x).double() - m).square().flatten(1).sum(1)
-    assert found["clean_mean"][0] == pytest.approx(-a / 2 * squares.mean().item(), rel=1e-5)
+    data_mean = -a / 2 * (squares.mean().item() + 64 * 0.25)
+    assert found["data_mean"][0] == pytest.approx(data_mean, rel=0.01)
 
 
 def test_fewer_images_than_asked_for_and_the_same_from_the_same_seed():
@@ -290,7 +230,8 @@ def test_chains_that_are_lost_are_counted_and_the_rest_is_drawn():
     assert "P(f⁻ > f⁺) = undefined" in axes.get_xlabel()
     assert "200 of 200 not finite" in axes.get_xlabel()
     # The others are on their way, at up to 1e38.
-    assert axes.get_xscale() == "symlog"
+    assert axes.get_xscale() == "asinh"
+    assert len(axes.get_xticks()) <= 8
     sums = [patch.get_data().values.sum() for patch in axes.patches]
     assert sums == pytest.approx([100, 100, 0])
     assert_no_text_on_text(figure)

@@ -72,13 +72,11 @@ def test_quality_of_images_beyond_the_cube():
     assert found["beyond"] == pytest.approx(2 / 160)
     expected = energy_distance(images.clamp(-1, 1).double(), reference.double())
     assert found["distance"] == pytest.approx(expected)
-    assert found["mean"] == pytest.approx(float(images.mean()), abs=1e-6)
-    assert found["std"] == pytest.approx(float(images.numpy().std()))
     images[3, 0, 1, 1] = math.nan
     images[4, 0, 1, 1] = math.inf
     lost = module.quality(images, reference)
     assert lost["not_finite"] == 2
-    assert all(math.isnan(lost[name]) for name in ("distance", "mean", "std", "beyond"))
+    assert all(math.isnan(lost[name]) for name in ("distance", "beyond"))
 
 
 def test_lost_samples_are_counted_and_red():
@@ -113,7 +111,6 @@ def test_a_straight_line_and_a_quarter_of_a_circle():
     assert [*line["length"], *line["halved"]] == pytest.approx([1, 0.5])
     assert line["steps"].tolist() == [pytest.approx([0.05] * 20)]
     assert found["length"].item() == pytest.approx(math.pi / 2 / math.sqrt(2), rel=1e-3)
-    assert [*found["largest"], *line["largest"]] == pytest.approx([1, 1])
     assert found["halved"].item() == pytest.approx(0.5, abs=1e-3)
 
 
@@ -124,7 +121,6 @@ def test_a_jump_is_as_large_at_twice_the_spacing():
     found = course(path)
     # Of u^2 the last step is 39/400, and at twice the spacing 76/400.
     assert found["halved"].tolist() == pytest.approx([1.0, 39 / 76])
-    assert found["largest"][0] == pytest.approx(20.0)
     assert found["length"].tolist() == pytest.approx([1, 1])
 
 
@@ -150,8 +146,7 @@ def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
     assert torch.allclose(images, 0.1 + shrink * (starts - 0.1), atol=1e-5)
     assert torch.allclose(torch.stack(pairs["blend_images"].tolist()), straight(images))
     of_starts = course(starts)
-    assert pairs["length"].tolist() == pytest.approx(pairs["starts_length"].tolist(), rel=1e-4)
-    assert pairs["starts_length"].tolist() == pytest.approx(of_starts["length"].tolist())
+    assert pairs["length"].tolist() == pytest.approx(of_starts["length"].tolist(), rel=1e-4)
     assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
 
 
