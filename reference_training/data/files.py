@@ -52,9 +52,13 @@ class PublishedFiles:
     md5: Mapping[str, str]
     archive: tuple[str, str] | None = None
 
-    def find(self, root: Path) -> Path:
-        """The first of the folders that holds every file; raises as :func:`find_folder`."""
-        return find_folder(
+    def contents(self, root: Path) -> dict[str, bytes]:
+        """What the files hold, by name, from the first of the folders that has all of them.
+
+        Raises:
+            ConfigError: there is no such folder, or a file is not the published one.
+        """
+        folder = find_folder(
             root,
             self.folders,
             [*self.md5],
@@ -63,21 +67,14 @@ class PublishedFiles:
             "them by --data-root or the environment variable EBMGUARD_DATA; --download fetches "
             "what is published without a form.",
         )
-
-    def read(self, path: Path) -> bytes:
-        """The content of a file, which is the published one.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        content, expected = path.read_bytes(), self.md5[path.name]
-        found = md5_of(content)
-        if found != expected:
-            raise ConfigError(
-                f"{path} is not the published file of {self.title}: its md5 is {found}, expected "
-                f"{expected}. Delete it and fetch it again from {self.page}"
-            )
-        return content
+        found = {name: (folder / name).read_bytes() for name in self.md5}
+        for name, expected in self.md5.items():
+            if (md5 := md5_of(found[name])) != expected:
+                raise ConfigError(
+                    f"{folder / name} is not the published file of {self.title}: its md5 is {md5}, "
+                    f"expected {expected}. Delete it and fetch it again from {self.page}"
+                )
+        return found
 
 
 def md5_of(content: bytes) -> str:

@@ -62,10 +62,7 @@ def read_cifar100(root: Path, files: PublishedFiles = CIFAR100) -> Images:
 
 
 def _cifar(root: Path, files: PublishedFiles, key: bytes) -> Images:
-    folder = files.find(root)
-
-    def batch(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        raw = files.read(folder / name)
+    def batch(raw: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # NumPy does not like its own old pickles
             # A pickle may call anything; this one has the checksum of the published file.
@@ -73,12 +70,9 @@ def _cifar(root: Path, files: PublishedFiles, key: bytes) -> Images:
         # A row is an image: its red plane, then green, then blue.
         return content[b"data"].reshape(-1, 3, 32, 32), np.array(content[key], dtype=np.int64)
 
-    *train_names, test_name = files.md5
-    images, labels = zip(*map(batch, train_names), strict=True)
-    return {
-        "train": (np.concatenate(images), np.concatenate(labels)),
-        "test": batch(test_name),
-    }
+    *train, test = map(batch, files.contents(root).values())
+    images, labels = zip(*train, strict=True)
+    return {"train": (np.concatenate(images), np.concatenate(labels)), "test": test}
 
 
 MNIST = PublishedFiles(
@@ -96,8 +90,7 @@ MNIST = PublishedFiles(
 
 def read_mnist(root: Path, files: PublishedFiles = MNIST) -> Images:
     """60,000 training and 10,000 test digits, grey, 28x28 (LeCun et al. 1998)."""
-    folder = files.find(root)
-    train_x, train_y, test_x, test_y = (_idx(files.read(folder / name)) for name in files.md5)
+    train_x, train_y, test_x, test_y = map(_idx, files.contents(root).values())
     return {
         "train": (train_x[:, None], train_y.astype(np.int64)),
         "test": (test_x[:, None], test_y.astype(np.int64)),
@@ -127,16 +120,15 @@ def read_svhn(root: Path, files: PublishedFiles = SVHN) -> Images:
     """73,257 training and 26,032 test digits of houses, colour, 32x32 (Netzer et al. 2011)."""
     with needs("SciPy, which reads SVHN"):
         from scipy.io import loadmat
-    folder = files.find(root)
 
-    def part(name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        content = loadmat(io.BytesIO(files.read(folder / name)), variable_names=["X", "y"])
+    def part(raw: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        content = loadmat(io.BytesIO(raw), variable_names=["X", "y"])
         # (H, W, C, N) and, for the digit 0, the label 10.
         images = np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1))
         return images, content["y"].ravel().astype(np.int64) % 10
 
-    train_name, test_name = files.md5
-    return {"train": part(train_name), "test": part(test_name)}
+    train, test = map(part, files.contents(root).values())
+    return {"train": train, "test": test}
 
 
 DIGITS_TEST = 360

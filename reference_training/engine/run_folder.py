@@ -79,8 +79,6 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(f"{path} cannot be a run folder: {error}") from error
         folder.write_config(config)
-        for name in FOLDERS:
-            (path / name).mkdir()
         return folder
 
     @classmethod
@@ -102,8 +100,6 @@ class RunFolder:
             )
         folder = cls(path, {}, ranks)
         folder.config = read_config(path)  # now that nobody else changes it
-        for name in FOLDERS:
-            (path / name).mkdir(exist_ok=True)
         return folder
 
     def save(self, name: str, state: Mapping[str, Any]) -> None:
@@ -112,10 +108,12 @@ class RunFolder:
             save_durably(self.path / name, state)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write config.json."""
+        """Write config.json, and make the folders beside it where they are missing."""
         self.config = dict(config)
         if self.writes:
             write_json(self.path / CONFIG, self.config)
+            for name in FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write results.json; numbers that are not finite become strings."""
