@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 BATCH = 256
 """Images that pass the network together."""
 ROWS = 4096
-"""Images of a data set that are compared at once."""
+"""Images of a data set that are compared at once, and that components are found from."""
 
 
 def measure(run: TrainedRun, x: Tensor) -> pd.DataFrame:

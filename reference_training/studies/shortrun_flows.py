@@ -31,15 +31,13 @@ from ..shortrun.network import EnergyNet
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure
-from .measures import nearest
+from .measures import ROWS, nearest
 from .study import ABOUT, Study
 
 STAGES = (0, 5, 20, ITERATIONS)
 """Iterations whose images are shown."""
 CONTROLS = 16
 """Images of each kind that is no data, and held-out images of the untrained network, at most."""
-PCA_IMAGES = 4096
-"""Training images that components are found from, at most."""
 LEAST = 1e-5
 """As a share of the variance, what is left of an image that a descent has reached is rounding."""
 HELD_OUT, PERMUTED, NOISE = "held-out images", "permuted pixels", "noise"
@@ -48,7 +46,7 @@ CUBE, FREE = "in the cube", "free"
 """Where z is searched for."""
 STORED, NOISY, DEQUANTISED = "as stored", "training's noise", "dequantised"
 OWN, DRAWN = "the flow's own", "drawn"
-FLOW, UNIFORM, GAUSSIAN = "flow", "uniform on the cube", "Gaussian"
+FLOW, GAUSSIAN, UNIFORM = "flow", "Gaussian", "uniform on the cube"
 ENTROPY = "entropy of the noise"
 PALETTE = (*COLOURS, "#8C6D31")
 """Of the flows, in their order; the last is brown."""
@@ -76,9 +74,8 @@ def inverses(run: TrainedRun, count: int, generator: torch.Generator) -> Iterato
     order = torch.randperm(x[0].numel(), generator=generator, device=run.device)
     permuted = some.flatten(1)[:, order].reshape(some.shape)
     noise = run.starts(len(some), generator)
-    sizes = [(of - mean).double().square().mean().item() for of in (x, some)]
-    targets = {HELD_OUT: (x, sizes[0]), PERMUTED: (permuted, sizes[1])}
-    targets[NOISE] = (noise, noise.double().square().mean().item())
+    sizes = [of.double().square().mean().item() for of in (x - mean, some - mean, noise)]
+    targets = {HELD_OUT: (x, sizes[0]), PERMUTED: (permuted, sizes[1]), NOISE: (noise, sizes[2])}
     fresh = run.config.make_network(data).eval().requires_grad_(False)
     for network, f, given in (
         (TRAINED, run.network, targets),
@@ -101,7 +98,7 @@ def inverses(run: TrainedRun, count: int, generator: torch.Generator) -> Iterato
     distance, place = nearest(x, data.train_x, data.levels)
     near = _errors(HELD_OUT, NEAREST, distance.double().square(), sizes[0])
     yield near | {"target": data.scale(data.train_x[place])}
-    train = data.train_x[:PCA_IMAGES].cpu().double().flatten(1).numpy() / (data.levels / 2) - 1
+    train = data.train_x[:ROWS].cpu().double().flatten(1).numpy() / (data.levels / 2) - 1
     flat = x.cpu().double().flatten(1).numpy()
     model = PCA(min(*train.shape, flat.shape[1] // 4), svd_solver="full").fit(train)
     for network, told in (
@@ -115,18 +112,16 @@ def inverses(run: TrainedRun, count: int, generator: torch.Generator) -> Iterato
 def _errors(
     images: str, network: str, each: Tensor, variance: float, z: str = NONE
 ) -> dict[str, Any]:
-    """Mean squared errors of images, (N,): their mean, its standard error, and of the variance."""
-    errors = pd.Series(each.cpu().numpy())
+    """Mean squared errors of images, (N,): their mean, and of the variance."""
     return {
         "images": images,
         "network": network,
         "z": z,
-        "count": len(errors),
+        "count": len(each),
         "error": each.mean().item(),
-        "standard_error": errors.astype(float).sem(),
         "of_variance": each.mean().item() / variance,
         "variance": variance,
-        "errors": errors.to_numpy(),
+        "errors": each.cpu().numpy(),
     }
 
 
@@ -145,10 +140,7 @@ def prefers_data(frame: pd.DataFrame) -> bool | None:
 
 def draw_inverses(frame: pd.DataFrame, title: str) -> Figure:
     """For each run rows of images, and beside them errors over the iterations and components."""
-    words = (
-        "x = M(z), the steps of training without noise; z by descent on |x − M(z)|² after t "
-        "iterations; cut to [-1, 1] for display"
-    )
+    words = "z by descent on |x − M(z)|², M without noise, t iterations; cut to [-1, 1] for display"
     groups = shortrun.by_run(frame)
     figure, bands = shortrun.picture(title, words, [8.2] * len(groups), width=12)
     for band, own in zip(bands, groups, strict=True):
@@ -177,8 +169,10 @@ def draw_inverses(frame: pd.DataFrame, title: str) -> Figure:
         for (label, level), dashes in zip(baselines, (":", "-.", "--"), strict=True):
             axes.axhline(level, color=DARK, lw=1.2, ls=dashes, label=label)
         axes.set(yscale="log", xlim=(0, STAGES[-1]), ylim=(LEAST, None))
-        axes.set_box_aspect(1)
-        axes.legend(fontsize=8, frameon=False, loc="lower right")
+        axes.set_box_aspect(1.2)
+        axes.legend(
+            fontsize=8, frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.1)
+        )
         plain(axes, "error, of variance; dashed: z free", "iteration t")
     return figure
 
@@ -260,7 +254,6 @@ def flow_bits(
         "folded": int((found.flips > 0).sum()),
         "within": within.cpu().numpy(),
         "misses": misses.cpu().numpy(),
-        "flips": found.flips.cpu().numpy(),
         "log2_det_per_dim": so_far.mean(1).numpy(),
         "course": so_far,
         "target": target.cpu(),
@@ -328,7 +321,7 @@ STUDIES = {
         partial(shortrun.each, rows=inverses, count=64, most=4, held_out=True),
         draw_inverses,
         "z minimises |x - M(z)|², M the K steps of training without noise, from z = x / 2. error: "
-        "mean squared error per pixel and channel of images in [-1, 1], with its standard error. "
+        "mean squared error per pixel and channel of images in [-1, 1]. "
         "of_variance: over the mean squared difference from the mean training image (of noise: "
         "from 0). outside, largest: share of z's entries outside [-1, 1], where no chain starts, "
         "and the largest |z|. Permuted: one order of pixels for all held-out images. Components: "

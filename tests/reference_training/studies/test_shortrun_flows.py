@@ -11,28 +11,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.studies import shortrun_flows as module
+from ebmguard.reference_training.studies import shortrun_flows as m
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.shortrun_flows import (
-    CONTROLS,
-    CUBE,
-    DEQUANTISED,
-    DRAWN,
-    ENTROPY,
-    FLOW,
-    FREE,
-    GAUSSIAN,
-    HELD_OUT,
-    NEAREST,
-    NOISE,
-    NOISY,
-    OWN,
-    PERMUTED,
-    STORED,
-    TRAINED,
-    UNIFORM,
-    UNTRAINED,
-)
 from tests.reference_training.pictures import assert_no_text_on_text
 from tests.reference_training.shortrun.parts import Quadratic, tiny_run
 from tests.reference_training.studies import small
@@ -54,7 +34,7 @@ def shrinking(**settings: Any) -> Any:
 def _few_iterations():
     """Of a hundred; numbers are recorded with all, and these have come as near."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(module, "STAGES", (0, 5, 20))
+        patched.setattr(m, "STAGES", (0, 5, 20))
         yield
 
 
@@ -80,9 +60,9 @@ def one(frame: pd.DataFrame, **words: str) -> Any:
 # -- reconstruction ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [HELD_OUT, PERMUTED, NOISE])
+@pytest.mark.parametrize("kind", [m.HELD_OUT, m.PERMUTED, m.NOISE])
 def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(inverses, kind):
-    free, cube = (one(inverses, network=TRAINED, images=kind, z=z) for z in (FREE, CUBE))
+    free, cube = (one(inverses, network=m.TRAINED, images=kind, z=z) for z in (m.FREE, m.CUBE))
     assert free["errors"].max() < 1e-10
     expected = (cube["target"].abs() - FACTOR).clamp(min=0).square().flatten(1).mean(1)
     assert cube["errors"].tolist() == pytest.approx(expected.tolist(), rel=1e-4, abs=1e-6)
@@ -94,23 +74,23 @@ def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(invers
 
 
 def test_what_is_reconstructed(inverses):
-    own = one(inverses, network=TRAINED, images=HELD_OUT)
-    x, some = own["target"], own["target"][:CONTROLS].flatten(1)
+    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
+    x, some = own["target"], own["target"][: m.CONTROLS].flatten(1)
     held_out = {tuple(image.flatten().tolist()) for image in RUN.data.scale(RUN.data.test_x)}
     assert len({tuple(image.flatten().tolist()) for image in x} & held_out) == INVERSES
-    permuted = one(inverses, images=PERMUTED)["target"].flatten(1)
+    permuted = one(inverses, images=m.PERMUTED)["target"].flatten(1)
     torch.testing.assert_close(permuted.sort(1).values, some.sort(1).values)
     # One order for all images: equal pixels of all images stay so, and pairs keep their distance.
     apart = torch.cdist(permuted, permuted)
     torch.testing.assert_close(apart, torch.cdist(some, some), rtol=1e-4, atol=1e-3)
     assert not torch.equal(permuted, some)
-    assert torch.equal(one(inverses, network=UNTRAINED)["target"].flatten(1), some)
+    assert torch.equal(one(inverses, network=m.UNTRAINED)["target"].flatten(1), some)
     # A row for each kind and network, in the cube and free, and for each baseline.
     assert len(inverses) == 8 + 3
 
 
 def test_shares_of_the_variance(inverses):
-    own = one(inverses, network=TRAINED, images=HELD_OUT)
+    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
     train = RUN.data.scale(RUN.data.train_x).flatten(1)
     centred = own["target"].flatten(1) - train.mean(0)
     variance = centred.square().mean().item()
@@ -120,11 +100,11 @@ def test_shares_of_the_variance(inverses):
     few = torch.linalg.eigh(torch.cov(train.T)).eigenvectors[:, -16:]
     left = (centred - centred @ few @ few.T).square().mean().item()
     assert one(inverses, network="16 components")["error"] == pytest.approx(left, rel=1e-3)
-    assert one(inverses, images=NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
+    assert one(inverses, images=m.NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
 
 
 def test_the_nearest_training_image_is_searched_among_all(inverses):
-    near, x = one(inverses, network=NEAREST), one(inverses, images=HELD_OUT)["target"]
+    near, x = one(inverses, network=m.NEAREST), one(inverses, images=m.HELD_OUT)["target"]
     train = RUN.data.scale(RUN.data.train_x)
     errors = (train[None] - x[:, None]).square().flatten(2).mean(2)
     assert near["errors"].tolist() == pytest.approx(errors.min(1).values.tolist(), rel=1e-5)
@@ -145,7 +125,7 @@ def test_the_nearest_training_image_is_searched_among_all(inverses):
     ],
 )
 def test_what_is_rounding_tells_data_from_nothing(inverses, data, others, held):
-    kinds = inverses["images"] == HELD_OUT
+    kinds = inverses["images"] == m.HELD_OUT
     frame = inverses.assign(of_variance=kinds.map({True: data, False: others}))
     assert find("reconstruction").verdict(frame).endswith(f": {held}")
 
@@ -154,21 +134,21 @@ def test_what_is_rounding_tells_data_from_nothing(inverses, data, others, held):
 
 
 def test_bits_of_a_linear_flow_are_those_of_its_box(bits):
-    flows = bits[bits["density"] == FLOW]
+    flows = bits[bits["density"] == m.FLOW]
     assert flows[["images", "z"]].to_numpy().tolist() == [
-        [STORED, FREE],
-        *([kind, CUBE] for kind in (STORED, NOISY, DEQUANTISED)),
-        [OWN, DRAWN],
+        [m.STORED, m.FREE],
+        *([kind, m.CUBE] for kind in (m.STORED, m.NOISY, m.DEQUANTISED)),
+        [m.OWN, m.DRAWN],
     ]
     for row in flows.to_dict("records"):
         assert row["bits"].tolist() == pytest.approx([BITS] * COUNT, abs=1e-6)
-        assert row["flips"].tolist() == [0] * COUNT
+        assert row["folded"] == 0
         expected = [k / 3 * math.log2(FACTOR) for k in range(4)]
         assert row["log2_det_per_dim"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_outside_of_the_flows_box_z_is_not_in_the_cube(bits):
-    free, cube = (one(bits, images=STORED, z=z) for z in (FREE, CUBE))
+    free, cube = (one(bits, images=m.STORED, z=z) for z in (m.FREE, m.CUBE))
     # Every digit has black pixels, at -1, where the flow does not come from within the cube.
     assert (free["in_cube"], cube["in_cube"]) == (0, 1)
     assert free["miss"] < 1e-3
@@ -178,7 +158,7 @@ def test_outside_of_the_flows_box_z_is_not_in_the_cube(bits):
 
 def test_what_lies_in_the_box_has_a_density():
     z = torch.full((2, 1, 8, 8), 0.5)
-    found = module.flow_bits(shrinking(), STORED, FREE, torch.zeros_like(z), z)
+    found = m.flow_bits(shrinking(), m.STORED, m.FREE, torch.zeros_like(z), z)
     assert found["in_cube"] == 1
     # M(z) is computed anew, and so is its distance from the image.
     torch.testing.assert_close(found["x"], torch.full_like(found["x"], FACTOR / 2))
@@ -188,15 +168,15 @@ def test_what_lies_in_the_box_has_a_density():
 def test_the_map_is_that_of_the_tempered_sampler():
     # β = β*/o is a half: f counts half in every step.
     run = shrinking(beta_star=10_000.0)
-    found = one(small.study_of("likelihood", run, count=2), z=FREE)
+    found = one(small.study_of("likelihood", run, count=2), z=m.FREE)
     assert found["bits"][0] == pytest.approx(4 + 3 * math.log2(1 - 0.1), abs=1e-6)
-    found = one(small.study_of("reconstruction", run, count=3), network=TRAINED, z=FREE)
+    found = one(small.study_of("reconstruction", run, count=3), network=m.TRAINED, z=m.FREE)
     assert found["largest"] == pytest.approx(1 / 0.9**3, rel=1e-4)
 
 
 def test_images_are_held_out_and_noise_is_as_said(bits):
     stored, noisy, cells = (
-        one(bits, images=kind, z=CUBE)["target"] for kind in (STORED, NOISY, DEQUANTISED)
+        one(bits, images=kind, z=m.CUBE)["target"] for kind in (m.STORED, m.NOISY, m.DEQUANTISED)
     )
     test = {tuple(row.tolist()) for row in RUN.data.scale(RUN.data.test_x).flatten(1)}
     assert len({tuple(row.tolist()) for row in stored.flatten(1)} & test) == COUNT
@@ -207,7 +187,7 @@ def test_images_are_held_out_and_noise_is_as_said(bits):
 
 
 def test_its_own_images_are_where_its_starts_lead(bits):
-    drawn = one(bits, images=OWN)
+    drawn = one(bits, images=m.OWN)
     assert drawn["in_cube"] == 1
     assert drawn["misses"].tolist() == [0.0] * COUNT
     # A uniform box of 2 FACTOR a side.
@@ -216,24 +196,24 @@ def test_its_own_images_are_where_its_starts_lead(bits):
 
 
 def test_references_are_densities_of_the_same_images(bits):
-    assert one(bits, density=UNIFORM)["bits"].tolist() == [4.0] * COUNT
+    assert one(bits, density=m.UNIFORM)["bits"].tolist() == [4.0] * COUNT
     noise, rows = RUN.settings.data_noise, RUN.data.scale(RUN.data.train_x).flatten(1).double()
     covariance = torch.cov(rows.T, correction=0) + noise**2 * torch.eye(64)
     density = torch.distributions.MultivariateNormal(rows.mean(0), covariance)
-    for images in (STORED, NOISY, DEQUANTISED):
-        x = one(bits, images=images, z=CUBE)["target"].flatten(1).double()
+    for images in (m.STORED, m.NOISY, m.DEQUANTISED):
+        x = one(bits, images=images, z=m.CUBE)["target"].flatten(1).double()
         expected = -density.log_prob(x) / (64 * math.log(2)) + 3
-        found = one(bits, density=GAUSSIAN, images=images)["bits"]
+        found = one(bits, density=m.GAUSSIAN, images=images)["bits"]
         assert found.tolist() == pytest.approx(expected.tolist())
     # Entropy of N(0, (8 * noise)²), in bits.
     entropy = 0.5 * math.log2(2 * math.pi * math.e * (8 * noise) ** 2)
-    assert one(bits, density=ENTROPY)["mean"] == pytest.approx(entropy)
+    assert one(bits, density=m.ENTROPY)["mean"] == pytest.approx(entropy)
 
 
 def test_without_noise_in_the_training_there_is_no_reading_of_it():
     found = small.study_of("likelihood", shrinking(data_noise=0.0), count=2)
-    assert found["images"].tolist() == [STORED, STORED, DEQUANTISED, OWN, STORED]
-    assert found["density"].tolist() == [*[FLOW] * 4, UNIFORM]
+    assert found["images"].tolist() == [m.STORED, m.STORED, m.DEQUANTISED, m.OWN, m.STORED]
+    assert found["density"].tolist() == [*[m.FLOW] * 4, m.UNIFORM]
     find("likelihood").drawn(found)
     assert find("likelihood").verdict(found).endswith(": cannot be told.")
 
@@ -242,7 +222,7 @@ def test_fewer_bits_than_the_noise_has_are_no_likelihoods(bits):
     verdict = find("likelihood").verdict
     assert verdict(bits).endswith(": holds.")
     # A box of half a level has fewer bits than noise of a quarter of a level, and cannot hold it.
-    flows = bits["density"] == FLOW
+    flows = bits["density"] == m.FLOW
     less = bits.assign(mean=bits["mean"].where(~flows, bits["mean"] - 6))
     assert verdict(less).endswith(": does not hold.")
 
