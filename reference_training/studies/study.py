@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,9 +66,13 @@ def frame_of(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     Of its cells NumPy arrays are numbers that the table has no room for; tensors and mappings are
     of the picture alone.
     """
-    names = dict.fromkeys(name for row in rows for name in row)
-    # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart.
-    return pd.DataFrame({n: pd.Series([row.get(n) for row in rows], dtype=object) for n in names})
+    names = [*dict.fromkeys(name for row in rows for name in row)]
+    # Of objects, so that None, which is no number, and NaN, which is undefined, stay apart; and
+    # filled one by one, so that nobody looks into arrays and tensors.
+    cells = np.empty((len(rows), len(names)), dtype=object)
+    for (i, row), (j, name) in product(enumerate(rows), enumerate(names)):
+        cells[i, j] = row.get(name)
+    return pd.DataFrame(cells, columns=names)
 
 
 def text(frame: pd.DataFrame) -> str:
