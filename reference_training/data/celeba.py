@@ -15,6 +15,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
@@ -81,23 +82,23 @@ def read_celeba(root: Path) -> Images:
     }
 
 
+@dataclass(frozen=True)
 class Faces:
     """Images of a part of the data, which are decoded when they are indexed.
 
     What was decoded is kept in a file, whose name has all that determines it. Where the file is
     damaged the images are decoded again; where it cannot be written, at every call.
 
-    Args:
+    Attributes:
         files: of the images.
         cache: folder where decoded images are kept.
     """
 
-    def __init__(self, files: Sequence[Path], cache: Path) -> None:
-        self._files = files
-        self._cache = cache
+    files: Sequence[Path]
+    cache: Path
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self.files)
 
     def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Images by their rows, (N,) -> (N, 3, 64, 64).
@@ -105,14 +106,14 @@ class Faces:
         Raises:
             ConfigError: an image cannot be decoded or has another size or other channels.
         """
-        files = [self._files[row] for row in rows]
+        files = [self.files[row] for row in rows]
         if not files:
             return np.empty((0, 3, SIZE, SIZE), dtype=np.uint8)
         # The sizes of its files tell a set from a recoded one.
         content = hashlib.blake2b(f"Pillow's bilinear {_RESIZED} from {_TOP}".encode())
         for file in files:
             content.update(f"{file.name} {file.stat().st_size}\n".encode())
-        kept = self._cache / f"celeba64-{content.hexdigest()[:32]}.pt"
+        kept = self.cache / f"celeba64-{content.hexdigest()[:32]}.pt"
         if kept.is_file():
             try:
                 found: NDArray[np.uint8] = load_durably(kept)["images"].numpy()

@@ -105,12 +105,8 @@ def kept_data(
 ) -> ImageData:
     """As :func:`load_data`, kept while the same is asked for; no root is $EBMGUARD_DATA.
 
-    Args:
-        name: of the data set.
-        root: folder of the data sets.
-        download: fetch it first, where it is missing. CelebA and the Frey faces are published
-            behind a form, or no more: their errors say where.
-        **counts: as there.
+    With `download` it is fetched first, where it is missing. CelebA and the Frey faces are
+    published behind a form, or no more: their errors say where.
     """
     value = root or os.environ.get(ROOT_VARIABLE)
     folder = Path(value) if value else None
