@@ -12,7 +12,8 @@ def assert_no_text_on_text(figure: Figure) -> None:
     """No text of the picture lies on another, or leaves the picture."""
     renderer = FigureCanvasAgg(figure).get_renderer()
     figure.draw_without_rendering()  # which places everything
-    written = [text for text in figure.texts if text.get_text()]
+    parts = [figure, *figure.subfigs]
+    written = [text for part in parts for text in part.texts if text.get_text()]
     for axes in [axes for axes in figure.axes if axes.axison]:
         written += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
         labels = (*axes.get_xticklabels(), *axes.get_yticklabels())
@@ -22,7 +23,8 @@ def assert_no_text_on_text(figure: Figure) -> None:
             if inside.x0 <= x <= inside.x1 or inside.y0 <= y <= inside.y1:
                 written.append(label)
     legends = [axes.get_legend() for axes in figure.axes]
-    for legend in [*figure.legends, *(legend for legend in legends if legend)]:
+    legends += [legend for part in parts for legend in part.legends]
+    for legend in filter(None, legends):
         written += legend.get_texts()
     shown = [(text, text.get_window_extent(renderer)) for text in written if text.get_text()]
     shown = [(text, box) for text, box in shown if box.width]
