@@ -1,10 +1,10 @@
-"""A picture whose parts are placed in inches, so that panels have one size in every figure."""
+"""Pictures: colours, an empty one of a size, and whether one could be written."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ebmguard.errors import ConfigError
 
@@ -48,22 +48,3 @@ def check_picture(file: Path) -> None:
         raise ConfigError(
             f"{file} cannot be written: expected a file in a folder that is there and open to you"
         )
-
-
-class Canvas:
-    """A figure in which x runs right and y runs down from the top left corner, in inches."""
-
-    def __init__(self, width: float, height: float) -> None:
-        self.width = width
-        self.height = height
-        self.figure = new_figure(width, height)
-
-    def write(self, x: float, y: float, text: str, **style: Any) -> None:
-        """Text with its anchor at a place; centred there unless the style says otherwise."""
-        style = {"ha": "center", "va": "center", **style}
-        self.figure.text(x / self.width, 1 - y / self.height, text, **style)
-
-    def axes(self, x: float, y: float, width: float, height: float) -> Axes:
-        """Axes by their top left corner and their size."""
-        w, h = self.width, self.height
-        return self.figure.add_axes((x / w, 1 - (y + height) / h, width / w, height / h))

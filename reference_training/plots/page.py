@@ -1,4 +1,4 @@
-"""What the studies' pictures are made of: a heading, panels, images."""
+"""What the studies' pictures are made of: panels, legends, images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .canvas import DARK, Canvas, new_figure, unframed
+from .canvas import new_figure, unframed
 from .images import sample_grid
 
 if TYPE_CHECKING:
@@ -16,66 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def heading(canvas: Canvas, title: str, words: str) -> None:
-    """A title, and a line of words under it."""
-    canvas.write(canvas.width / 2, 0.25, title, fontsize=13)
-    canvas.write(canvas.width / 2, 0.53, words, fontsize=9, color=DARK)
-
-
-def tiles(
-    canvas: Canvas,
-    count: int,
-    columns: int,
-    left: float,
-    top: float,
-    size: tuple[float, float],
-    apart: tuple[float, float],
-) -> list[Axes]:
-    """Axes of one size, so far apart, in rows from an upper left corner on, all in inches."""
-    across, down = (wide + more for wide, more in zip(size, apart, strict=True))
-    places = (divmod(i, columns) for i in range(count))
-    return [canvas.axes(left + i * across, top + j * down, *size) for j, i in places]
-
-
 def tiling(count: int, most: int) -> tuple[int, int]:
     """Rows and columns of panels in even rows, at most so many in each."""
     rows = -(-count // most)
     return rows, -(-count // rows)
-
-
-def grid(
-    title: str,
-    words: str,
-    count: int,
-    most: int,
-    size: tuple[float, float],
-    *,
-    sides: tuple[float, float, float],
-    top: float,
-    below: float,
-    foot: float = 0.0,
-    least: float = 0.0,
-) -> tuple[Canvas, list[Axes]]:
-    """Panels of one size in even rows under a heading, all in inches.
-
-    Args:
-        title, words: of the heading.
-        count: of panels.
-        most: panels in a row.
-        size: of a panel.
-        sides: room left of the panels, between two of a row, and right of them.
-        top: where the first row begins.
-        below: room under each row.
-        foot: room under the last one, for what comes there.
-        least: width of the picture; the panels are in its middle.
-    """
-    rows, columns = tiling(count, most)
-    left, between, right = sides
-    inside = left + columns * (size[0] + between) - between + right
-    canvas = Canvas(max(inside, least), top + rows * (size[1] + below) + foot)
-    heading(canvas, title, words)
-    left += (canvas.width - inside) / 2
-    return canvas, tiles(canvas, count, columns, left, top, size, (between, below))
 
 
 def constrained(
