@@ -24,10 +24,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from ebmguard.reference_training.data import ROOT_VARIABLE, ImageData
-from ebmguard.reference_training.device import find_device
+from ebmguard.reference_training.device import find_device, set_precision
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.train import Jem
-from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
 from ebmguard.reference_training.shortrun.train import ShortRun
 

@@ -31,7 +31,7 @@ from ebmguard.cli import main as ebmguard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.device import describe
 from ebmguard.reference_training.engine.run_folder import read_json, write_text
-from ebmguard.reference_training.plots.markdown import NONE, markdown_table
+from ebmguard.reference_training.plots.numbers import NONE, markdown_table
 from ebmguard.reference_training.sweep.cell import Cell
 from ebmguard.reference_training.sweep.sweep import Sweep
 

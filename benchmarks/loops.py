@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.data import ImageData
+from ebmguard.reference_training.device import set_precision
 from ebmguard.reference_training.networks import WideResNet
-from ebmguard.reference_training.precision import set_precision
 from ebmguard.reference_training.shortrun.network import EnergyNet
 
 Shape = tuple[int, int, int]

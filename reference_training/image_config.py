@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from .device import CompileName, PrecisionName
 from .engine.run_config import RunConfig
-from .precision import CompileName, PrecisionName
 
 if TYPE_CHECKING:  # the help needs no torch
     from .data import ImageData

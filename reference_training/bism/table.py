@@ -8,7 +8,7 @@ from pathlib import Path
 from ebmguard.errors import ConfigError
 from ebmguard.runs import load
 
-from ..plots.markdown import NONE, markdown_table
+from ..plots.numbers import NONE, markdown_table
 
 HEAD = (
     "method", "seeds", "log-likelihood", "range", "KL", "Fisher", "ms an update", "seconds in all"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ebmguard.alerts import Alert
 
+from ..device import set_precision
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Task
@@ -18,7 +19,6 @@ from ..judge.features import load_features
 from ..judge.quality import SampleQuality
 from ..judge.stored import BEST
 from ..networks import evaluation_mode
-from ..precision import set_precision
 from .config import JemConfig
 from .course import Course, Kept, why_lost
 from .samples import SHOWN, KeptSamples

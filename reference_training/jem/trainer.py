@@ -19,11 +19,11 @@ from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 
 from ..data import ImageData
+from ..device import compile_modules
 from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.task import Part, Streams
 from ..judge.stored import network_of, spread
 from ..networks import WideResNet, of_class, seeded
-from ..precision import compile_modules
 from .config import JemConfig
 from .course import CROSS_ENTROPY, GAP_XY
 from .draws import Draws

@@ -13,9 +13,8 @@ from ebmguard.errors import ConfigError
 from ebmguard.samplers import sgld
 
 from ..data import kept_data
-from ..device import describe
-from ..plots.markdown import table_of
-from ..precision import set_precision
+from ..device import describe, set_precision
+from ..plots.numbers import table_of
 from . import evaluate as command
 from .chains import fresh_chains
 from .classification import ECE_BINS, classification

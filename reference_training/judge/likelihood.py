@@ -14,7 +14,7 @@ from ebmguard.likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ebmguard.samplers import hmc
 
 from ..data import ImageData
-from ..plots.markdown import table_of
+from ..plots.numbers import table_of
 
 SEED = 0
 """The same chains in every evaluation, so that two differ by their models alone."""

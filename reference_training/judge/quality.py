@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ebmguard.errors import ConfigError
 
 from ..data import ImageData
-from ..plots.markdown import table_of
+from ..plots.numbers import table_of
 from .features import Features
 
 BATCH = 100

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from ebmguard.errors import ConfigError
 
-from ..device import describe
+from ..device import describe, set_precision
 from ..engine.run_folder import CONFIG
-from ..precision import set_precision
 from ..shortrun.trained import TrainedRun, load_run
 from . import evaluate as command
 from .chains import SEED, fresh_chains

@@ -12,10 +12,10 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably
 
+from ..device import autocast_type
 from ..engine import run_folder
 from ..engine.checkpoints import load_all_ranks
 from ..networks import WideResNet
-from ..precision import autocast_type
 from .config import CheckpointName
 
 BEST = "best.pt"

@@ -15,7 +15,7 @@ from ebmguard.likelihood import quadrature_log_z
 
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from ..plots.markdown import NONE, markdown_table
+from ..plots.numbers import NONE, markdown_table
 from ..toy.config import ToyConfig
 from ..toy.distributions import DISTRIBUTIONS
 from ..toy.evaluate import Evaluator

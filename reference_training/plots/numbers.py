@@ -1,12 +1,14 @@
-"""Statistics that keep a NaN a NaN; numbers and times as people read them."""
+"""Statistics that keep a NaN a NaN; numbers, times and tables as people read them."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from .markdown import NONE
+NONE = "–"
+"""What stands where there is no number."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -48,3 +50,35 @@ def number(value: float | None, digits: int = 3) -> str:
 def word(value: object) -> str:
     """A setting of any type; whole numbers with their thousands apart."""
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, words: int = 1) -> str:
+    """A table in Markdown, for a terminal too: columns are as wide as their widest cell.
+
+    Args:
+        head: titles of the columns.
+        rows: as many cells each.
+        words: columns, from the left, that hold words; the others are ranged right.
+    """
+    cells = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        [f"{cell:{'<' if i < words else '>'}{widths[i]}}" for i, cell in enumerate(row)]
+        for row in cells
+    ]
+    rule = ["-" * width if i < words else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    lines.insert(1, rule)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def table_of(what: str, columns: Mapping[str, str], rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """A table of named rows.
+
+    Args:
+        what: title of the names.
+        columns: formats of a row's numbers by the title of their column.
+        rows: by name.
+    """
+    forms = columns.values()
+    cells = [(name, *(form.format(**row) for form in forms)) for name, row in rows.items()]
+    return markdown_table((what, *columns), cells)

@@ -130,8 +130,8 @@ class ShortRunConfig(ImageConfig):
 
     def make_network(self, data: ImageData) -> EnergyNet:
         """The network as its seed initialises it; PyTorch's global generators are left alone."""
+        from ..device import autocast_type
         from ..networks import seeded
-        from ..precision import autocast_type
         from .network import EnergyNet
 
         channels, size, _ = data.sample_shape

@@ -15,12 +15,12 @@ from ebmguard import guard, tags
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.steering import AdaptiveSteps
 
+from ..device import compile_modules, set_precision
 from ..engine import loop
 from ..engine.record import Record
 from ..engine.task import Part, Task
 from ..plots.images import as_bytes, save_sample_figures
 from ..plots.numbers import median
-from ..precision import compile_modules, set_precision
 from .config import ShortRunConfig
 from .network import start_from
 from .sampler import Draws, make_sampler

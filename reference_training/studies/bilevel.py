@@ -36,8 +36,7 @@ from ..bism.methods import Levels, Update
 from ..bism.rbm import GaussianBernoulliRBM
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
-from ..plots.canvas import COLOURS
-from ..plots.page import constrained, plain
+from ..plots.canvas import COLOURS, constrained, plain
 from .config import BilevelFigure
 from .study import Study
 

@@ -21,9 +21,8 @@ from ..engine.run_folder import series
 from ..engine.task import DIVERGED_GAP
 from ..jem.paper import DIVERGED, METRICS, PROGRESS_FIGURES, TABLE_2
 from ..jem.runs import JemRun, find_runs
-from ..plots.canvas import CONTRASTS, DARK
+from ..plots.canvas import CONTRASTS, DARK, constrained, legend_below, plain, show_on, tiling
 from ..plots.images import load_samples
-from ..plots.page import constrained, legend_below, plain, show_on, tiling
 from .config import JemFigure
 from .jem_tables import describe, number, scores, setups
 from .study import Study, frame_of

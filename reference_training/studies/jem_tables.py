@@ -16,8 +16,7 @@ from ebmguard.errors import ConfigError, DiskError
 from ..jem.paper import DIVERGED, METRICS, TABLE_1, TABLE_2, Metric, Scores
 from ..jem.runs import JemRun, find_runs
 from ..jem.scenarios import SCENARIOS
-from ..plots.markdown import NONE, markdown_table
-from ..plots.numbers import duration
+from ..plots.numbers import NONE, duration, markdown_table
 from .config import TableConfig
 
 UNFINISHED, LOST, MEASURE, FINAL, OTHER = "…", "†", "‡", "§", "≠"

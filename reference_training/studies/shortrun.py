@@ -16,9 +16,8 @@ from torch import Tensor
 from ebmguard.errors import ConfigError
 
 from ..device import find_device
-from ..plots.canvas import DARK, new_figure
+from ..plots.canvas import DARK, new_figure, plain, tiling
 from ..plots.images import sample_grid
-from ..plots.page import plain, tiling
 from ..shortrun.trained import TrainedRun, load_run
 from .config import ShortRunFigure
 from .study import ABOUT, frame_of

@@ -21,9 +21,8 @@ from ebmguard.errors import ConfigError
 
 from ..engine.run_folder import METRICS, series
 from ..judge.ood import auroc
-from ..plots.canvas import COLOURS, DARK
+from ..plots.canvas import COLOURS, DARK, plain, tiling
 from ..plots.numbers import number
-from ..plots.page import plain, tiling
 from ..shortrun.trained import TrainedRun
 from . import shortrun
 from .config import ShortRunFigure

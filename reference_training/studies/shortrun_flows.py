@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from ebmguard.errors import ConfigError
 from ebmguard.likelihood import Gaussian
 
-from ..plots.canvas import COLOURS, DARK
-from ..plots.markdown import NONE
-from ..plots.page import plain
+from ..plots.canvas import COLOURS, DARK, plain
+from ..plots.numbers import NONE
 from ..shortrun.flow import density as of_flow
 from ..shortrun.flow.invert import ITERATIONS, Inverse, invert
 from ..shortrun.network import EnergyNet

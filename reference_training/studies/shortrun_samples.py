@@ -19,9 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ..plots.canvas import COLOURS, DARK
-from ..plots.markdown import NONE
-from ..plots.page import show_on, tiling
+from ..plots.canvas import COLOURS, DARK, show_on, tiling
+from ..plots.numbers import NONE
 from ..shortrun.flow.density import flow
 from ..shortrun.trained import TrainedRun
 from . import shortrun

@@ -11,8 +11,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..plots.markdown import markdown_table
-from ..plots.numbers import number
+from ..plots.numbers import markdown_table, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,9 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..plots.canvas import COLOURS, DARK, new_figure, unframed
+from ..plots.canvas import COLOURS, DARK, constrained, legend_below, new_figure, plain, unframed
 from ..plots.numbers import number
-from ..plots.page import constrained, legend_below, plain
 from ..toy.scenario import GOOD, SAMPLERS
 from .study import ABOUT, Study
 from .toy import CLAIMS, DATA, FIGURES, Spec, members, opened, who_draws

@@ -23,8 +23,7 @@ from ..engine.progress import log_to_terminal
 from ..engine.record import Record
 from ..engine.run_folder import read_rows
 from ..engine.task import DIVERGED_GAP, Task
-from ..plots.markdown import markdown_table
-from ..plots.numbers import mean, median, number
+from ..plots.numbers import markdown_table, mean, median, number
 from .config import ToyConfig
 from .distributions import DISTRIBUTIONS
 from .evaluate import Evaluator

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard.reference_training.precision import autocast_type, compile_modules, set_precision
+from ebmguard.reference_training.device import autocast_type, compile_modules, set_precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
