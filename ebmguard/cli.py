@@ -19,6 +19,7 @@ USAGE_ERROR = 2
 ALTERNATIVES = "|"
 _COLUMN = 12
 _HELP = ["-h"], ["--help"]
+_EXTRAS = {"tyro": "cli", "sklearn": "train", "torchmetrics": "train"}
 
 
 class Command(NamedTuple):
@@ -124,8 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = tyro.cli(load(COMMANDS[name].config), prog=prog, args=options)
         return int(load(COMMANDS[name].run)(config))
     except (EbmguardError, ImportError) as error:
-        is_tyro = getattr(error, "name", None) == "tyro"
-        why = 'the command line needs tyro: pip install "ebmguard[cli]"' if is_tyro else error
+        extra = _EXTRAS.get(str(getattr(error, "name", None)).partition(".")[0])
+        why = f'{error}: pip install "ebmguard[{extra}]"' if extra else error
         print(f"error: {printable(why)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:

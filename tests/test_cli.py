@@ -105,10 +105,14 @@ def test_every_figure_has_one_command_whose_settings_know_it():
         assert set(get_args(known)) == set(name[1].split(cli.ALTERNATIVES))
 
 
-def test_without_tyro_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "tyro", None)
-    assert cli.main(["train", "jem"]) == cli.USAGE_ERROR
-    assert 'pip install "ebmguard[cli]"' in capsys.readouterr().err
+@pytest.mark.parametrize(("package", "extra"), [("tyro", "cli"), ("torchmetrics", "train")])
+def test_without_a_package_says_what_to_install(tmp_path, monkeypatch, capsys, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    words = ["train", "jem", "--out", str(tmp_path / "run"), "--quality-samples", "9"]
+    assert cli.main(words) == cli.USAGE_ERROR
+    said = capsys.readouterr().err
+    assert package in said
+    assert f'pip install "ebmguard[{extra}]"' in said
 
 
 def test_takes_the_words_of_the_process(monkeypatch, capsys):

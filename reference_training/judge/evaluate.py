@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -15,13 +15,11 @@ from .likelihood import described
 
 EVALUATION = "evaluation.json"
 
-C = TypeVar("C", bound=EvaluateConfig)
-
 
 def run(
-    evaluate: Callable[[C, torch.device], Mapping[str, Any]],
+    evaluate: Callable[[Any, torch.device], Mapping[str, Any]],
     table: Callable[[Mapping[str, Any]], str],
-    config: C,
+    config: EvaluateConfig,
 ) -> int:
     """Evaluate a run, print a table, write evaluation.json into its folder.
 

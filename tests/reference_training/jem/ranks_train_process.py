@@ -67,6 +67,7 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
     with in_float64():
         data = load_data("digits")
         network = make_network(config, data)
+        start = {k: v.detach().clone() for k, v in network.named_parameters()}
         trainer = Trainer(config, network, data, ranks=ranks)
         trainer.draws.__class__ = Seen
         samples, numbers = [], []
@@ -75,6 +76,7 @@ def trained(ranks: Ranks, folder: Path, case: dict[str, Any]) -> dict[str, Any]:
             numbers.append(own_numbers(trainer))
         last = dict(trainer.loss_fn.guard.last)
     return {
+        "start": start,
         "batches": batches,
         "samples": samples,
         "numbers": numbers,

@@ -7,24 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.ranks import ONE_RANK
 from ebmguard.reference_training.jem import trainer as jem_trainer
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.trainer import Trainer, make_network
 from ebmguard.sinks import read_jsonl
 from tests.ranks import rank_fixtures
 from tests.reference_training.jem import ranks_train_process
 from tests.reference_training.jem.parts import (
     assert_same_run,
-    config_for,
-    in_float64,
     largest_difference,
-    own_numbers,
     same,
     saved,
     steps_of,
 )
-from tests.reference_training.jem.ranks_train_process import CASES, STEPS, UNEVEN, WORLD
+from tests.reference_training.jem.ranks_train_process import CASES, STEPS, UNEVEN, WORLD, trained
 
 started, folder, seen = rank_fixtures(ranks_train_process.__name__, WORLD)
 
@@ -63,29 +59,20 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
 
     monkeypatch.setattr(Draws, "batch", batch)
     monkeypatch.setattr(jem_trainer, "make_sampler", sampler)
-    with in_float64():
-        config = config_for(tmp_path, **settings)
-        data = load_data("digits")
-        network = make_network(config, data)
-        start = {k: v.detach().clone() for k, v in network.named_parameters()}
-        trainer, numbers = Trainer(config, network, data), []
-        for step in range(STEPS):
-            trainer.step(step)
-            numbers.append(own_numbers(trainer))
-        last = dict(trainer.loss_fn.guard.last)
-    parameters = dict(network.named_parameters())
+    one_process = trained(ONE_RANK, tmp_path, CASES[case])
+    parameters, last = one_process["network"], one_process["last"]
     for one in ranks:
         assert largest_difference(one["network"], parameters) < 1e-6
-        for own, whole in zip(one["numbers"], numbers, strict=True):
+        for own, whole in zip(one["numbers"], one_process["numbers"], strict=True):
             assert own == pytest.approx(whole, rel=1e-6, abs=1e-12)
     # Where the bits are equal nothing can drift apart.
     assert same(ranks[0]["network"], ranks[1]["network"])
-    assert largest_difference(parameters, start) > 1e-3
+    assert largest_difference(parameters, one_process["start"]) > 1e-3
     # The guard's row is that of the joined batch, on the rank that writes it.
     for name in ("energy_gap", "grad_scale", "ess", "f_pos/mean", "f_neg/mean"):
         if name in last:
             assert ranks[0]["last"][name] == pytest.approx(last[name], rel=1e-5), name
-    assert ("grad_scale" in last) == bool(config.p_x_weight)
+    assert ("grad_scale" in last) == (case != "a classifier")
 
 
 def test_a_run_of_two_ranks_is_written_once(seen, folder):
