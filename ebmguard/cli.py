@@ -19,7 +19,8 @@ USAGE_ERROR = 2
 ALTERNATIVES = "|"
 _COLUMN = 12
 _HELP = ["-h"], ["--help"]
-_EXTRAS = {"tyro": "cli", "sklearn": "train", "torchmetrics": "train"}
+_TRAIN = ("PIL", "matplotlib", "pandas", "scipy", "sklearn", "torchmetrics")
+_EXTRAS = {"tyro": "cli", **dict.fromkeys(_TRAIN, "train")}
 
 
 class Command(NamedTuple):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import load_durably, save_durably
 
-from .files import Images, find_folder, needs
+from .files import Images, find_folder
 
 PAGE = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 ARCHIVE = "img_align_celeba.zip"
@@ -60,8 +60,8 @@ def read_celeba(root: Path) -> Images:
             decoded or is not a colour JPEG of 178x218.
         ImportError: Pillow is not installed.
     """
-    with needs("Pillow, which reads CelebA"):
-        import PIL.Image  # noqa: F401
+    import PIL.Image  # noqa: F401
+
     names = [f"{number:06d}.jpg" for number in range(1, TRAIN + VALID + TEST + 1)]
     folder = find_folder(
         root,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -99,16 +98,3 @@ def find_folder(
         more = f", ... ({len(missing):,} files)" if len(missing) > NAMED else ""
         lacks.append(f"{folder} lacks {', '.join(missing[:NAMED])}{more}")
     raise ConfigError("\n  ".join([f"{what} not found under {root}:", *lacks]) + f"\n{cure}")
-
-
-@contextmanager
-def needs(package: str) -> Iterator[None]:
-    """Context of an import, which says what to install.
-
-    Args:
-        package: its name, and what it is needed for.
-    """
-    try:
-        yield
-    except ImportError as error:
-        raise ImportError(f'{package}, is not installed: pip install "ebmguard[train]"') from error

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ebmguard.errors import ConfigError
 
-from .files import Images, PublishedFiles, needs
+from .files import Images, PublishedFiles
 
 CIFAR10 = PublishedFiles(
     title="CIFAR-10 (python version)",
@@ -118,8 +118,7 @@ SVHN = PublishedFiles(
 
 def read_svhn(root: Path, files: PublishedFiles = SVHN) -> Images:
     """73,257 training and 26,032 test digits of houses, colour, 32x32 (Netzer et al. 2011)."""
-    with needs("SciPy, which reads SVHN"):
-        from scipy.io import loadmat
+    from scipy.io import loadmat
 
     def part(raw: bytes) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         content = loadmat(io.BytesIO(raw), variable_names=["X", "y"])
@@ -142,9 +141,9 @@ def read_digits(_: object = None) -> Images:
     They are the test set of the UCI "Optical Recognition of Handwritten Digits" data. The split is
     stratified by label, fixed and in random order.
     """
-    with needs("scikit-learn, with which the digits come"):
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     bundle = load_digits()
     images = bundle.images.astype(np.uint8)[:, None]
     labels = bundle.target.astype(np.int64)
@@ -168,8 +167,8 @@ def read_frey(root: Path) -> Images:
         ConfigError: the file is missing, or holds other arrays than the published one.
         ImportError: SciPy is not installed.
     """
-    with needs("SciPy, which reads the Frey faces"):
-        from scipy.io import loadmat
+    from scipy.io import loadmat
+
     path = root / FREY_FILE
     if not path.is_file():
         raise ConfigError(

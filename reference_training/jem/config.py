@@ -136,11 +136,6 @@ class JemConfig(ImageConfig):
         return self.data or ("digits" if self.scenario in (None, "digits") else "cifar10")
 
     @property
-    def total_steps(self) -> int:
-        """Training steps that the run is to have."""
-        return self.settings.iterations
-
-    @property
     def settings(self) -> Scenario:
         """The scenario with what is overridden."""
         return self.over(SCENARIOS[self.scenario_name])

@@ -25,17 +25,14 @@ CONTRASTS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "
 """Eight of it for runs side by side, vermillion first: it is that of the smallest β*."""
 
 DARK = "#444444"
-DPI = 150
 
 
 def new_figure(width: float, height: float) -> Figure:
     """An empty picture of a size in inches."""
-    try:
-        # Without pyplot, so that no window system is asked for and nothing global changes.
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "ebmguard[train]"') from error
-    return Figure(figsize=(width, height), dpi=DPI)
+    # Without pyplot, so that no window system is asked for and nothing global changes.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=150)
 
 
 def unframed(axes: Axes) -> None:

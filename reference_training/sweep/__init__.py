@@ -1,3 +1,1 @@
 """Grids of runs of any trainer: a process each, of the plain command of a single run."""
-
-from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import pickle
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +15,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.data import celeba, load_data
+from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.data.published import (
     CIFAR100,
     FREY_FILE,
@@ -154,21 +153,6 @@ def test_other_files_than_the_frey_faces_are_refused(tmp_path, arrays, message):
         savemat(tmp_path / FREY_FILE, arrays)
     with pytest.raises(ConfigError, match=message):
         read_frey(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("read", "package"),
-    [
-        (read_svhn, "scipy.io"),
-        (read_frey, "scipy.io"),
-        (read_digits, "sklearn.datasets"),
-        (celeba.read_celeba, "PIL.Image"),
-    ],
-)
-def test_without_a_package_it_says_what_to_install(tmp_path, monkeypatch, read, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ImportError, match=r'pip install "ebmguard\[train\]"'):
-        read(tmp_path)
 
 
 class Bomb:

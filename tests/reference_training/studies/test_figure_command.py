@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -125,13 +124,6 @@ def test_wrong_settings_are_refused_before_anything_is_opened(
     with pytest.raises(ConfigError, match=words):
         command.run(ShortRunFigure(name="long-run", **given))
     assert not seen
-
-
-def test_without_matplotlib_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(shortrun, "load_run", lambda *_: pytest.fail("a run was opened"))
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pictures need matplotlib"):
-        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
 
 
 def test_numbers_that_cannot_be_written_are_told(tmp_path, monkeypatch):
