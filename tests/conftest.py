@@ -80,6 +80,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if is_test and HEAVY_WORDS.search(collection_path.read_text("utf-8")) else None
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: tests wait for processes that they have started."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return 1 + (len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1)
+
+
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()

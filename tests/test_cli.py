@@ -99,7 +99,6 @@ def test_help_of_a_first_word_lists_the_commands_that_begin_with_it(capsys):
     ("package", "extra", "words"),
     [
         ("tyro", "cli", "train jem"),
-        ("torchmetrics", "train", "train jem --quality-samples 9"),
         ("sklearn.datasets", "train", "train jem"),
         ("scipy.io", "train", "train jem --data svhn --scenario 1"),
         ("PIL.Image", "train", "train shortrun --data celeba64"),
