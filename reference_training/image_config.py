@@ -29,9 +29,10 @@ class DataConfig(RunConfig):
         from .data import kept_data
 
         own: Any = self
-        counts = ("train_images", "valid_images", "test_images", "image_size")
-        asked = {name: getattr(own.settings, name, None) for name in counts}
-        return kept_data(own.data, self.data_root, self.download, **asked)
+        name = getattr(self, "data_name", own.data)
+        names = ("train_images", "valid_images", "test_images", "image_size")
+        asked = {x: getattr(own.settings, x, getattr(self, x, None)) for x in names}
+        return kept_data(name, self.data_root, self.download, **asked)
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ class ImageConfig(DataConfig):
     noise_std: float | None = None
     """Standard deviation of the noise in a Langevin step."""
     precision: PrecisionName = "float32"
-    """Arithmetic of the convolutions; energies are float32 numbers in any case. tf32 and the speed
-    of bfloat16 need a GPU."""
+    """Arithmetic of the convolutions; energies are float32 numbers in any case. tf32 needs a GPU;
+    bfloat16 is faster on one, or on a CPU with AMX."""
     compile: CompileName = "auto"
     """Compile the network with torch.compile; auto does so on a GPU in bfloat16."""
 

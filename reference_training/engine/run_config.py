@@ -71,7 +71,7 @@ class RunConfig(abc.ABC):
         values = dataclasses.asdict(self)
         for name in ("out", "resume", "download"):
             values.pop(name, None)
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+        return {name: _plain(value) for name, value in values.items()}
 
     def over(self, base: S) -> S:
         """The values of a dataclass, but for those that are set here under the same name."""

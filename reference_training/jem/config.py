@@ -111,15 +111,6 @@ class JemConfig(ImageConfig):
 
     words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "jem")
 
-    def load_data(self) -> ImageData:
-        """The data, on the CPU; read once and kept while the settings ask for the same."""
-        from ..data import kept_data
-
-        names = ("train_images", "valid_images", "test_images")
-        counts = {name: getattr(self.settings, name) for name in names}
-        where = (self.data_name, self.data_root, self.download)
-        return kept_data(*where, **counts, image_size=self.image_size)
-
     @property
     def has_samples(self) -> bool:
         """Whether there are negatives: a term of p(x) or of p(x, y)."""

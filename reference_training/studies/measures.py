@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 BATCH = 256
 """Images that pass the network together."""
 ROWS = 4096
-"""Images of a data set that are compared at once, and that components are found from."""
+"""Images of a data set that are compared at once."""
 
 
 def measure(run: TrainedRun, x: Tensor) -> pd.DataFrame:
@@ -41,20 +41,16 @@ def saturation(x: Tensor, levels: int) -> pd.DataFrame:
     """How saturated each image is, (N, C, H, W) not cut to [-1, 1]; NaN where it is not finite.
 
     Returns:
-        the columns "beyond": share of the entries with |x| > 1, where no datum is; "excess": mean
-        of max(|x| - 1, 0); "ends": share of the entries that are shown as pure black or white, with
-        |x| within half a level of 1, or larger; "size": mean of |x|; "contrast": standard deviation
-        of the entries; "colour": mean over the pixels of the largest minus the smallest channel.
+        the columns "excess": mean of max(|x| - 1, 0), as no datum is beyond 1; "ends": share of the
+        entries that are shown as pure black or white, with |x| within half a level of 1, or larger;
+        "contrast": standard deviation of the entries.
     """
-    images = x.detach().cpu().double()
-    size = images.flatten(1).abs()
+    images = x.detach().cpu().double().flatten(1)
+    size = images.abs()
     found = {
-        "beyond": (size > 1).double().mean(dim=1),
         "excess": (size - 1).clamp(min=0).mean(dim=1),
         "ends": (size >= 1 - 1 / levels).double().mean(dim=1),
-        "size": size.mean(dim=1),
-        "contrast": images.flatten(1).std(dim=1, correction=0),
-        "colour": (images.amax(dim=1) - images.amin(dim=1)).flatten(1).mean(dim=1),
+        "contrast": images.std(dim=1, correction=0),
     }
     frame = pd.DataFrame({name: values.numpy() for name, values in found.items()})
     return frame[size.isfinite().all(dim=1).numpy()].reindex(frame.index)

@@ -146,14 +146,17 @@ class Sweep(DeferredInterrupt):
             preexec_fn=DIE_WITH_SWEEP,
         )
         is_told = False
-        while process.poll() is None:
-            if self._insists:
-                os.killpg(process.pid, signal.SIGKILL)
-            elif self.requested and not is_told:
-                self._view.show(number, "stopping; Ctrl-C again kills it")
-                process.terminate()
-                is_told = True
-            yield True
+        try:
+            while process.poll() is None:
+                if self._insists:
+                    os.killpg(process.pid, signal.SIGKILL)
+                elif self.requested and not is_told:
+                    self._view.show(number, "stopping; Ctrl-C again kills it")
+                    process.terminate()
+                    is_told = True
+                yield True
+        finally:  # a sweep that fails leaves no run behind
+            process.terminate()
         return process.returncode
 
     def _fail(self, number: int, why: str) -> None:

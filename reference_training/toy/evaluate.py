@@ -33,7 +33,6 @@ class Evaluator:
     tempering, footnote 5 of the paper), both blurred by the same kernel. Where the negatives come
     from a fixed proposal q (no Langevin steps), ``oracle_r2`` is the p_d-weighted R² of F against
     the optimum (log p_d - log q) / β + c of the default variant (Appendix I).
-
     """
 
     def __init__(self, settings: Scenario, members: Members, device: torch.device) -> None:

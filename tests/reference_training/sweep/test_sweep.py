@@ -28,6 +28,7 @@ from ebmguard.reference_training.sweep.grids import JemGrid
 JemConfig.words = ("fake_trainer", "jem")
 JemGrid.page = lambda self: "table"
 torch.cuda.device_count = lambda: GPUS
+BEGIN
 sys.exit(run(tyro.cli(JemGrid)))
 """
 BETA_STARS = ("0", "0.5", "2", "5")
@@ -40,12 +41,13 @@ LENGTH = ("--", "--iterations", "100")
 class Started:
     """A sweep of fakes in a folder, whose plan says by their names what they do."""
 
-    def __init__(self, grid, *words, gpus=0, plan=None, **environment):
+    def __init__(self, grid, *words, gpus=0, plan=None, begin="", **environment):
         grid.mkdir(exist_ok=True)
         if plan is not None:
             (grid / "plan.json").write_text(json.dumps(plan))
         self.file = grid.with_name(f"said{time.monotonic_ns()}")
         code, own = SWEEP.replace("GPUS", str(gpus)), {"PYTHONPATH": str(HERE)} | environment
+        code = code.replace("BEGIN", begin)
         words = ("-c", code, "--out", str(grid), *words)
         self.process = forks.start(*words, stdout=self.file, **own)
 
@@ -197,6 +199,17 @@ def test_a_sweep_that_is_killed_takes_its_runs_with_it(tmp_path):
     (grid / "release").touch()
     assert f"{NAMES[0]}: resumed\n" in Started(grid, *words).end(0)
     assert names(grid, "end") == sorted(NAMES)
+
+
+def test_a_sweep_that_fails_stops_its_runs(tmp_path):
+    grid = tmp_path / "grid"
+    # Without the kernel, which tells them on Linux; and with a page that cannot be made.
+    begin = "from ebmguard.reference_training.sweep import sweep; sweep.DIE_WITH_SWEEP = None"
+    plan = {"*": "wait", NAMES[0]: "fail"}
+    sweep = Started(grid, *DIGITS, "--workers", "2", plan=plan, begin=f"{begin}; JemGrid.page = 0")
+    assert "TypeError" in sweep.end(1)
+    wait_for_lock(grid, NAMES[1])
+    assert names(grid, "end") == []
 
 
 @pytest.mark.slow
