@@ -14,7 +14,7 @@ from ..image_config import ImageConfig
 from .scenarios import SCENARIOS, DataName, Scenario, ScenarioName
 
 if TYPE_CHECKING:  # the help needs no torch
-    from ..data import ImageData
+    pass
 
 ActivationName = Literal["leaky_relu", "silu"]
 NormName = Literal["none", "batch", "instance", "layer"]
