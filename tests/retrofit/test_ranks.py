@@ -27,7 +27,6 @@ JOINED = {
     *(f"{x}mixture/{name}/weight" for x in ("", "ref/") for name in ("climbs", "jumps")),
     *(f"mixture/{name}/energy_gap" for name in ("climbs", "jumps")),
 }
-TEN_TIMES = "classes, ten times as many"
 AVERAGED = {
     *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("q05", "median", "q95")),
     *("energy_overlap", "pareto_k", "ref/pareto_k"),
