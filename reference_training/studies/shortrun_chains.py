@@ -267,15 +267,14 @@ def draw_long(frame: pd.DataFrame, title: str) -> Figure:
 
 
 MEASURES = (
-    "Means over the chains that are finite. beyond: share of entries outside [-1, 1]; excess: by "
-    "how much, on the mean of all entries. ends: share shown as pure black or white. size: mean "
-    "|x|. contrast: standard deviation of an image's entries. slope: length of ∇f(x). distance: "
-    "root mean square difference to the nearest training image, after cutting to [-1, 1]. variety: "
-    "root of the variance over chains, on the mean of all entries, over that of the data; below 1 "
-    "many chains have become one image. gap: mean f(data) − mean f(x⁻); f_off: minus that, in "
-    "standard deviations of f over the data. pull: length of a step's drift over that of its "
-    "noise. above, below: share of the chains beyond the data's 97.5% and 2.5% quantiles. Data are "
-    "training images with the training's noise."
+    "Means over the chains that are finite. excess: mean of max(|x| - 1, 0). ends: share shown as "
+    "pure black or white. contrast: standard deviation of an image's entries. slope: length of "
+    "∇f(x). distance: root mean square difference to the nearest training image, after cutting to "
+    "[-1, 1]. variety: root of the variance over chains, on the mean of all entries, over that of "
+    "the data; below 1 many chains have become one image. gap: mean f(data) − mean f(x⁻); f_off: "
+    "minus that, in standard deviations of f over the data. pull: length of a step's drift over "
+    "that of its noise. above, below: share of the chains beyond the data's 97.5% and 2.5% "
+    "quantiles. Data are training images with the training's noise."
 )
 STUDIES = {
     "steps": Study(
