@@ -137,9 +137,10 @@ def draw(rows: Rows) -> None:
             own = {k: x for k, x in ARMS[row["arm"]].items() if k != "steps"}
             spent = (row["death"] if lost else row["updates"]) * UPDATES / updates(own)
             axes.plot(spent, at, "x" if lost else ".", color=CONTRASTS[lost], markersize=4)
-        axes.set(title=network, xlabel="gradients of f, in published updates", xscale="log")
+        axes.set(title=network, xscale="log")
         axes.set_yticks(range(len(ARMS)), [*ARMS])
     axes.invert_yaxis()
+    figure.supxlabel("gradients of f, in published updates", fontsize="medium")
     figure.tight_layout()
     figure.savefig(PICTURE)
 
