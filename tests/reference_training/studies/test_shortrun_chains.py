@@ -79,9 +79,8 @@ def test_chains_on_a_quadratic_have_a_closed_form():
 def test_the_data_have_the_noise_of_training_and_held_out_images_have_none():
     frame = study_of("steps", tiny_run(data_noise=0.5), count=2)
     data, held_out = (frame[frame["images"] == name].iloc[0] for name in REFERENCES)
-    assert held_out["beyond"] == 0
+    assert held_out["excess"] == 0
     # Half of the noise at a black or white entry leaves the cube, on the mean by σ / sqrt(2 pi).
-    assert data["beyond"] > 0.4 * held_out["ends"]
     assert data["excess"] > 0.9 * held_out["ends"] * 0.5 / math.sqrt(2 * math.pi)
 
 
@@ -95,7 +94,7 @@ def test_in_parts_all_chains_go_on(monkeypatch):
 def test_chains_that_are_lost_have_no_numbers():
     frame = study_of("steps", tiny_run(network=Quadratic(-1e30)), count=2)
     assert math.isfinite(of(frame)["contrast"][0])
-    assert of(frame).loc[3, ["contrast", "beyond", "distance"]].isna().all()
+    assert of(frame).loc[3, ["contrast", "excess", "distance"]].isna().all()
     assert find("steps").verdict(frame).endswith("cannot be told.")
     find("steps").drawn(frame)
 
