@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from ebmguard.errors import ConfigError
 
@@ -12,9 +12,6 @@ from ..engine.ranks import ONE_RANK, Ranks
 from ..engine.run_config import below, not_positive, refuse
 from ..image_config import ImageConfig
 from .scenarios import SCENARIOS, DataName, Scenario, ScenarioName
-
-if TYPE_CHECKING:  # the help needs no torch
-    pass
 
 ActivationName = Literal["leaky_relu", "silu"]
 NormName = Literal["none", "batch", "instance", "layer"]
