@@ -1,6 +1,6 @@
 """One table: what the settings of JEM and its kin say to the guard, and what it must refuse.
 
-``from ebmguard.adapters import jem`` gives a row of it, and ``docs/your-trainer.md`` the changed
+``from ebmguard.adapters import jem`` gives a row of it, and ``docs/codebases.md`` the changed
 lines of each::
 
     loss_fn, sample_q = guard(None, get_sample_q(args, device), **jem.settings(args))

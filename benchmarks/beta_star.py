@@ -199,24 +199,11 @@ def of_arm(arm: str, frame: pd.DataFrame) -> dict[str, str]:
     }
 
 
-def of_family(family: str, frame: pd.DataFrame) -> dict[str, str]:
-    """A line of the table of families: how many are lost, limp and are healthy."""
-    own = frame[frame["family"] == family]
-    line = {"family": family, "runs": str(len(own[own["arm"] == "4"]))}
-    for arm, title in ARMS.items():
-        counts = own[own["arm"] == arm]["fate"].value_counts()
-        lost = counts.get("dead", 0) + counts.get("collapsed", 0)
-        line[title] = f"{lost} / {counts.get('limping', 0)} / {counts.get('healthy', 0)}"
-    return line
-
-
 def slots(rows: Rows) -> dict[str, str]:
     frame = by_cell(rows)
     is_last = frame["family"].isin(LAST_LOOK)
     parts = {"arms": frame[~is_last], "last-look": frame[is_last]}
-    return {name: table_of([of_arm(arm, own) for arm in ARMS]) for name, own in parts.items()} | {
-        "families": table_of([of_family(family, frame) for family in CHOSEN])
-    }
+    return {name: table_of([of_arm(arm, own) for arm in ARMS]) for name, own in parts.items()}
 
 
 GRID = Grid("beta_star", CELLS, measure, slots)

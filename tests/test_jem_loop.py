@@ -2,7 +2,7 @@
 
 Closure as a sampler, replay buffer on the CPU written in place, an energy of shape (B,) or, with
 labels, (B, 1), start points moved through ``.data``, losses written inline, two data streams, plots
-drawn with the training sampler now and then. ``docs/your-trainer.md`` has the script itself.
+drawn with the training sampler now and then. ``docs/codebases.md`` has the script itself.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.population              # judges the shipped rules and baselines
     python -m benchmarks.population --detector mymodule:detect    # and yours
     python -m benchmarks.population record       # trains all runs that are not there
-    python -m benchmarks.population page         # docs/results/population.md
+    python -m benchmarks.population page         # docs/results/population.md and .csv
 
 A detector takes the rows of a run, a pandas frame, and returns the steps of its ERRORs. What has
 been recorded lies in benchmarks/population/rows, ERRORs of rules of another day in errors.json.
@@ -20,14 +20,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.grid import RESULTS, filled, table_of
 from benchmarks.rules import rules_version, stamp
 from ebmguard.reference_training.engine.run_folder import read_json, write_text
 
 from .detectors import BASELINES, Detect, named, shipped
-from .families import GROUPS, KINDS, group_of
+from .families import GROUPS, group_of
 from .judged import ROWS, Recorded, Verdict, file_of, load, scores, verdict
-from .leave_out import GRID, NUMBERS, Point, leave_one_out, sweep
+from .leave_out import GRID, NUMBERS, leave_one_out, sweep
 from .record import pack, record
 
 RUNS = Path("runs/population")
@@ -49,45 +51,38 @@ def _number(name: str, value: Any) -> str:
     return f"{count} of {of}" if of else "–"
 
 
-def families_table(runs: Sequence[Recorded]) -> str:
-    """What the population is, and what became of it."""
+def groups_table(groups: Mapping[str, Sequence[Recorded]]) -> str:
+    """What the population is, and what became of it: a line for each group."""
     lines = []
-    families = {each.run.family: KINDS[each.run.family] for each in runs}
-    for family, axes in (families | {"all": dict.fromkeys(_USUAL, "")}).items():
-        own = [each for each in runs if family in (each.run.family, "all")]
-        fates: Counter[str] = Counter(each.fate.name for each in own)
-        kind = {x: axes.get(x, usual) for x, usual in _USUAL.items()}
-        words = {x: of if isinstance(of, str) else ", ".join(of) for x, of in kind.items()}
-        line = {"family": family, **words}
-        line |= {"runs": str(len(own)), "steps": f"{sum(each.fate.steps for each in own):,}"}
-        lines.append(line | {name: str(fates[name]) for name in _FATES})
-    return table_of(lines, 5)
-
-
-_USUAL = {"data": "", "task": "jem", "network": "mlp", "sampler": "persistent"}
-FEW = ("in time", "under 5 points", "steps ahead", "healthy, false")
-_FATES = ("dead", "collapsed", "limping", "healthy")
-
-
-def detection(detectors: Mapping[str, Sequence[Verdict]], *names: str) -> str:
-    """What each detector found, a line each; all scores if none is named."""
-    lines = []
-    for title, verdicts in detectors.items():
-        found = scores(verdicts)
-        line = {name: _number(name, found[name]) for name in names or found}
-        lines.append({"detector": title} | line)
+    for group, runs in groups.items():
+        fates = Counter(each.fate.name for each in runs)
+        counts = {
+            "families": len({each.run.family for each in runs}),
+            "runs": len(runs),
+            "steps": sum(each.fate.steps for each in runs),
+            **{name: fates[name] for name in ("dead", "collapsed", "limping", "healthy")},
+        }
+        lines.append({"group": group} | {name: f"{count:,}" for name, count in counts.items()})
     return table_of(lines)
 
 
-def by_family(chosen: Mapping[str, tuple[Point, Sequence[Verdict]]]) -> str:
-    """What thresholds that were chosen without a family find in it."""
-    lines = []
-    every = {"all": ((), [v for _, verdicts in chosen.values() for v in verdicts])}
-    for family, (point, verdicts) in (dict(chosen) | every).items():
-        found = scores(verdicts)
-        line = {"left out": family, ", ".join(GRID): ", ".join(f"{value:g}" for value in point)}
-        lines.append(line | {name: _number(name, found[name]) for name in FEW})
-    return table_of(lines, 2)
+def detection(detectors: Mapping[str, Sequence[Verdict]]) -> list[dict[str, str]]:
+    """What each detector found, a line each."""
+    return [
+        {"detector": title} | {name: _number(name, x) for name, x in scores(verdicts).items()}
+        for title, verdicts in detectors.items()
+    ]
+
+
+def of_blowups(runs: Sequence[Recorded]) -> list[dict[str, str]]:
+    """The rule of blow-ups alone: other numbers, and those chosen without a family, in it."""
+    lines = [{"runs": "first and new"} | line for line in detection(sweep(runs, NUMBERS))]
+    every = []
+    for family, (point, verdicts) in leave_one_out(runs).items():
+        named = ", ".join(f"{x} {value:g}" for x, value in zip(GRID, point, strict=True))
+        lines += [{"runs": family} | line for line in detection({named: verdicts})]
+        every += verdicts
+    return [*lines, {"runs": "first and new", **detection({"chosen without each": every})[0]}]
 
 
 def record_missing(arguments: argparse.Namespace) -> None:
@@ -126,21 +121,24 @@ def judge(arguments: argparse.Namespace) -> None:
     """Print what detectors find, group by group."""
     own = {path: named(path) for path in arguments.detector}
     for group in GROUPS:
-        print(f"\n{group}\n\n{detection(all_verdicts(load(group), own))}", flush=True)
+        found = detection(all_verdicts(load(group), own))
+        print(f"\n{group}\n\n{table_of(found)}", flush=True)
 
 
 def page(_: argparse.Namespace) -> None:
+    """The page, and beside it a table of all that it quotes from."""
     groups = {group: load(group) for group in GROUPS}
-    families = families_table([each for runs in groups.values() for each in runs])
-    groups["unseen"] = [*groups["new"], *groups["last look"]]
-    found = {group: detection(all_verdicts(runs, {})) for group, runs in groups.items()}
+    pools = groups | {"unseen": [*groups["new"], *groups["last look"]]}
+    found = {group: detection(all_verdicts(runs, {})) for group, runs in pools.items()}
+    lines = [{"runs": group} | line for group, own in found.items() for line in own]
+    lines += of_blowups([*groups["first"], *groups["new"]])
+    pd.DataFrame(lines).to_csv(PAGE.with_suffix(".csv"), index=False)
+    every = [each for runs in groups.values() for each in runs]
     slots = {
         "rules": stamp([rules_version()]),
-        "families": families,
-        "left-out": by_family(leave_one_out([*groups["first"], *groups["new"]])),
-        "sweep": detection(sweep([*groups["first"], *groups["new"]], NUMBERS), *FEW),
+        "groups": groups_table(groups | {"all": every}),
+        "unseen": table_of(found["unseen"][-1 - len(BASELINES) :]),
     }
-    slots |= {group.replace(" ", "-"): table for group, table in found.items()}
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), slots))
 
 

@@ -136,7 +136,7 @@ class Guard:
             f_neg: the same on negatives; M may differ from N.
             groups: labels ``(y_pos, y_neg)``, if each chain belongs to a class, a noise level or a
                 pair. If output scales differ between levels, add as a third entry each positive's
-                scale ``(N,)`` divided by the guard's: see ``docs/your-trainer.md``.
+                scale ``(N,)`` divided by the guard's: see ``docs/codebases.md``.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
                 with a known density, high where it draws often in either ``convention``: see
                 :func:`ebmguard.objective.contrastive_loss`.

@@ -153,7 +153,7 @@ def clip_grad(optimizer):
 def train_igebm(
     trial: Trial, *, inside: bool = False, noise_std: float = 0.005, clip: float = 0.01, gain=1.0
 ) -> Run:
-    """The guarded loss is added to the mean as in docs/your-trainer.md, or ``inside`` before it."""
+    """The guarded loss is added to the mean as in docs/codebases.md, or ``inside`` before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)

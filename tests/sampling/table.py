@@ -104,7 +104,7 @@ class Row:
 
 
 def rows() -> Iterator[Row]:
-    """The codebases of docs/your-trainer.md, then the small loops."""
+    """The codebases of docs/codebases.md, then the small loops."""
     for name, options, loop in OF_CODEBASES:
         said = ", ".join(f"{key}={value}" for key, value in options.items())
         yield Row(f"{name} {said}".strip(), loop, measure_codebase(name, options)[0])
