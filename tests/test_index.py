@@ -37,7 +37,9 @@ IN_WORDS = re.compile(rf"\b({NUMBER}|all)( \w+)? of (\d+|{NUMBER})\b")
 with CLAIMS.open(encoding="utf-8", newline="") as opened:
     ROWS = list(csv.DictReader(opened))
 TEXT = PAGE.read_text(encoding="utf-8")
-COMMANDS = sorted({row["command"].strip("`") for row in ROWS if not GONE.match(row["command"])})
+COMMANDS = sorted(
+    {x.strip("`") for x in (row["command"] for row in ROWS) if "`" in x and not GONE.match(x)}
+)
 
 
 def problem(row: dict[str, str]) -> str:
@@ -46,7 +48,8 @@ def problem(row: dict[str, str]) -> str:
         return "other columns"
     verdict = VERDICT.match(row["verdict"])
     has_command = COMMAND.fullmatch(row["command"]) or GONE.fullmatch(row["command"])
-    if not row["claim"] or not row["theirs"] or not has_command:
+    is_open = row["command"] == "none" and row["verdict"].startswith("**not run**")
+    if not row["claim"] or not row["theirs"] or not (has_command or is_open):
         return "a claim, a command or the paper's side is missing"
     if not verdict:
         return "no verdict"
