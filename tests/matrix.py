@@ -32,7 +32,8 @@ LOWEST = "lowest-direct"
 PAGE = """\
 # The suite, environment by environment
 
-The whole suite passes in {good} of {count} environments.
+The suite passed in {good} of {count} environments, each at the commit of its row;
+frameworks-lowest has the adapters' tests alone.
 
 Written by `make test-matrix` on {machine}. Each row differs from the first in one thing.
 What is skipped says why under `pytest -rs`.
