@@ -46,7 +46,7 @@ def test_a_row_replaces_that_of_its_environment_alone():
         assert line.endswith(f" | {' | '.join(found)} |")
     after = table.splitlines()
     changed = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
-    assert "passes in 10 of 11" in after[changed[0]]
+    assert "passed in 10 of 11" in after[changed[0]]
     assert [after[i].split()[1] for i in changed[-2:]] == ["plain", "threads"]
 
 
