@@ -44,7 +44,7 @@ class Spec:
         scenarios: one run each. Where some are mixtures, all are compared with the first one.
         betas, variants: of every run; each β has a pair of columns, or each variant of a single β.
         seeds: models of each β and variant.
-        band: words beside a band, of a setting or of data, variant, negatives and who (draws them).
+        band: words beside a band, of a setting or of data, variant and who (draws the negatives).
         split: whether each scenario gets a picture of its own.
     """
 
@@ -74,8 +74,7 @@ FIGURES = {
     # At β = 0 the variants are one and the same loss.
     "7": Spec(BOTH, FOUR[1:], variants=VARIANTS, band="{variant}", split=True),
     "8": Spec(FIXED, ("0.5",), variants=VARIANTS),
-    # The last two are not in the paper: they show how far the optimum can be reached.
-    "9": Spec((*FIXED, "gmm-proposal", "circles-proposal"), SIX, band="{data}\n{negatives}"),
+    "9": Spec(FIXED, SIX),
     "10": Spec(("gmm-restricted",), SIX, variants=VARIANTS, band="{variant}"),
     "11": Spec(("circles-restricted",), SIX, variants=VARIANTS, band="{variant}"),
     "1d": Spec(("mixture1d-default",), FOUR, 3),
@@ -284,8 +283,6 @@ def _picture(spec: Spec, run: ToyRun, own: pd.DataFrame) -> dict[str, Any]:
     if alert := first_alert(run, index):
         instead += f"\n{alert['level']} at {alert['step']:,}:\n{alert['rule']}"
     known = {"data": DATA[settings["data"]], "variant": VARIANT[own["variant"].iloc[0]]}
-    negatives = f"{count} negative{'s' * (count > 1)}"
-    known["negatives"] = negatives + ", decaying rate" * (settings["lr_end"] < settings["lr"])
     band = spec.band.format(**settings | known, who=who_draws(settings["samplers"], count))
     seen = run.evaluations[run.evaluations["member"].isin(own.index)].groupby("step")
     course = {
