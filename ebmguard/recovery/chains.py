@@ -124,15 +124,8 @@ def _version(x: Tensor) -> int:
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """The plain ones that have memory: no parameters, which are the model's."""
-    for x in values:
-        if (
-            type(x) is Tensor
-            and x.layout is torch.strided
-            and x.ndim
-            and not x.is_meta
-            and x.numel()
-        ):
-            yield x
+    plain = (x for x in values if type(x) is Tensor and x.layout is torch.strided)
+    yield from (x for x in plain if x.ndim and x.numel() and not x.is_meta)
 
 
 def _kept(call: object) -> Iterator[object]:

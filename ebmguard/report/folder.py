@@ -104,9 +104,8 @@ class RecordedRun:
         self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
         self.latest: dict[str, Any] = {}  # the last row
         self.row_count = 0
-        self._thinned: dict[
-            float, int
-        ] = {}  # of how many rows one was written, and from which step
+        # Of how many rows one was written, and from which step.
+        self._thinned: dict[float, int] = {}
         self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
         # Attempt, step and level, in this order, where the level of the rows that count changes.
@@ -309,12 +308,8 @@ class RecordedRun:
 
     def series(self, tag: str) -> list[tuple[int, float]]:
         """Steps and finite values of a ``whole`` tag, in the rows that count."""
-        return [
-            (step, value)
-            for own in self.attempts
-            for step, value in own.whole[tag].pairs()
-            if step < own.end and math.isfinite(value)
-        ]
+        pairs = ((own.end, *pair) for own in self.attempts for pair in own.whole[tag].pairs())
+        return [(step, value) for end, step, value in pairs if step < end and math.isfinite(value)]
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
@@ -328,13 +323,10 @@ class RecordedRun:
             values: dict[int, dict[int, float]] = defaultdict(dict)
             for record in self._evaluations:
                 values[record.get("attempt", 0)][record["step"]] = float(record["test_accuracy"])
-            found = [
-                (
-                    [Bin.over([step], [value]) for step, value in sorted(values[number].items())],
-                    min((a.first for a in self.attempts if a.number > number), default=math.inf),
-                )
-                for number in sorted(values)
-            ]
+            found = []
+            for number, own in sorted(values.items()):
+                end = min((a.first for a in self.attempts if a.number > number), default=math.inf)
+                found.append(([Bin.over([step], [x]) for step, x in sorted(own.items())], end))
         return [
             ([own for own in bins if own.step < end], [own for own in bins if own.step >= end])
             for bins, end in found

@@ -38,8 +38,7 @@ class Experiment:
     def __init__(self, root: Edge) -> None:
         self.root = root
         self.made = behind(root)
-        outputs = {e: made for e, made in self.made.items() if isinstance(made, Output)}
-        self.outputs: dict[Edge, Output] = outputs
+        self.outputs = {e: made for e, made in self.made.items() if isinstance(made, Output)}
         self.values = evaluate(root, {})
 
     @cached_property
@@ -171,10 +170,6 @@ def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)).to(value)
-    found = torch.autograd.grad(
-        (value * (1 + weights)).sum() if value.ndim else value,
-        leaves,
-        retain_graph=True,
-        materialize_grads=True,
-    )
+    total = (value * (1 + weights)).sum() if value.ndim else value
+    found = torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
     return [grad.detach() for grad in found]

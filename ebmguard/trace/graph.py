@@ -140,17 +140,13 @@ def behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operatio
 def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
     """What the root and all behind it would be with these values in the place of theirs."""
     values = dict(given)
-    with torch.random.fork_rng(_devices()):
+    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    with torch.random.fork_rng(range(torch.cuda.device_count() if is_on_gpu else 0)):
         for edge, made in behind(root, given).items():
             if edge not in values:
                 is_output = isinstance(made, Output)
                 values[edge] = made.value if is_output else made.again(values)  # type: ignore[union-attr]
     return values
-
-
-def _devices() -> range:
-    is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return range(torch.cuda.device_count() if is_on_gpu else 0)
 
 
 def _write(tensor: Tensor, what: Output | Operation) -> None:

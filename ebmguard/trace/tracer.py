@@ -50,11 +50,8 @@ class Trace:
     def trainer_of(self, sampler: Sampler) -> Names:
         """The names of the one optimizer that trains a sampler's energy."""
         weights = {*sampler.energy.parameters()}
-        found = [
-            names
-            for optimizer, names in self.optimizers.items()
-            if any(not weights.isdisjoint(group["params"]) for group in optimizer.param_groups)
-        ]
+        owned = [([p for g in o.param_groups for p in g["params"]], o) for o in self.optimizers]
+        found = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
         return found[0] if len(found) == 1 else {}
 
 
