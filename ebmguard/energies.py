@@ -122,7 +122,11 @@ def check_energies(
 
 
 def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:
-    """Refuse, as :func:`check_energies`, log-densities ``name`` that do not fit; and β* = 0."""
+    """Refuse log-densities, called ``name``, that are not one for each energy; and β* = 0.
+
+    Raises:
+        EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
+    """
     expected = "one log-density per sample"
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
         kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__

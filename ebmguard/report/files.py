@@ -205,7 +205,12 @@ class GrowingFile:
         self._offset, self._before = 0, b""
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Return whether earlier records are void, and the next records, about two megabytes."""
+        """Return whether earlier records are void, and the next records, about two megabytes.
+
+        Raises:
+            ConfigError: the file cannot be read, a complete line is not a JSON object or longer
+                than eight megabytes, or a record lacks a field.
+        """
         file = opened(self.path)
         if file is None:
             return self._forget(), []

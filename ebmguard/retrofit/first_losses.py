@@ -153,9 +153,12 @@ class FirstLosses:
     def check(
         self, f_pos: Tensor, f_neg: Tensor, measured: Measured | None, *, only_warns: bool
     ) -> None:
-        """Refuse energies that certainly are not those of data and of the sampler's samples.
+        """Refuse energies that certainly do not belong to data and to the sampler's samples.
 
-        A ``LossError`` is only logged where it ``only_warns``.
+        Raises:
+            LossError: swapped or equal sides, samples instead of energies, or an output that the
+                sampler does not follow; only logged if it ``only_warns``.
+            ConfigError: the measured direction contradicts ``convention=``.
         """
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return

@@ -85,7 +85,13 @@ class Sampling:
         now: StrengthAt,
         recording: Recording | None,
     ) -> tuple[Any, Tempering | None]:
-        """Run the sampler on the tempered energy; returns its result, and what tempered it."""
+        """Run the sampler on the tempered energy; returns its result, and what tempered it.
+
+        Raises:
+            SamplerError: no energy module is known or among the arguments, the sampler never called
+                it, or the sampler's steps are deferred.
+            ConfigError: the module has no such method.
+        """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
         must_temper = now.must_temper
         # What β* = 0 allows and a later step of the schedule does not is said once.

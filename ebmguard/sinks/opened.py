@@ -24,11 +24,14 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
     """A regular file of a run folder, to read; None if there is none.
 
     A link is followed if it stays in the folder. Pipes and devices are refused: reading them may
-    never end. What is no such file, or cannot be read, is a ``ConfigError``.
+    never end.
 
     Args:
         inside: the folder, which may itself be a link; None: the file's own folder.
         most: the largest size of the file in bytes.
+
+    Raises:
+        ConfigError: it is not such a file, or cannot be read.
     """
     try:
         folder = os.path.realpath(path.parent if inside is None else inside)
