@@ -153,13 +153,14 @@ def draw_tradeoff(spec: Spec, frame: pd.DataFrame, title: str) -> Figure:
             for k, (metric, (label, form)) in enumerate(KINDS.items()):
                 spreads = np.array([row[metric] for row in band])
                 # No point, and no whisker, where a logarithmic axis could not show it.
-                middle, low, high = np.where(spreads > 0, spreads, np.nan).T
+                shown = (spreads > 0) & np.isfinite(spreads)
+                middle, low, high = np.where(shown, spreads, np.nan).T
                 colour = COLOURS[i if many else k]
                 axes.errorbar(
                     # The lines of one pair of axes are set apart.
                     places + 0.012 * width * (i - (len(bands) - 1) / 2),
                     middle,
-                    yerr=np.nan_to_num([middle - low, high - middle], posinf=0),
+                    yerr=np.nan_to_num([middle - low, high - middle]),
                     fmt=form if ordered else form[-1],
                     color=colour,
                     mfc="white" if k else colour,
