@@ -163,7 +163,7 @@ class Unused:
         self._calls = 0  # since the latest loss
         self._most = 0  # before any loss; 0 until the first one
         self._steps = 0  # before the first loss
-        self._versions: tuple[int, ...] | None = None
+        self._place: Tensor | None = None
         self._has_warned = False
 
     def loss(self) -> None:
@@ -181,11 +181,12 @@ class Unused:
             if tempers and self._calls > _STEPS * self._most:
                 said = _NO_LONGER % (self._calls, self._most)
         else:
-            # A step may need a hundred calls (of one Metropolis step, say), but moves parameters.
-            own = None if tempering is None else tempering.module.parameters()
-            versions = None if own is None else tuple(p._version for p in own)
-            self._steps += versions is None or versions != self._versions
-            self._versions = versions
+            if self._steps < _STEPS:
+                # A step may need a hundred calls (of one Metropolis step, say), but moves
+                # parameters; a fused optimizer does so without a new version of them.
+                place = None if tempering is None else _place(tempering.module.parameters())
+                known, self._place = self._place, place
+                self._steps += place is None or known is None or not torch.equal(place, known)
             if acts and self._steps >= _STEPS:
                 said = _NEVER % self._calls
         if said and not self._has_warned:

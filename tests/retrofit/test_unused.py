@@ -28,7 +28,14 @@ def train(f):
         f.height.mul_(0.9)
 
 
-def test_sampler_without_its_loss(said):
+def step_fused(f):
+    """Moves parameters without a new version of them."""
+    f.height.grad = torch.ones_like(f.height)
+    torch.optim.Adam(f.parameters(), lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize("train", [train, step_fused])
+def test_sampler_without_its_loss(said, train):
     g, f = make(), Bowl()
     for _ in range(50):
         g.sampler(f, X)
