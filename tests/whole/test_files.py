@@ -265,7 +265,7 @@ def test_a_clock_that_jumps_changes_no_row_nor_verdict(
     assert [(row["step"], row["energy_gap"]) for row in rows] == expected
     assert scalars(tmp_path / "run", "guard/energy_gap") == expected
     assert str(RecordedRun.read(tmp_path / "run").verdict) == "healthy"
-    assert "step 20" in capsys.readouterr().out
+    assert "step 20" in " ".join(capsys.readouterr().out.split())  # a long path breaks the line
 
 
 def test_of_many_alerts_a_page_shows_the_first_and_the_last(tmp_path: Path) -> None:
