@@ -163,7 +163,7 @@ class Unused:
         self._calls = 0  # since the latest loss
         self._most = 0  # before any loss; 0 until the first one
         self._steps = 0  # before the first loss
-        self._place: Tensor | None = None
+        self._moves = Moves()
         self._has_warned = False
 
     def loss(self) -> None:
@@ -182,11 +182,9 @@ class Unused:
                 said = _NO_LONGER % (self._calls, self._most)
         else:
             if self._steps < _STEPS:
-                # A step may need a hundred calls (of one Metropolis step, say), but moves
-                # parameters; a fused optimizer does so without a new version of them.
-                place = None if tempering is None else _place(tempering.module.parameters())
-                known, self._place = self._place, place
-                self._steps += place is None or known is None or not torch.equal(place, known)
+                # A step may need a hundred calls (of Metropolis steps, say), but moves parameters.
+                own = None if tempering is None else tempering.module.parameters()
+                self._steps = 1 + (self._steps if own is None else self._moves.see(own))
             if acts and self._steps >= _STEPS:
                 said = _NEVER % self._calls
         if said and not self._has_warned:

@@ -45,6 +45,15 @@ def test_sampler_without_its_loss(said, train):
     assert "g.paused()" in message
 
 
+def test_a_step_may_call_two_networks_in_turn(said):
+    g, networks = make(), (Bowl(), Bowl())
+    train(networks[1])
+    for _ in range(50):
+        for f in networks:
+            g.sampler(f, X)
+    assert said() == []
+
+
 def test_plots_while_paused_do_not_count(said):
     g = make()
     with g.paused():
