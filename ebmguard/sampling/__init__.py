@@ -1,6 +1,6 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
-from .measured import Measured
+from .measured import Measured, Moves
 from .recording import (
     Draw,
     Evaluation,
@@ -10,13 +10,16 @@ from .recording import (
     other_networks,
     variables_of,
 )
+from .substeps import Substeps
 from .tempering import Tempering, changes, scale
 
 __all__ = [
     "Draw",
     "Evaluation",
     "Measured",
+    "Moves",
     "Recording",
+    "Substeps",
     "Tempering",
     "changes",
     "find_module",

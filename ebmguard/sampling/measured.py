@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from .recording import Draw, Evaluation
 from .steps import Step, solve
 
-__all__ = ["Measured"]
+__all__ = ["Measured", "Moves"]
 
 EXACT = "exact"
 _NO_NOISE = "gradient steps without noise"
@@ -23,6 +24,7 @@ _SURE = 4.0  # standard errors
 _ROUNDING = 1e-6
 _ALIKE = 1e-4  # of numbers that are the same but for rounding
 _MOST = 0.7  # of the steps must agree
+_KNOWN = 0.01  # by which a size may be off
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,112 @@ class Measured:
             f"{self.output_scale_error:.1g}), convention={self.convention!r}; {self.share:.0%} of "
             f"the free entries agree to rounding{notes}."
         )
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How a sampler moves: x' = clamp(x + a t - decay x + c n), with t = cut(gradient - pull x).
+
+    The gradient is that of the module's output as the sampler differentiates it; n is normal.
+    """
+
+    sizes: list[list[float]]  # a and c of each step; one pair where they are alike
+    places: list[list[int]]  # of n among a call's draws: its number less those before; row or -1
+    std: float = 1.0  # of the draws
+    decay: float = 0.0
+    pull: float = 0.0
+    low: float = -math.inf
+    high: float = math.inf
+    bound: float = math.inf  # of the drift's entries; below 0, less that of its norm
+
+    @classmethod
+    def of(
+        cls,
+        evaluations: Sequence[Evaluation],
+        draws: Sequence[Draw | None],
+        end: Tensor | None = None,
+    ) -> Moves | str:
+        """From a recorded call that has returned ``end``; or why it cannot be told, in words."""
+        if not evaluations:
+            return "no gradient is seen"
+        pulls = list[float]()
+        for seen in evaluations:
+            if isinstance(pull := _pull(seen, evaluations[0]), str):
+                return pull
+            pulls.append(pull)
+        last, every = evaluations[-1], [*evaluations]
+        if end is not None and end.shape == last.x.shape and not torch.equal(end, last.x):
+            every.append(Evaluation(last.energy, end, len(draws), end, gradient=end))
+        steps = [*_steps(every, draws)]
+        told = [(seen, step) for seen, step in steps if step.moved > 0 and not step.why]
+        if not told:
+            return next((step.why for _, step in steps if step.why), "nothing moves between calls")
+        if any(abs(step.momentum) > _ALIKE for _, step in told):
+            return "it has momentum"
+        if any(len(step.noises) > 1 for _, step in told):
+            return "a step uses several draws"
+        if any(_SURE * step.step_error > _KNOWN * abs(step.step) for _, step in told):
+            return "rounding hides the gradient"
+        sizes = [[step.step, sum(x.factor for x in step.noises)] for _, step in told]
+        noises = [x for _, step in told for x in step.noises]
+        places = [
+            next(([x.number - seen.draws_before, x.row] for x in step.noises), [0, -1])
+            for seen, step in told
+            if noises
+        ]
+        error = max(step.step_error / abs(step.step) for _, step in told)
+        varies = max(_spread(of) if any(of) else 0.0 for of in zip(*sizes, strict=True))
+        is_one = varies <= max(_ALIKE, _SURE * error) and all(x == places[0] for x in places)
+        if is_one:
+            sizes, places = sizes[-1:], places[-1:]
+        elif len(told) < len(steps) or any(seen.follows_gap for seen in evaluations):
+            return "its steps differ along the chain, and not all of them were seen"
+        elif len(told) < len(evaluations):  # the last one goes on as they did
+            sizes.append([each * each / before for before, each in zip(*sizes[-2:], strict=True)])
+            places.append([2 * each - before for before, each in zip(*places[-2:], strict=True)])
+        bound = min((step.bound for _, step in told), key=abs)
+        scalable = all(_is_one_of(draws[x.number], last.x, x.row) for x in noises)
+        if bound < math.inf and places and places[0][0] < 0:
+            scalable = False  # what the gradient is given for a draw would be cut
+        if noises and not scalable:
+            (a, c), g = sizes[-1], last.point[1]
+            if abs(a) * float(g.square().mean().sqrt()) < abs(c):
+                return "its draws cannot be scaled, and are larger than its drift"
+            places = []
+        lows, highs = zip(*(step.clamp for _, step in told), strict=True)
+        return cls(
+            sizes,
+            places,
+            std=noises[-1].std if noises else 1.0,
+            decay=statistics.median(step.decay for _, step in told),
+            pull=max(pulls, key=abs),
+            low=min((x for x in lows if x is not None), default=-math.inf),
+            high=max((x for x in highs if x is not None), default=math.inf),
+            bound=bound,
+        )
+
+
+def _is_one_of(draw: Draw | None, x: Tensor, row: int) -> bool:
+    """Whether a draw has a number for each entry of x, and for nothing else."""
+    return draw is not None and (row >= 0 or draw.values.numel() == x.numel())
+
+
+def _pull(seen: Evaluation, first: Evaluation) -> float | str:
+    """The factor of -x that joins the module's gradient on its way; or why it is not that alone."""
+    x, inner, whole = seen.x, seen.inner_gradient, seen.gradient
+    if seen.cotangent is None or seen.is_joint or inner is None or whole is None:
+        return "its gradient is not that of one call of the network"
+    if seen.leaf_gradient is not None and not torch.equal(seen.leaf.flatten(), x.flatten()):
+        return "the network's input is made of what the sampler moves"
+    c, of_first = seen.cotangent, first.cotangent
+    if of_first is None or c.shape != of_first.shape or not torch.allclose(c, of_first, rtol=1e-4):
+        return "it follows a function of the network's output"
+    rest = (whole - inner).double()
+    factor = -float((rest * x).sum() / x.double().square().sum().clamp(min=1e-300))
+    rounding = 8 * torch.finfo(x.dtype).eps * float(max(whole.abs().max(), inner.abs().max()))
+    if float((rest + factor * x).abs().max()) > rounding:
+        return "other terms join the network's gradient"
+    return factor if bool(rest.any()) else 0.0
 
 
 def _steps(

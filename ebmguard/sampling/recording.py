@@ -34,6 +34,7 @@ class Draw(NamedTuple):
 
     values: Tensor
     std: float | None  # nominal; None where the entries have several
+    number: int = 0  # draws before it
 
 
 class Draws(TorchFunctionMode):
@@ -42,6 +43,10 @@ class Draws(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[Draw | None] = []  # None in the place of what was dropped
+
+    def take(self, values: Tensor, std: float | None) -> None:
+        """Keep a copy of a draw."""
+        self.log.append(Draw(values.detach().clone(), std, len(self.log)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,7 +57,7 @@ class Draws(TorchFunctionMode):
             if isinstance(std, Tensor):
                 first = std.flatten()[0]
                 std = float(first) if bool((std == first).all()) else None
-            self.log.append(Draw(out.detach().clone(), std))
+            self.take(out, std)
         return out
 
 
@@ -68,6 +73,7 @@ class Evaluation:
     gradient: Tensor | None = None  # by x, other terms included
     cotangent: Tensor | None = None  # by the output: 1 for a sum over samples, 1/B for their mean
     leaf_gradient: Tensor | None = None
+    inner_gradient: Tensor | None = None  # by x, of what came through the module alone
     is_joint: bool = False  # the gradient has come through several calls: it is that of no one
     follows_gap: bool = False  # evaluations before it were dropped
     noted: Any = None  # what the recording's on_call has returned for it

@@ -23,6 +23,15 @@ _ALL = 0.97  # of them is all: the rest are accidents of rounding
 _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 
+class Noise(NamedTuple):
+    """A draw that a step used."""
+
+    number: int  # of the draw
+    row: int  # of the draw where it is that of all steps; else -1
+    std: float  # of the draw
+    factor: float = math.nan  # on the draw at a standard deviation of 1
+
+
 class Step(NamedTuple):
     """What one step did: a and s with their standard errors, NaN where no entries tell them."""
 
@@ -36,6 +45,8 @@ class Step(NamedTuple):
     moved: float = 1.0  # share of the samples
     clamp: tuple[float | None, float | None] = (None, None)  # ends at which many entries lie
     clip: str = ""  # how the gradient is clipped, in words
+    bound: float = math.inf  # of the entries of the gradient, or below 0 less that of its norm
+    noises: tuple[Noise, ...] = ()  # which draws it used
     why: str = ""  # the step is not what it should be, in words; empty where it is
 
 
@@ -59,11 +70,12 @@ def solve(
     known = partial(Step, moved=float(moves.double().mean()), clamp=(low, high))
     if not all(bool(each.isfinite().all()) for each in (start, g, y)):
         return known(why="values that are not finite")
-    noises, move, by = _noises(pick, draws, x), dx[free], g[free]
+    move, by = dx[free], g[free]
     # Those that are likest to what the gradient leaves of the move.
     left = move - by * (by @ move) / (by @ by).clamp(min=1e-300)
-    noises.sort(key=lambda n: -abs(float(n[free] @ left)) / max(float(n[free].norm()), 1e-300))
-    noises = noises[:_MOST_DRAWS]
+    found = _noises(pick, draws, x)
+    found.sort(key=lambda n: -abs(float(n[0][free] @ left)) / max(float(n[0][free].norm()), 1e-300))
+    noises, drawn = [n for n, _ in found[:_MOST_DRAWS]], [which for _, which in found[:_MOST_DRAWS]]
     rounding = torch.finfo(x.dtype)  # of x + a g + s n
     tolerance = 4 * rounding.eps * (start.abs() + y.abs() + dx.abs()) + rounding.tiny
     limit = tolerance[free]
@@ -96,13 +108,20 @@ def solve(
     if is_own and not all(math.isclose(*each, rel_tol=0.01) for each in sizes):
         return known(exact=best.share, why="noise or step sizes differ between samples")
     drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[names]], strict=True))
+    clip, bound = "", math.inf
+    if best.share < _ALL:
+        clip, bound = _clip(drift / values[0], free, best.obeys)
+    least = max(1e-6 * float(move.abs().mean()), 4 * noise_error)
+    used = zip(drawn, values[1:last], strict=True)
     return known(
         step=values[0],
-        noise=noise if noise > max(1e-6 * float(move.abs().mean()), 4 * noise_error) else 0.0,
+        noise=noise if noise > least else 0.0,
         step_error=best.errors[0],
         noise_error=noise_error,
         exact=best.share,
-        clip=_clip(drift / values[0], free, best.obeys) if best.share < _ALL else "",
+        clip=clip,
+        bound=bound,
+        noises=tuple(which._replace(factor=v) for which, v in used if abs(v) > least),
         **dict[str, Any](zip(names, values[last:], strict=True)),
     )
 
@@ -121,21 +140,23 @@ def _picker(x: Tensor) -> Callable[[Tensor], Tensor]:
     return pick
 
 
-def _noises(pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor) -> list[Tensor]:
-    """The draws that fit the samples, of variance 1."""
-    found: list[Tensor] = []
+def _noises(
+    pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor
+) -> list[tuple[Tensor, Noise]]:
+    """The draws that fit the samples, at a variance of 1, and which they are."""
+    found: list[tuple[Tensor, Noise]] = []
     for draw in draws:
-        values, each = draw.values, []
+        values, each, of_all = draw.values, list[Tensor](), False
         if values.numel() == x.numel():
             each = [values]
         elif values.ndim == x.ndim + 1 and values.shape[1:] == x.shape and len(values) <= _AT_ONCE:
-            each = list(values)  # of all steps
+            each, of_all = list(values), True  # of all steps
         elif values.shape in (x.shape[1:], (1, *x.shape[1:])):
             each = [values.expand(x.shape)]  # shared by the members of an ensemble
-        for column in map(pick, each):
+        for row, column in enumerate(map(pick, each)):
             std = float(column.std()) if draw.std is None else draw.std
-            if std > 0 and not any(torch.equal(column / std, other) for other in found):
-                found.append(column / std)
+            if std > 0 and not any(torch.equal(column / std, other) for other, _ in found):
+                found.append((column / std, Noise(draw.number, row if of_all else -1, std)))
     return found
 
 
@@ -176,17 +197,19 @@ def _is_one_number(x: Tensor, share: float = 1.0) -> bool:
     return bool(near.double().mean() >= share)
 
 
-def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> str:
+def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> tuple[str, float]:
     """How the gradient was clipped where entries do not obey. ``drift``: what was left of it."""
     wrong = free.masked_scatter(free, ~obeys)
     cut = drift[wrong].abs()
     # Others may have met a clamp before the noise came.
     if _is_one_number(cut, 0.5):
-        return f"entries at {float(cut.median()):.4g}"
+        return f"entries at {float(cut.median()):.4g}", float(cut.median())
     rows = (wrong.sum(1) > 0.9 * free.sum(1)) & free.any(1)
-    if _is_one_number(drift[rows].norm(dim=1)):
-        return f"norm, of {float(rows.double().mean()):.0%} of the samples"
-    return ""
+    norms = drift[rows].norm(dim=1)
+    if _is_one_number(norms):
+        share = f"norm, of {float(rows.double().mean()):.0%} of the samples"
+        return share, -float(norms.median())
+    return "", math.inf
 
 
 def _why(g: Tensor, noises: Sequence[Tensor], dx: Tensor, free: Tensor, tolerance: Tensor) -> str:

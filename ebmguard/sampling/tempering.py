@@ -15,19 +15,19 @@ inside a function that ``torch.compile`` has compiled around the module.
 from __future__ import annotations
 
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.utils.hooks import RemovableHandle
 
 from ..errors import SamplerError
+from .gradients import Gradients
 from .recording import Recording, is_capturing
+from .substeps import Substeps
 
 __all__ = ["Tempering", "changes", "scale"]
 
@@ -63,115 +63,6 @@ def _device_of(module: nn.Module) -> torch.device | None:
     return next(own, None) or next(filter(None, below), None)
 
 
-class _Gradients:
-    """Norms of the gradients that a sampler computes of one module, by a hook without a pass.
-
-    They are taken inside the hook, since samplers clip and zero gradients in place, by ``.data``.
-    A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
-    where the norm of the call that came last is chosen without waiting for it.
-
-    Attributes:
-        norm: gradient norm per sample, of the shape of the output up to ``batch_dim``, of the
-            latest differentiated call, or None where it cannot be told. From the sampler call after
-            the first capture on, replays count as calls (but for what ``torch.func`` computes), and
-            NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
-            are filled up with their mean, which changes neither mean nor maximum.
-    """
-
-    def __init__(self, batch_dim: int) -> None:
-        self.norm: Tensor | None = None
-        self.count = 0  # of the differentiated calls, without replays
-        self.output_shape = torch.Size()  # of the latest call: who makes it writes this
-        self.is_capturing = False  # as a CUDA graph: likewise
-        self._batch_dim = batch_dim
-        self._shape: tuple[int, ...] = ()  # of the samples whose norm it is
-        self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
-        self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
-        self._chooses = False
-        self._is_new = False  # the latest call has not been differentiated yet
-        self._handle: RemovableHandle | None = None
-        self._leaf: Tensor | None = None
-
-    @property
-    def entries(self) -> int:
-        """The number of entries of one sample; 0 where it is unknown, or graphs differ in it."""
-        shapes = {*self._graphs, self._shape} if self._chooses else {self._shape}
-        found = {math.prod(each[self._batch_dim + 1 :]) for each in shapes if each}
-        return found.pop() if len(found) == 1 else 0
-
-    def start(self) -> None:
-        self.norm, self._shape, self.count = None, (), 0
-        self._chooses = self._ran is not None
-        self._mark(0)
-
-    def stop(self) -> None:
-        """The sampler call is over: the norm becomes that of the eager call or graph run last."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = self._leaf = None
-        if self._ran is None or not self._chooses:  # before the first replay nothing is written
-            return
-        ran = list(enumerate(self._graphs.values(), 1))
-        if self.norm is not None:
-            ran.append((0, self.norm.to(self._ran.device)))
-        width = max(norm.shape[-1] for _, norm in ran)
-        chosen = torch.full((), torch.nan, device=self._ran.device)
-        for number, norm in ran:
-            if short := width - norm.shape[-1]:
-                rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
-                norm = torch.cat([norm, rest], -1)
-            chosen = torch.where(self._ran == number, norm, chosen)
-        self.norm = chosen
-
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is called: the first argument that may be differentiated is watched."""
-        if not torch.is_grad_enabled():
-            return
-        for x in (*args, *kwargs.values()) if kwargs else args:
-            if isinstance(x, Tensor) and x.requires_grad and x.ndim:
-                self._is_new = True
-                # A sampler may move one leaf in place: its hook stays, and must not pile up.
-                if x is not self._leaf:
-                    if self._handle is not None:
-                        self._handle.remove()
-                    self._leaf = x if x.is_leaf else None
-                    self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
-                return
-
-    def _record(self, grad: Tensor) -> None:
-        if self._is_new:
-            self._is_new = False
-            self.count += 1
-        if is_functorch_wrapped_tensor(grad):
-            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
-            self.norm, self._chooses = None, False
-            return
-        if grad.requires_grad:
-            grad = grad.detach()
-        norm, shape, at = None, grad.shape, self._batch_dim
-        # Otherwise the members of an ensemble share their samples.
-        if not at or (len(shape) > at and shape[:at] == self.output_shape[:at]):
-            inner = tuple(range(at + 1, len(shape)))
-            norm = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
-        number = 0
-        if not self.is_capturing:
-            self.norm, self._shape = norm, shape
-        elif norm is None:
-            number = -1
-        else:
-            graph = self._graphs.setdefault(shape, norm)
-            if graph is not norm:
-                graph.copy_(norm)
-            if self._ran is None:
-                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
-            number = 1 + list(self._graphs).index(shape)
-        self._mark(number)
-
-    def _mark(self, number: int) -> None:
-        if self._ran is not None:
-            self._ran.fill_(number)
-
-
 class Tempering:
     """Overrides one energy module's ``forward``, or another method, during sampler calls.
 
@@ -195,11 +86,12 @@ class Tempering:
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = False
         self.energy = energy
-        self.seen = _Gradients(batch_dim)
+        self.seen = Gradients(batch_dim)
         self._module = weakref.ref(module)
         self.given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._recording: Recording | None = None
+        self._substeps: Substeps | None = None
         self._is_active = False
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
@@ -223,6 +115,7 @@ class Tempering:
         kwargs: Mapping[str, Any],
         factor: float | Tensor,
         recording: Recording | None = None,
+        substeps: Substeps | None = None,
     ) -> Any:
         """``call(*args, **kwargs)`` inside :meth:`active`.
 
@@ -233,14 +126,20 @@ class Tempering:
         def rebound(value: Any) -> Any:
             return self._forward if callable(value) and value == inner else value
 
-        with self.active(factor, recording):
+        with self.active(factor, recording, substeps):
             return call(*map(rebound, args), **{name: rebound(x) for name, x in kwargs.items()})
 
     @contextmanager
-    def active(self, factor: float | Tensor, recording: Recording | None = None) -> Iterator[None]:
+    def active(
+        self,
+        factor: float | Tensor,
+        recording: Recording | None = None,
+        substeps: Substeps | None = None,
+    ) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
-        The factor broadcasts against the energies; `recording` gets the module's calls.
+        The factor broadcasts against the energies; `recording` gets the module's calls, and
+        `substeps` makes the steps between them finer.
 
         Raises:
             SamplerError: another guard is sampling from the same module, and one of the two
@@ -265,7 +164,10 @@ class Tempering:
         # Compiled code is kept while what it calls lives; a bound method is a new object each time.
         self._owner = (inner.__self__,) if inspect.ismethod(inner) else ()
         self._function = inner.__func__ if self._owner else inner
-        self._recording = recording
+        self._recording, self._substeps = recording, substeps
+        self.seen.is_told = substeps is not None and substeps.moves is not None
+        if substeps is not None:
+            substeps.follow = self.seen.follow
         self.reached = self._captured is not None
         self.seen.start()
         own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
@@ -277,13 +179,16 @@ class Tempering:
         attributes.update(own)
         self._is_active = True
         try:
-            with nullcontext() if recording is None else recording.listening():
+            with (
+                nullcontext() if recording is None else recording.listening(),
+                nullcontext() if substeps is None else substeps,
+            ):
                 yield
         finally:
             self._is_active = False
             self._restore(attributes)
             del self._function, self._owner, self._state_of, self._replaced
-            self._recording = None
+            self._recording = self._substeps = None
             self.seen.stop()
             if self._captured is not None:
                 self._captured.fill_(1.0)
@@ -337,6 +242,8 @@ class Tempering:
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
             self._factor = self._captured
         seen.enter(args, kwargs)
+        if self._substeps is not None and not seen.is_capturing and torch.is_grad_enabled():
+            call = partial(self._substeps.call, self.module, call)
         if self._recording is None:
             output = call(*args, **kwargs)
         else:

@@ -1,0 +1,150 @@
+"""What the gradients tell that a sampler computes: their norms, and how sharply its drifts turn."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """Norms of the gradients that a sampler computes of one module, by a hook without a pass.
+
+    They are taken inside the hook, since samplers clip and zero gradients in place, by ``.data``.
+    So are the sums of their sharpness.
+    A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
+    where the norm of the call that came last is chosen without waiting for it.
+
+    Attributes:
+        norm: gradient norm per sample, of the shape of the output up to ``batch_dim``, of the
+            latest differentiated call, or None where it cannot be told. From the sampler call after
+            the first capture on, replays count as calls (but for what ``torch.func`` computes), and
+            NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
+            are filled up with their mean, which changes neither mean nor maximum.
+        follows: the sums over chains and consecutive gradients, ``(..., 2)``, of ⟨g, g'⟩ and ⟨g, g⟩
+            of the first of the two; None before the second one, or where gradients are not seen.
+    """
+
+    def __init__(self, batch_dim: int) -> None:
+        self.norm: Tensor | None = None
+        self.follows: Tensor | None = None
+        self.is_told = False  # of the drifts by another one, who calls ``follow``
+        self.count = 0  # of the differentiated calls, without replays
+        self.output_shape = torch.Size()  # of the latest call: who makes it writes this
+        self.is_capturing = False  # as a CUDA graph: likewise
+        self._batch_dim = batch_dim
+        self._shape: tuple[int, ...] = ()  # of the samples whose norm it is
+        self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
+        self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
+        self._chooses = False
+        self._is_new = False  # the latest call has not been differentiated yet
+        self._handle: RemovableHandle | None = None
+        self._leaf: Tensor | None = None
+        self._before: Tensor | None = None
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of one sample; 0 where it is unknown, or graphs differ in it."""
+        shapes = {*self._graphs, self._shape} if self._chooses else {self._shape}
+        found = {math.prod(each[self._batch_dim + 1 :]) for each in shapes if each}
+        return found.pop() if len(found) == 1 else 0
+
+    def start(self) -> None:
+        """A sampler call begins."""
+        self.norm, self._shape, self.count = None, (), 0
+        self.follows = self._before = None
+        self._chooses = self._ran is not None
+        self._mark(0)
+
+    def stop(self) -> None:
+        """The sampler call is over: the norm becomes that of the eager call or graph run last."""
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = self._leaf = self._before = None
+        if self._ran is None or not self._chooses:  # before the first replay nothing is written
+            return
+        ran = list(enumerate(self._graphs.values(), 1))
+        if self.norm is not None:
+            ran.append((0, self.norm.to(self._ran.device)))
+        width = max(norm.shape[-1] for _, norm in ran)
+        chosen = torch.full((), torch.nan, device=self._ran.device)
+        for number, norm in ran:
+            if short := width - norm.shape[-1]:
+                rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
+                norm = torch.cat([norm, rest], -1)
+            chosen = torch.where(self._ran == number, norm, chosen)
+        self.norm = chosen
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The module is called: the first argument that may be differentiated is watched."""
+        if not torch.is_grad_enabled():
+            return
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, Tensor) and x.requires_grad and x.ndim:
+                self._is_new = True
+                # A sampler may move one leaf in place: its hook stays, and must not pile up.
+                if x is not self._leaf:
+                    if self._handle is not None:
+                        self._handle.remove()
+                    self._leaf = x if x.is_leaf else None
+                    self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
+                return
+
+    def follow(self, drift: Tensor) -> None:
+        """The chain takes a step along this drift, which stays as it is."""
+        before, self._before = self._before, drift
+        if before is None or before.shape != drift.shape:
+            return
+        lead = (
+            self._batch_dim
+            if drift.shape[: self._batch_dim] == self.output_shape[: self._batch_dim]
+            else 0
+        )
+        one, other = (
+            x.flatten(lead) if x.dtype.itemsize > 2 else x.float().flatten(lead)
+            for x in (before, drift)
+        )
+        sums = torch.stack([torch.linalg.vecdot(one, other), torch.linalg.vecdot(one, one)], -1)
+        self.follows = sums if self.follows is None else self.follows + sums
+
+    def _record(self, grad: Tensor) -> None:
+        if self._is_new:
+            self._is_new = False
+            self.count += 1
+        if is_functorch_wrapped_tensor(grad):
+            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
+            self.norm, self._chooses = None, False
+            self.follows = self._before = None
+            return
+        if grad.requires_grad:
+            grad = grad.detach()
+        norm, shape, at = None, grad.shape, self._batch_dim
+        # Otherwise the members of an ensemble share their samples.
+        if not at or (len(shape) > at and shape[:at] == self.output_shape[:at]):
+            inner = tuple(range(at + 1, len(shape)))
+            norm = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
+        number = 0
+        if not self.is_capturing:
+            self.norm, self._shape = norm, shape
+            if not self.is_told:
+                self.follow(grad.clone())
+        elif norm is None:
+            number = -1
+        else:
+            graph = self._graphs.setdefault(shape, norm)
+            if graph is not norm:
+                graph.copy_(norm)
+            if self._ran is None:
+                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
+            number = 1 + list(self._graphs).index(shape)
+        self._mark(number)
+
+    def _mark(self, number: int) -> None:
+        if self._ran is not None:
+            self._ran.fill_(number)

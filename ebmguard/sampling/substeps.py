@@ -1,0 +1,226 @@
+"""Takes each step of an unchanged sampler N times finer.
+
+A sampler that moves by x' = x + a t(x) + c n, with a drift t and a normal draw n, is brought to
+where N Langevin steps of a/N and c/√N lead. N - 1 of them are taken here, while the gradient is on
+its way back to the sampler:
+
+    x_{j+1} = x_j + (a/N) t(x_j) + (c/√N) ξ_j,    x_0 = x
+
+The sampler is given the mean of the t(x_j), and in its draw the rest: the ξ_j, and what a clamp did
+to the x_j. Its own line then makes x_N. Where the draw was made before, the gradient has the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from .measured import Moves
+from .recording import Draws, Evaluation
+
+__all__ = ["Substeps"]
+
+
+class Substeps(Draws):
+    """The finer steps of one sampler call. While it is active, it sees the call's draws.
+
+    Args:
+        moves: how the sampler moves; None only looks, for :meth:`look`.
+        times: N.
+        seed: of the random numbers, which those of the sampler and the network do not notice.
+
+    Attributes:
+        follow: called with the drift of every step that the chain takes, in turn.
+        why: why steps were left as they are, in words.
+        missed: share of the entries that the sampler did not bring to where its first step should
+            have led, on the device; None before its second evaluation.
+    """
+
+    def __init__(
+        self,
+        moves: Moves | None,
+        times: int = 1,
+        *,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.follow: Callable[[Tensor], object] = lambda _: None
+        self.why, self.missed = "", cast("Tensor | None", None)
+        self.moves, self._times = moves, times
+        self._seed, self._states = seed, list[Tensor]()  # of the random numbers of the finer steps
+        self._is_inside = False
+        self._count = 0  # of the draws
+        self._steps = 0
+        self._inner: Tensor | None = None
+        # Where the step under way should lead, and how far its drift does.
+        self._to = self._size = cast("Tensor | None", None)
+        # The number of the draw that this step waits for, its factor, and what else it has to move.
+        self._waits_for: tuple[int, float, Tensor] | None = None
+
+    def look(self, seen: Evaluation) -> None:
+        """Give an evaluation the gradient that has come through the network alone."""
+        seen.inner_gradient, self._inner = self._inner, None
+
+    def take(self, values: Tensor, std: float | None) -> None:
+        """See a draw, and make it the finer steps' where it is the step's own."""
+        if self._is_inside:
+            return
+        number, self._count = self._count, self._count + 1
+        if self.moves is not None and any(at < 0 for at, _ in self.moves.places):
+            super().take(values, std)
+        if self._waits_for is None or number != self._waits_for[0]:
+            return
+        _, factor, rest = self._waits_for
+        self._waits_for = None
+        if values.numel() == rest.numel() and self._to is not None:
+            with torch.no_grad():
+                values.mul_(self._times**-0.5)
+                self._to = self._to + factor * values.reshape(rest.shape)
+                values.add_(rest.reshape(values.shape) / factor)
+
+    def call(
+        self, module: nn.Module, function: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """``function(*args, **kwargs)``, energies of which the sampler gets the finer gradient.
+
+        The buffers of ``module`` stay as that call leaves them.
+        """
+        given = [*args, *kwargs.values()]
+        moving = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
+        if len(moving) != 1 or is_functorch_wrapped_tensor(given[moving[0]]):
+            self.why = "it moves several inputs of the network" if moving else self.why
+            return function(*args, **kwargs)
+        x = given[moving[0]]
+
+        def at(z: Tensor) -> Any:
+            given[moving[0]] = z
+            return function(
+                *given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True))
+            )
+
+        began, cotangent = self._count, list[Tensor]()
+        self._compare(x.detach())
+        y = x.view_as(x)
+        output = at(y)
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            return output
+        kind = x.device.type
+        modes = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+
+        def gradient(z: Tensor) -> Tensor:
+            with torch.enable_grad(), torch.autocast(kind, *modes, cache_enabled=False):
+                z = z.to(x.dtype).requires_grad_()
+                return torch.autograd.grad(at(z), z, cotangent)[0]
+
+        def returned(own: Tensor) -> Tensor | None:
+            if self.moves is None:
+                self._inner = own.detach().clone()
+                return None
+            if torch.is_grad_enabled():
+                self.why = "it differentiates its gradient"
+                return None
+            with self._aside(module, x.device):
+                return self._finer(self.moves, x.detach(), own, gradient, began)
+
+        output.register_hook(lambda c: cotangent.__setitem__(slice(None), [c]))  # type: ignore[no-untyped-call]
+        y.register_hook(returned)
+        return output
+
+    def _finer(
+        self,
+        moves: Moves,
+        x: Tensor,
+        own: Tensor,
+        gradient: Callable[[Tensor], Tensor],
+        began: int,
+    ) -> Tensor | None:
+        """The gradient that the sampler gets for a step from x, where its own would be ``own``."""
+        index, self._steps, n = self._steps, self._steps + 1, self._times
+        (a, c), place = moves.sizes[min(index, len(moves.sizes) - 1)], [0, -1]
+        if moves.places:
+            place = moves.places[min(index, len(moves.places) - 1)]
+        start = z = x.to(torch.promote_types(x.dtype, torch.float32))
+        total = move = torch.zeros_like(z)
+        for j in range(n):
+            if j:
+                z = z + move
+                z = torch.add(z, torch.randn_like(z), alpha=c * n**-0.5) if moves.places else z
+                z = _clamped(z, moves)
+            drift = _cut((gradient(z) if j else own).to(z) - moves.pull * z, moves.bound)
+            self.follow(drift)
+            total, move = total + drift, (a * drift - moves.decay * z) / n
+        if n == 1:
+            return None
+        given, self._to = total / n, z + move
+        self._size = (self._to - start).abs().mean()
+        # What the gradient that is given does not do.
+        rest = self._to - start - a * given + moves.decay * start
+        if not moves.places or not c:
+            given = given + rest / a
+        elif place[0] >= 0:
+            self._waits_for = began + place[0], c / moves.std, rest
+        else:
+            draw = self.log[began + place[0]]
+            assert draw is not None
+            noise = draw.values if place[1] < 0 else draw.values[place[1]]
+            noise = noise.reshape(z.shape) * (c / moves.std)
+            self._to = self._to + noise * n**-0.5
+            given = given + (rest + noise * (n**-0.5 - 1)) / a
+        return (given + moves.pull * start).to(own)
+
+    def _compare(self, x: Tensor) -> None:
+        """The next evaluation is at x."""
+        if self._to is None or self._size is None or self.moves is None:
+            return
+        if self.missed is None and x.shape == self._to.shape:
+            to = _clamped(self._to, self.moves)
+            rounding = 16 * torch.finfo(x.dtype).eps * to.abs()
+            self.missed = ((x - to).abs() > 1e-3 * self._size + rounding).float().mean()
+        self._to = self._waits_for = None
+
+    @contextmanager
+    def _aside(self, module: nn.Module, device: torch.device) -> Iterator[None]:
+        """A block whose random numbers, draws and buffers nobody else notices."""
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        theirs = [each.get_state() for each in generators]
+        buffers = [(own._buffers, {**own._buffers}) for own in module.modules() if own._buffers]
+        self._is_inside = True
+        try:
+            for each in generators if not self._states else ():
+                each.manual_seed(self._seed)
+            for each, state in zip(generators, self._states, strict=False):
+                each.set_state(state)
+            for now, before in buffers:
+                now.update({name: None if x is None else x.clone() for name, x in before.items()})
+            yield
+        finally:
+            self._states = [each.get_state() for each in generators]
+            for each, state in zip(generators, theirs, strict=True):
+                each.set_state(state)
+            for now, before in buffers:
+                now.update(before)
+            self._is_inside = False
+
+
+def _clamped(x: Tensor, moves: Moves) -> Tensor:
+    return x if moves.low == -math.inf == -moves.high else x.clamp(moves.low, moves.high)
+
+
+def _cut(drift: Tensor, bound: float) -> Tensor:
+    """Its entries at most ``bound``, or its norm per sample, for a negative one, at most -bound."""
+    if bound == math.inf:
+        return drift
+    if bound > 0:
+        return drift.clamp(-bound, bound)
+    norm = torch.linalg.vector_norm(drift.flatten(1), 2, 1)
+    by = (-bound / norm).clamp(max=1.0)
+    cut: Tensor = drift * by.reshape(-1, *[1] * (drift.ndim - 1))
+    return cut
