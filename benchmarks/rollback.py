@@ -72,7 +72,7 @@ def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
         x = sgld(
             f,
             x0,
-            steps=g.next_steps().steps,  # the guard says how many
+            steps=g.next_steps(),  # the guard says how many
             step_size=settings.step_size,
             noise_std=settings.noise_std,
             generator=trainer.rng,

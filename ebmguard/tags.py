@@ -120,10 +120,7 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "the SGLD steps", "what a sampler call cost"),
         Tag("sampler/steps", "SGLD steps asked for", None,
             "SGLD steps that the call should take; needs `sgld_steps`, and a sampler that asks",
-            "", "what a rollback or the adaptive sampler made of them"),
-        Tag("sampler/steps_factor", "SGLD steps, factor", "linear",
-            "the SGLD steps asked for, in units of the usual number; with `adapt=`", "1",
-            "above: the sampler lags and gets more and finer steps"),
+            "", "what a rollback made of them"),
         Tag("sampler/repeated", "repeated samples", "share",
             "share of the samples that equal those of the call before", "0", "the chains hang",
             "negatives"),
@@ -188,9 +185,6 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "[alerts.md](alerts.md)"),
         Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
             "[recovery.md](recovery.md)"),
-        Tag("steering/extra_compute", "SGLD steps spent, factor", None,
-            "SGLD steps taken so far in units of those of the usual number; with `adapt=`", "1",
-            "what the adaptive sampler cost"),
     ),
 }
 # fmt: on

@@ -52,6 +52,7 @@ class Told(TypedDict, total=False):
 
 # Keywords that there were, and what to write instead.
 _REMOVED = {
+    "adapt": 'Leave it out: substeps="auto" takes finer steps where the chains need them',
     "beta_stars": "Average the losses of several exponents yourself, each that of "
     "ebmguard.objective.contrastive_loss",
     "steer": "Leave beta_star= out: the guard chooses it",

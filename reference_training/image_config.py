@@ -43,9 +43,6 @@ class ImageConfig(DataConfig):
     """Data set."""
     beta_star: float = 0.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
-    most_steps: int = 1
-    """Up to so many times the Langevin steps, each as much finer, while GradScale is low; a power
-    of two. 1: never more."""
     action: str = "warn"
     """What an alert of level ERROR leads to."""
     image_size: int | None = None
@@ -84,6 +81,4 @@ class ImageConfig(DataConfig):
             problems.append(
                 f"beta_star is {self.beta_star}, expected a finite number, such as {usual:g}"
             )
-        if self.most_steps < 1 or self.most_steps & (self.most_steps - 1):
-            problems.append(f"most_steps is {self.most_steps}, expected a power of two, such as 16")
         return problems

@@ -44,7 +44,7 @@ def test_all_subpackages_are_rooms_of_the_pages():
         f"ebmguard.{path.parent.name}" for path in (ROOT / "ebmguard").glob("*/__init__.py")
     }
     assert packages - {*ROOMS} == {"ebmguard.trace"}  # a command, which exports no name
-    assert {"ebmguard", "ebmguard.runs", "ebmguard.errors", "ebmguard.steering"} <= {*ROOMS}
+    assert {"ebmguard", "ebmguard.runs", "ebmguard.errors"} <= {*ROOMS}
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -61,7 +61,6 @@ CASES: dict[str, tuple[int, int, int, dict[str, Any]]] = {
     "jem p(x) and p(x, y)": (213, 34, 454, {"p_x_y_weight": 1.0}),
     "jem clip": (149, 20, 295, {"clip_norm": 1.0}),
     "jem L2": (163, 20, 309, {"energy_l2": 0.1}),
-    "jem most_steps": (141, 20, 287, {"most_steps": 4}),
     "jem rollback": (141, 20, 287, {"action": "rollback"}),
     "jem raise": (141, 20, 287, {"action": "raise"}),
     "jem bfloat16": (180, 20, 326, {"precision": "bfloat16"}),

@@ -97,14 +97,14 @@ def test_needs_no_torch() -> None:
         "import ebmguard; dir(ebmguard)\n"
         "from ebmguard.cli import main\n"
         "main(['--help']); assert main(['--version']) == 0; assert main(['bogus']) == 2\n"
-        "import ebmguard.errors, ebmguard.alerts, ebmguard.steering, ebmguard.sinks\n"
+        "import ebmguard.errors, ebmguard.alerts, ebmguard.sinks\n"
         "import ebmguard.report.watch, ebmguard.report.page, ebmguard.report.problems"
     )
 
 
 @pytest.mark.parametrize(
     ("room", "forbidden"),
-    [("alerts", "torch"), ("steering", "torch"), ("sinks", "torch.utils.tensorboard")],
+    [("alerts", "torch"), ("sinks", "torch.utils.tensorboard")],
 )
 def test_what_a_room_must_not_need(room: str, forbidden: str) -> None:
     for module in HOUSE.modules:

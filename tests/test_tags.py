@@ -19,7 +19,6 @@ from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
-from ebmguard.steering import AdaptiveSteps
 from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_own
 from tests.parts import Energy, Memory
 
@@ -62,7 +61,7 @@ def run(amp: bool) -> set[str]:
 
     def stored(f: Energy) -> Tensor:
         x, rows = buffer.sample(4)
-        x = sgld(f, x, steps=g.next_steps().steps, step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
+        x = sgld(f, x, steps=g.next_steps(), step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
         buffer.write(rows, x)
         return x
 
@@ -74,7 +73,6 @@ def run(amp: bool) -> set[str]:
         sinks=[memory],
         action="rollback",
         recovery=Recovery(),
-        adapt=AdaptiveSteps(),
     )
     g.attach(model=f, optimizer=optimizer, scaler=scaler, buffer=buffer, sgld_steps=2)
     g.attach(step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
@@ -111,7 +109,7 @@ def test_every_number_of_a_row_has_its_line() -> None:
 def test_every_number_of_a_row_is_the_guards_own() -> None:
     assert {name for name in written() if not is_own(name)} == set()
     histograms = {f"{name}/{part}" for name in HISTOGRAMS for part in ("", "q99")}
-    later = {"buffer/mine", "mixture/a/b/weight", "ref/new", "optim", "steering/x"}
+    later = {"buffer/mine", "mixture/a/b/weight", "ref/new", "optim"}
     elsewhere = {"guard/x", "_alerts/ERROR_x", "step", "run", "attempt", "abandoned"}
     assert all(map(is_own, histograms | later | elsewhere))
 

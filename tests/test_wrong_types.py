@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 import ebmguard
-from ebmguard import alerts, check, faults, objective, recovery, samplers, sinks, steering
+from ebmguard import alerts, check, faults, objective, recovery, samplers, sinks
 from ebmguard.diagnostics import buffer_diagnostics
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import Guard, guard
 from ebmguard.trainer import Told
 from tests.parts import Energy, climb
 
-ROOMS = (alerts, check, faults, objective, recovery, samplers, sinks, steering)
+ROOMS = (alerts, check, faults, objective, recovery, samplers, sinks)
 # What these hand out to be read, and what only the guard calls.
 NOT_CALLED = {
     *(
@@ -58,7 +58,7 @@ NOT_CALLED = {
     ),
     *("Recoverer", "Rollback", "load_durably", "save_durably", "Chains", "Proposal"),
     *("PatientSink", "Writer", "alert_markdown", "is_gone", "marker_tag"),
-    *("to_json", "prefixed", "StepsController"),
+    *("to_json", "prefixed"),
 }
 # Functions of the caller's, whose own errors are right.
 CALLED_BACK = {"beta_star", "sampler_scale", "on_step"}
@@ -111,7 +111,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "MedianRule": (alerts.MedianRule, {"name": "x", "bounds": (bound,)}),
         "Bound": (alerts.Bound, {k: v for k, v in vars(bound).items() if k != "level"}),
         "Remedies": (alerts.Remedies, remedies),
-        "AdaptiveSteps": (steering.AdaptiveSteps, {}),
         "show": (check.show, {"problems": []}),
         "sgld": (samplers.sgld, {"f": f, "x0": x, "steps": 2, **steps}),
         "sgld_step": (samplers.sgld_step, {"f": f, "chains": chains, **steps}),
@@ -208,7 +207,6 @@ def owners() -> dict[str, Any]:
     return {
         "guard": g,
         "buffer": samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng),
-        "steps": steering.AdaptiveSteps().start(5),
     }
 
 
@@ -230,7 +228,7 @@ def damaged(state: Any) -> Iterator[Any]:
                 yield changed
 
 
-@pytest.mark.parametrize("name", ["guard", "buffer", "steps"])
+@pytest.mark.parametrize("name", ["guard", "buffer"])
 def test_a_damaged_state_is_refused_and_changes_nothing(name):
     owner = owners()[name]
     state = copy.deepcopy(owner.state_dict())

@@ -1,4 +1,4 @@
-"""Consequences of a judged row: log lines, callback, an ERROR's action, steering, rollbacks."""
+"""Consequences of a judged row: log lines, callback, an ERROR's action, rollbacks."""
 
 from __future__ import annotations
 
@@ -6,31 +6,23 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import MOVES, Remedy
 from ..errors import ConfigError
 from ..recovery import Recoverer
-from ..steering import AdaptiveSteps, StepsController
 from ..trainer import Trainer
 from .rows import StepRow
 
-__all__ = ["Actions", "SgldSteps"]
+__all__ = ["Actions"]
 
 _log = logging.getLogger("ebmguard")
 
 
-class SgldSteps(NamedTuple):
-    """The steps that a sampler call should run now: see :meth:`ebmguard.Guard.next_steps`."""
-
-    steps: int
-    refinement: int
-
-
 @dataclass(eq=False)
 class Actions:
-    """Keeps an ERROR for a safe point, reports alerts, and steers the run."""
+    """Keeps an ERROR for a safe point, reports alerts, and knows what rollbacks have changed."""
 
     on_alert: Callable[[Alert], object] | None
     _: KW_ONLY
@@ -38,14 +30,11 @@ class Actions:
     is_logging: bool = True  # whether alerts are logged; of several ranks one does
     could_roll_back: bool = True  # whether another run of the kind could
     recoverer: Recoverer | None = None
-    adapt: AdaptiveSteps | None = None
 
     def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
-        # Whether the sampler does, and whether it makes its steps finer.
-        self.asks_steps = self.asks_refinement = False
+        self.asks_steps = False  # whether the sampler does
         self.pending: Alert | None = None  # an ERROR whose action waits for a safe point
-        self._steps: StepsController | None = None
         self._usual_steps: int | None = None
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
@@ -56,21 +45,12 @@ class Actions:
 
     def attach(self, trainer: Trainer) -> None:
         """Take the parts that are attached."""
-        steps = trainer.sgld_steps
-        if self.adapt is not None and steps is not None and steps != self._usual_steps:
-            self._steps = self.adapt.start(steps)
-        self._usual_steps = steps
+        self._usual_steps = trainer.sgld_steps
 
     def check_ready(self, trainer: Trainer) -> None:
-        """Refuse a run that cannot be rolled back, or whose SGLD steps cannot be changed."""
+        """Refuse a run that cannot be rolled back."""
         if self.recoverer is not None:
             self.recoverer.check_ready(trainer)
-        if self.adapt is not None and not self.asks_steps:
-            raise ConfigError(
-                "adapt= changes the number of SGLD steps, but the sampler has not asked for it. "
-                "Attach the usual number, g.attach(sgld_steps=20), and name the sampler's "
-                'parameter, steps_argument="n_steps", or let it take g.next_steps().'
-            )
 
     def situation(
         self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
@@ -83,7 +63,7 @@ class Actions:
             beta_star=math.nan if beta_star is None else beta_star,
             most=most,
             samples_above=row.get("energy_gap", 0.0) < -row.get("f_pos/std", math.inf),
-            sgld_steps=None if self._usual_steps is None else self.steps.steps,
+            sgld_steps=None if self._usual_steps is None else self.steps,
             noise_std=trainer.noise_std,
             learning_rate=factor * max(own, default=math.nan),
             rolls_back=self.recoverer is not None,
@@ -112,14 +92,12 @@ class Actions:
         return replace(alert, remedies=tuple(chosen))
 
     def observe(self, row: StepRow, alerts: Sequence[Alert]) -> None:
-        """Keep the alerts of a row. Once its step is over, steer by the row."""
+        """Keep the alerts of a row. Once its step is over, the recoverer reads the row."""
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
         if self.answers and self.pending is None:
             self.pending = next((each for each in alerts if each.level is Level.ERROR), None)
-        if self._steps is not None and row.is_over and "grad_scale" in row.numbers:
-            self._steps.observe(row.numbers)
 
     def report(self, alerts: Sequence[Alert]) -> None:
         """Log alerts and call ``on_alert``. It comes last because it is the caller's code."""
@@ -144,53 +122,29 @@ class Actions:
         return self.recoverer.effect.beta_star, self.recoverer.effect.beta_factor
 
     @property
-    def steps(self) -> SgldSteps:
+    def steps(self) -> int:
         """Steps that a sampler call should run now; ConfigError if ``sgld_steps`` is unknown."""
         if self._usual_steps is None:
             raise ConfigError(
                 "The guard does not know the usual number of SGLD steps: g.attach(sgld_steps=20)."
             )
         effect = 1.0 if self.recoverer is None else self.recoverer.effect.sgld_steps
-        usual = max(1, round(self._usual_steps * effect))
-        if self._steps is None:
-            return SgldSteps(usual, 1)
-        self._steps.base = usual  # which a rollback, also one before a resume, may have changed
-        return SgldSteps(self._steps.value, self._steps.factor)
+        return max(1, round(self._usual_steps * effect))
 
-    @property
-    def refinement(self) -> int:
-        """The number of finer steps into which ``adapt=`` splits each one; 1 without it."""
-        return 1 if self._steps is None else self._steps.factor
-
-    @property
-    def refined_by(self) -> int:
-        """:attr:`refinement` that the sampler follows; 1 if it does not ask."""
-        return self.refinement if self.asks_refinement else 1
-
-    def ask_steps(self) -> SgldSteps:
+    def ask_steps(self) -> int:
         """Return :attr:`steps` to a sampler that follows them."""
         steps, self.asks_steps = self.steps, True
         return steps
 
     def notes(self) -> dict[str, float]:
         """The settings of the step, for its row."""
-        found = {"sampler/steps": float(self.steps.steps)} if self.asks_steps else {}
-        if self._steps is not None:
-            found["sampler/steps_factor"] = float(self._steps.factor)
-            found["steering/extra_compute"] = self._steps.extra_compute
-        return found
+        return {"sampler/steps": float(self.steps)} if self.asks_steps else {}
 
-    def steering_state(self) -> dict[str, Any]:
-        """The part of the state that a rollback restores."""
-        return {
-            "steps": None if self._steps is None else self._steps.state_dict(),
-            "advised": {what: [way, *then] for what, (way, then) in self._advised.items()},
-        }
+    def advice(self) -> dict[str, Any]:
+        """The advice given so far, which a rollback restores."""
+        return {what: [way, *then] for what, (way, then) in self._advised.items()}
 
-    def load_steering(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`steering_state`; drop an ERROR that was still pending."""
+    def load_advice(self, state: Mapping[str, Any]) -> None:
+        """Restore :meth:`advice`; drop an ERROR that was still pending."""
         self.pending = None
-        advised = state["advised"].items()
-        self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in advised}
-        if self._steps is not None and state["steps"] is not None:
-            self._steps.load_state_dict(state["steps"])
+        self._advised = {what: (int(way), tuple(then)) for what, (way, *then) in state.items()}

@@ -16,7 +16,6 @@ from ..energies import Variant
 from ..errors import ConfigError, folder_path
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
-from ..steering import AdaptiveSteps
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .ensemble import check_variants
@@ -53,7 +52,6 @@ def guard(
     rules: Sequence[Rule] | None = None,
     action: Action = "warn",
     recovery: Recovery | None = None,
-    adapt: AdaptiveSteps | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
@@ -94,8 +92,8 @@ def guard(
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
         step_size, noise_std, clamp: the sampler's settings, for its diagnostics.
         generators: sources of random numbers besides the global ones, for rollbacks.
-        sgld_steps: the usual number of steps of a sampler call. A rollback or ``adapt`` may change
-            it. The sampler asks :meth:`Guard.next_steps` for the number to run now.
+        sgld_steps: the usual number of steps of a sampler call. A rollback may change it. The
+            sampler asks :meth:`Guard.next_steps` for the number to run now.
         steps_argument: instead, the guard passes that number as this argument of the sampler.
 
     Watching and acting:
@@ -111,7 +109,6 @@ def guard(
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
             step; needs ``model``, ``optimizer`` and all other parts with a state).
         recovery: settings of "rollback": snapshots, changes to the run, the budget.
-        adapt: runs more SGLD steps while GradScale is too low; needs ``sgld_steps``.
         on_alert: a function that is called with every alert at once, on every rank.
         judge_in_loss: judge a step inside ``loss()``, before its gradient exists. Unless the action
             is "warn", an ERROR then removes the contrastive term at once. None: yes on a CPU, no on
@@ -130,7 +127,6 @@ def guard(
         "loss_fn": (Callable, "a function of (f_pos, f_neg), the contrastive difference, or None"),
         "on_alert": (Callable, "a function of the alert, or None"),
         "recovery": (Recovery, "ebmguard.recovery.Recovery(...)"),
-        "adapt": (AdaptiveSteps, "ebmguard.steering.AdaptiveSteps(...)"),
         "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
         **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
         "log_dir": (str | PathLike, "the path of a folder"),
@@ -197,7 +193,6 @@ def guard(
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
         recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
-        adapt=adapt,
     )
     opened = [as_sink(sink) for sink in sinks]
     if not ranks.is_first:

@@ -18,7 +18,6 @@ from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import is_own
 from ..trainer import Told, Trainer
-from .actions import SgldSteps
 from .loop import Loop
 from .losses import Losses
 from .rows import Row
@@ -26,7 +25,7 @@ from .sampling import OneLoss, wrap_sampler
 
 __all__ = ["Guard"]
 
-_STATE_VERSION = 12
+_STATE_VERSION = 13
 
 
 class Guard:
@@ -118,12 +117,7 @@ class Guard:
 
         Raises a ConfigError if ``sgld_steps=`` was not given.
         """
-        return self._loop.actions.steps.steps
-
-    @property
-    def refinement(self) -> int:
-        """The number of finer steps into which ``adapt=`` splits each SGLD step; 1 without it."""
-        return self._loop.actions.refinement
+        return self._loop.actions.steps
 
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
@@ -199,22 +193,14 @@ class Guard:
         if not self._loop.paused_by:
             self._loop.rows.log(numbers)
 
-    def next_steps(self) -> SgldSteps:
-        """How many SGLD steps your sampler should run at its next call.
-
-        A sampler that has lost the data recovers by finer steps, not by more of the same size
-        (``docs/results/steering.md``).
-
-        Returns:
-            ``(steps, refinement)``: run ``steps`` steps. Divide the step size by ``refinement``,
-            and the standard deviation of the noise by its root: the diffusion stays the same.
+    def next_steps(self) -> int:
+        """How many SGLD steps your sampler should run now; a rollback may change their number.
 
         Raises:
             ConfigError: ``sgld_steps=`` was not given.
         """
         if not self._loop.paused_by:
             self._loop.end_step_before()
-        self._loop.actions.asks_refinement = True
         return self._loop.actions.ask_steps()
 
     def temper(self, output: Tensor) -> Tensor:

@@ -168,7 +168,7 @@ class Loop:
         self.begin_sampling()
         now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
         if trainer.steps_argument is not None:
-            kwargs = {**kwargs, trainer.steps_argument: self.actions.ask_steps().steps}
+            kwargs = {**kwargs, trainer.steps_argument: self.actions.ask_steps()}
         awaits = self.first_calls.calls_left > 0
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
@@ -190,9 +190,9 @@ class Loop:
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
-        last, finer = () if seen is None else seen.evaluations[-2:], self.actions.refined_by
+        last = () if seen is None else seen.evaluations[-2:]
         parts_of = call.parts if isinstance(call, Mixture) else None
-        self.measure.sampled(trainer, tempering, result, last, finer, parts_of, slow=slow)
+        self.measure.sampled(trainer, tempering, result, last, parts_of, slow=slow)
         self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
         return result
 
@@ -336,7 +336,7 @@ class Loop:
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
             "course": self.course.state_dict(),
-            **self.actions.steering_state(),
+            "advised": self.actions.advice(),
         }
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -345,7 +345,7 @@ class Loop:
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)
-        self.actions.load_steering(state)
+        self.actions.load_advice(state["advised"])
         self.first_calls.load_state_dict(state["measured"])
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self._now = None

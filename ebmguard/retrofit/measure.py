@@ -83,7 +83,6 @@ class Measure(Stateful):
         tempering: Tempering | None,
         samples: object,
         evaluations: Sequence[Evaluation],
-        refinement: int,
         parts_of: Mapping[str, slice] | None,
         *,
         slow: bool,
@@ -91,15 +90,11 @@ class Measure(Stateful):
         """Keep measurements of a sampler call until the loss; uses the first floating tensor.
 
         The tags depend on the attached parts, not on what the sampler did, so all ranks have the
-        same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``refinement``:
-        the number of finer steps per sampler step. ``slow``: also measure the slow tier.
-        ``parts_of``: for a mixture, the sampler of each sample.
+        same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``slow``: also
+        measure the slow tier. ``parts_of``: for a mixture, the sampler of each sample.
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
-        if steps is not None:
-            by = {"step_size": refinement, "noise_std": math.sqrt(refinement)}
-            steps = {name: x / by[name] for name, x in steps.items()}
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
         known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}

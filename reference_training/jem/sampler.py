@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +18,18 @@ def make_sampler(
     settings: Scenario,
     count: int,
     generator: torch.Generator,
-    pace: Callable[[], tuple[int, int]] | None = None,
+    next_steps: Callable[[], int] | None = None,
 ) -> Callable[..., Tensor]:
     """JEM's sampler: persistent chains from the buffer, a few Langevin steps, written back.
 
-    On a GPU all steps of a call are one CUDA graph, one for each pace.
+    On a GPU all steps of a call are one CUDA graph, one for each number of them.
 
     Args:
         settings: of the chains.
         count: samples of a call without labels.
         generator: source of the noise, on the device of the chains.
-        pace: asked at every call for the number of steps, and by how much each is finer than the
-            settings' (:meth:`ebmguard.Guard.next_steps`); None: as the settings have it.
+        next_steps: asked at every call for the number of steps
+            (:meth:`ebmguard.Guard.next_steps`); None: as the settings have it.
 
     Returns:
         a function (network, buffer, labels (n,) int64 or None) -> samples (n, C, H, W). With
@@ -39,31 +38,26 @@ def make_sampler(
     """
     device = generator.device
 
-    def climb(
-        refinement: int, network: nn.Module, x0: Tensor, noise: Tensor, *labels: Tensor
-    ) -> Tensor:
+    def climb(network: nn.Module, x0: Tensor, noise: Tensor, *labels: Tensor) -> Tensor:
         # A compiled network would compute the parameters' gradients along with the samples'.
         with frozen(network) as f:
             return sgld(
                 lambda x: f(x, *labels),
                 x0,
                 steps=len(noise),
-                # The same diffusion for the same time, with the same output scale.
-                step_size=settings.step_size / refinement,
-                noise_std=settings.noise_std / refinement**0.5,
+                step_size=settings.step_size,
+                noise_std=settings.noise_std,
                 noise=noise,
             )
 
-    chains: dict[int, Callable[..., Tensor]] = {}
+    chain = graphed(climb, device)
 
     def sample_q(f: nn.Module, buffer: ReplayBuffer, labels: Tensor | None = None) -> Tensor:
         x0, rows = buffer.sample(count if labels is None else len(labels), labels)
-        steps, refinement = pace() if pace is not None else (settings.sgld_steps, 1)
-        if refinement not in chains:
-            chains[refinement] = graphed(partial(climb, refinement), device)
+        steps = next_steps() if next_steps is not None else settings.sgld_steps
         shape = (steps, *x0.shape)
         noise = torch.randn(shape, generator=generator, device=device, dtype=x0.dtype)
-        x = chains[refinement](f, x0, noise, *(() if labels is None else (labels,)))
+        x = chain(f, x0, noise, *(() if labels is None else (labels,)))
         buffer.write(rows, x)
         return x.clone()  # a graph overwrites its result in the next call
 

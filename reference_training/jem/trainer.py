@@ -16,7 +16,6 @@ from torch.nn import functional as F
 
 from ebmguard import Guard, guard
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.steering import AdaptiveSteps
 
 from ..data import ImageData
 from ..device import compile_modules
@@ -103,7 +102,6 @@ class Trainer:
                 output_scale=settings.output_scale,
                 variant=config.variant,
                 action=config.action,
-                adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
                 **{"process_group": ranks.group, **how},
             )
             # Optional: so that the guard can tell whether the sampler's steps are of the right

@@ -82,9 +82,7 @@ def chain(settings: Preset, network: nn.Module, x0: Tensor, noise: Tensor) -> Te
         return sgld(f, x0, steps=len(noise), step_size=step_size, noise_std=noise_std, noise=noise)
 
 
-def make_sampler(
-    settings: Preset, device: torch.device, refinement: Callable[[], int] = lambda: 1
-) -> Sampler:
+def make_sampler(settings: Preset, device: torch.device) -> Sampler:
     """The chains of the training; on a GPU as CUDA graphs.
 
     A fixed number of steps is one graph. Of a random number the steps that every chain has, all but
@@ -95,24 +93,16 @@ def make_sampler(
     Args:
         settings: of the chains.
         device: where they run.
-        refinement: asked at every call by how much finer the steps are than the settings': the same
-            diffusion for the same time, with the same output scale. The noise is for that many
-            times the steps.
 
     Returns:
         a sampler that belongs to one network and one guard: what a graph has captured is theirs.
     """
-    chains: dict[int, Sampler] = {}
+    climb = graphed(partial(chain, settings), device)
     is_fixed = settings.sgld_steps == settings.most_sgld_steps
+    common = settings.sgld_steps - (0 if is_fixed else 1)
 
     def sample_q(network: nn.Module, x0: Tensor, noise: Tensor) -> Tensor:
-        finer = refinement()
-        if finer not in chains:
-            chains[finer] = graphed(partial(chain, refined(settings, finer)), device)
-        climb, x = chains[finer], x0
-        common = settings.sgld_steps * finer - (0 if is_fixed else 1)
-        if common:
-            x = climb(network, x, noise[:common])
+        x = climb(network, x0, noise[:common]) if common else x0
         for step in range(common, len(noise)):
             x = climb(network, x, noise[step : step + 1])
         return x.clone()  # a graph overwrites its result in the next call

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ebmguard import guard, tags
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.steering import AdaptiveSteps
 
 from ..device import compile_modules, set_precision
 from ..engine import loop
@@ -68,11 +67,10 @@ class ShortRun(Task):
             )
         self.loss_fn, self.sample_q = guard(
             None,
-            make_sampler(settings, device, self._refinement),
+            make_sampler(settings, device),
             beta_star=config.beta_star,
             output_scale=settings.output_scale,
             action=config.action,
-            adapt=AdaptiveSteps(most=config.most_steps) if config.most_steps > 1 else None,
             **record.for_guard,
         )
         self.guard = self.loss_fn.guard
@@ -98,11 +96,9 @@ class ShortRun(Task):
 
     def step(self, step: int) -> Tensor | None:
         """One update."""
-        settings, count = self.settings, self.count
+        count = self.count
         x_pos = self.draws.positives()
         steps = self.draws.sgld_steps()
-        if self.config.most_steps > 1:  # the guard knows the smallest K, and its multiple
-            steps = steps * self.guard.sgld_steps // settings.sgld_steps
         if self.buffer is None:
             x0 = self.draws.starts(count)
         else:
@@ -154,9 +150,6 @@ class ShortRun(Task):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go back to saved samples."""
         self.samples = dict(state)
-
-    def _refinement(self) -> int:
-        return int(self.guard.next_steps().refinement) if self.config.most_steps > 1 else 1
 
 
 def told(results: Mapping[str, Any]) -> str:

@@ -116,8 +116,6 @@ def about(run: TrainedRun) -> str:
     """A run in a line: its folder, its data, β*, how it was trained, and for how long."""
     low, high = run.settings.sgld_steps, run.settings.most_sgld_steps
     steps = f"K = {low}" if low == high else f"K from {low} to {high}"
-    if run.config.most_steps > 1:
-        steps += f" (in training up to {run.config.most_steps} times as many, as much finer)"
     words = [run.data.name, f"β* = {run.config.beta_star:g}", steps, f"{run.step:,} updates"]
     words += ["persistent chains"] if run.settings.init != "noise" else []
     own = run.settings  # what makes a comparison unfair where runs differ in it

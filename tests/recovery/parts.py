@@ -72,7 +72,7 @@ class Run:
 
     def sample(self, f: nn.Module, buffer: ReplayBuffer) -> Tensor:
         x, rows = buffer.sample(8)
-        steps = self.guard.next_steps().steps
+        steps = self.guard.next_steps()
         self.sgld_steps.append(steps)
         x = sgld(f, x, steps=steps, step_size=0.1, noise_std=0.03, generator=self.rng)
         buffer.write(rows, x)

@@ -15,7 +15,6 @@ from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.recovery.changes import reseed
 from ebmguard.samplers import sgld
-from ebmguard.steering import AdaptiveSteps
 from tests.recovery.parts import Run, Scripted
 
 SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
@@ -361,10 +360,10 @@ def test_a_row_on_its_way_is_the_snapshots_own() -> None:
 # -- changes that add up -----------------------------------------------------------------------
 
 
-def test_adaptive_steps_keep_a_rollbacks_number_through_a_checkpoint() -> None:
+def test_a_rollbacks_number_of_steps_goes_through_a_checkpoint() -> None:
     def make(errors: list[int]) -> Run:
         recovery = Recovery(ladder=(Change(sgld_steps=2.0),), **QUICK)
-        return Run(recovery, detector=Scripted(errors), adapt=AdaptiveSteps(most=1))
+        return Run(recovery, detector=Scripted(errors))
 
     run, other = make([10]), make([])
     run_until(run, 15)
@@ -441,7 +440,6 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
         ({"recovery": Recovery()}, "settings of action"),
         ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
         ({"action": "rollback", "recovery": 5}, "expected ebmguard.recovery.Recovery"),
-        ({"adapt": 3}, "AdaptiveSteps"),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:

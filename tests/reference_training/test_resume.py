@@ -75,7 +75,6 @@ TRAINERS = {
             "no guard": {"beta_star": 0.0},
             "random K": {"most_sgld_steps": 7},
             "persistent": {"init": "persistent", "buffer_size": 20, "optimizer": "sgd"},
-            "finer steps": {"beta_star": 2000.0, "most_steps": 4, "most_sgld_steps": 5, "lr": 0.01},
             "bfloat16": {"precision": "bfloat16", "sample_every": 1, "checkpoint_every": 100},
         },
     ),

@@ -13,7 +13,6 @@ from torch import Tensor
 from ebmguard import Alert, Guard, Level, guard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule, Verdict
 from ebmguard.errors import ConfigError, LossError
-from ebmguard.steering import AdaptiveSteps
 from tests.parts import Energy, Memory, Script, energies, langevin
 
 X = torch.ones(4, 2)
@@ -42,20 +41,6 @@ def test_a_rules_patience_counts_steps_whatever_the_losses_in_each(losses):
     assert memory.steps == list(range(40))
     assert memory.column("alert_level") == [0.0] * 19 + [1.0] * 21
     assert g.verdict == Verdict("look", 19, "sampler_failing")
-
-
-@pytest.mark.parametrize("losses", [1, 4])
-def test_a_controller_sees_each_step_once(losses):
-    g, memory = run(
-        losses,
-        12,
-        adapt=AdaptiveSteps(rise_after=3, most=16),
-        sgld_steps=2,
-        steps_argument="steps",
-    )
-    factors = [1, 1, 1, 2, 2, 2, 4, 4, 4, 8, 8, 8]
-    assert memory.column("sampler/steps_factor") == factors
-    assert (g.sgld_steps, g.refinement) == (32, 16)
 
 
 def test_an_error_in_the_last_of_a_steps_losses_is_acted_upon_in_it():
@@ -150,15 +135,3 @@ def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 0.0]
     assert [record["step"] for record in memory.alerts] == [1, 2]
     assert [alert.step for alert in g.alerts] == [1, 2]
-
-
-def test_without_an_optimizer_too_the_next_step_is_the_steered_one():
-    """The row of a step is known in its loss; the next step runs with what it has steered."""
-    g = guard(None, langevin, beta_star=1.0, adapt=AdaptiveSteps(rise_after=1), sgld_steps=2)
-    asked = []
-    for _ in range(3):
-        asked.append(tuple(g.next_steps()))
-        g.sampler(Energy(), X, asked[-1][0])
-        g.loss_fn(*LOST)
-    assert asked == [(2, 1), (4, 2), (8, 4)]
-    assert g.step == 2

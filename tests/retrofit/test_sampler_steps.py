@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import Guard, guard
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
-from ebmguard.retrofit.actions import Actions
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sampling import Evaluation
 from tests.parts import Bowls, Energy, energies
@@ -288,29 +287,6 @@ def test_drift_is_that_of_the_tempered_energy(beta_star):
         STEP_SIZE * factor * 5 / (NOISE_STD * math.sqrt(2))
     )
     assert g.last["sampler/grad_norm"] == near(5.0)
-
-
-def test_finer_steps_of_an_adaptive_sampler_are_judged_as_such(monkeypatch):
-    """Split in four: a quarter of the step size, half of the noise."""
-    noise = torch.randn(3, *X.shape, dtype=torch.float64)
-    finer: Any = {"step_size": STEP_SIZE / 4, "noise_std": NOISE_STD / 2}
-    f = Steep()
-
-    def sampler(f, x):
-        return sgld(f, x, steps=3, noise=noise, **finer)
-
-    told = guard(None, sampler, **TEMPERED).attach(**finer)
-    asked = attached(sampler)
-    rows = []
-    for g, refinement in ((told, 1), (asked, 4)):
-        with monkeypatch.context() as patch:
-            patch.setattr(Actions, "refined_by", refinement)
-            g.sampler(f, X)
-        g.loss_fn(*energies(dtype=torch.float64))
-        rows.append(g.last)
-    for tag in ("sampler/drift_to_noise", "sampler/acceptance"):
-        assert rows[0][tag] > 0
-        assert rows[1][tag] == near(rows[0][tag])
 
 
 def test_a_sampler_without_noise_has_no_ratio():

@@ -210,7 +210,7 @@ def test_eager_and_captured_calls_may_alternate():
 
 
 def refined(sampler_of):
-    """A sampler whose refinement changes from step to step, as under `adapt=`."""
+    """A sampler whose refinement changes from step to step."""
     schedule = iter([1, 1, 2, 2, 1, 1, 1])
     return lambda f, x: sampler_of(next(schedule))(f, x)
 

@@ -18,7 +18,6 @@ from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.errors import ConfigError
 from ebmguard.recovery.archive import _digest
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.steering import AdaptiveSteps
 from tests.parts import Energy
 from tests.recovery.parts import Run
 from tests.runs import frozen, randomness
@@ -411,8 +410,8 @@ def test_a_run_that_is_another(
 
 @pytest.mark.parametrize(
     "options",
-    [{"beta_star": 0.25}, {"beta_star": lambda step: 0.1 * step}, {"adapt": AdaptiveSteps()}],
-    ids=["beta_star", "schedule", "adapt"],
+    [{"beta_star": 0.25}, {"beta_star": lambda step: 0.1 * step}],
+    ids=["beta_star", "schedule"],
 )
 def test_options_are_the_constructors(options: dict[str, Any], folder: Path) -> None:
     assert make(folder, **options).guard.resume() == step_of(files(folder)[-1])

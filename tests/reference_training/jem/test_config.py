@@ -55,8 +55,6 @@ def at(out="x", **settings):
         ({"unconditional": True, "p_x_y_weight": 1.0}, "unconditional .* has no f"),
         ({"unconditional": True, "class_conditional": True}, "unconditional .* has no f"),
         ({"unconditional": True, "p_x_weight": 0.0}, "unconditional needs the term of p"),
-        ({"most_steps": 12}, "most_steps is 12, expected a power of two"),
-        ({"most_steps": 0}, "most_steps is 0, expected a power of two"),
         ({"features": "no such thing", "quality_samples": 9}, "features is 'no such thing'"),
         ({"device": "quantum"}, "device is 'quantum'"),
         ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),

@@ -127,7 +127,6 @@ LOOKS: dict[str, Any] = {"eval_every": 100, "quality_samples": 500, "stop_after"
         ({"energy_l2": 0.1}, ["energy l2 0.1, not 0.0"]),
         ({"clip_norm": 1.0}, ["clip norm 1.0, not None"]),
         ({"action": "rollback"}, ["action rollback, not warn"]),
-        ({"most_steps": 4}, ["most steps 4, not 1"]),
         ({"activation": "silu", "norm": "batch"}, ["silu, not leaky_relu", "batch, not none"]),
         ({"optimizer": "sgd"}, ["optimizer sgd, not adam"]),
         ({"labels_per_class": 400}, ["labels per class 400, not None"]),

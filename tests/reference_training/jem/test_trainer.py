@@ -331,18 +331,3 @@ def test_ranks_have_chains_of_their_own(tmp_path):
     assert correlations.abs().max() < 5 / math.sqrt(starts[0].numel())
     # One process is rank 0 of one: its stream does not depend on how many there are.
     assert torch.equal(made(config).buffer.samples[:10], starts[0])
-
-
-def test_a_lost_sampler_runs_more_steps_and_goes_on_with_them_when_resumed(tmp_path):
-    # So large a strength that no chain competes at first.
-    config = config_for(tmp_path, beta_star=50.0, most_steps=4)
-    trainer, resumed = made(config), made(config)
-    guard, steps = trainer.loss_fn.guard, 2
-    for step in range(5):
-        assert guard.sgld_steps == steps
-        trainer.step(step)
-        assert guard.last["sampler/evaluations"] == steps
-        steps = min(2 * steps, 8) if guard.last["grad_scale"] < 0.8 else steps
-    assert steps == 8
-    resumed.loss_fn.guard.load_state_dict(guard.state_dict())
-    assert resumed.loss_fn.guard.sgld_steps == guard.sgld_steps == 8

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -77,13 +78,12 @@ def test_a_chain_is_the_published_loop_bit_for_bit(steps):
         assert (x - still).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("steps", "finer"), [(4, 1), (9, 1), (5, 2)])
-def test_a_random_number_of_steps_is_one_long_chain_bit_for_bit(steps, finer):
+@pytest.mark.parametrize("steps", [4, 9])
+def test_a_random_number_of_steps_is_one_long_chain_bit_for_bit(steps):
     """All have the first four; those beyond are taken one by one."""
-    net, (x0, noise) = network(), draws(steps * finer)
-    sampler = make_sampler(replace(SETTINGS, most_sgld_steps=9), CPU, lambda: finer)
-    whole = by_hand(net, x0, noise, 0.7 / finer, 0.05 / finer**0.5)
-    assert torch.equal(sampler(net, x0, noise), whole)
+    net, (x0, noise) = network(), draws(steps)
+    sampler = make_sampler(replace(SETTINGS, most_sgld_steps=9), CPU)
+    assert torch.equal(sampler(net, x0, noise), by_hand(net, x0, noise))
 
 
 def test_refined_steps_keep_the_diffusions_time_and_output_scale():
@@ -118,29 +118,18 @@ def test_the_network_keeps_its_gradients_and_its_parameters():
         assert torch.equal(p.grad, gradient)
 
 
-def test_graphs_of_every_length_and_refinement_are_the_eager_chains(device):
+def test_graphs_of_every_length_are_the_eager_chains(device):
     """Under a guard, whose factor on f changes from step to step, and with training between."""
-    asked = [1, 1, 1, 2, 1, 2]
     lengths = [4, 6, 4, 5, 9, 4]
     found = []
     for graphs in (True, False):
-        answers = iter(asked)
-
-        def finer(answers=answers):
-            return next(answers)
-
         net = network(device).double()
         settings = replace(SETTINGS, most_sgld_steps=9)
-        sampler = make_sampler(settings, device, finer)
-        if not graphs:
-
-            def sampler(net, x0, noise, finer=finer):
-                return chain(refined(SETTINGS, finer()), net, x0, noise)
-
+        sampler = make_sampler(settings, device) if graphs else partial(chain, SETTINGS)
         g = guard(None, sampler, beta_star=lambda step: 20.0 * step, output_scale=560.0)
         rows = []
-        for step, (steps, pace) in enumerate(zip(lengths, asked, strict=True)):
-            x0, noise = draws(steps * pace, seed=step, device=device, dtype=torch.float64)
+        for step, steps in enumerate(lengths):
+            x0, noise = draws(steps, seed=step, device=device, dtype=torch.float64)
             x = g.sampler(net, x0, noise)
             g.loss_fn(net(x0), net(x))
             rows.append(x)
@@ -166,21 +155,15 @@ def captures(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("most_steps", "asked", "lengths", "graphs"),
-    [
-        (4, [1, 1, 1], [4, 4, 4], 1),
-        (9, [1, 1, 1, 1], [4, 6, 9, 4], 2),
-        (4, [1, 2, 4, 1, 2, 4, 1], [4] * 7, 3),
-    ],
+    ("most_steps", "lengths", "graphs"), [(4, [4, 4, 4], 1), (9, [4, 6, 9, 4], 2)]
 )
-def test_chains_of_any_number_of_steps_are_few_graphs(captures, most_steps, asked, lengths, graphs):
-    """One, or two where K is random, and one for each refinement of a fixed K."""
-    paces = iter(asked)
+def test_chains_of_any_number_of_steps_are_few_graphs(captures, most_steps, lengths, graphs):
+    """One, or two where K is random."""
     settings = replace(SETTINGS, most_sgld_steps=most_steps)
-    net, sampler, found = network(), make_sampler(settings, CPU, lambda: next(paces)), []
-    for seed, (steps, finer) in enumerate(zip(lengths, asked, strict=True)):
-        x0, noise = draws(steps * finer, seed=seed)
-        expected = chain(refined(settings, finer), net, x0, noise)
+    net, sampler, found = network(), make_sampler(settings, CPU), []
+    for seed, steps in enumerate(lengths):
+        x0, noise = draws(steps, seed=seed)
+        expected = chain(settings, net, x0, noise)
         found.append((sampler(net, x0, noise), expected))
     assert len(captures) == graphs
     # None is overwritten by a later call.
