@@ -23,6 +23,9 @@ ESS = "ess"
 GRADIENTS_SKIPPED = "nonfinite/gradients"
 GRAD_SCALE = "grad_scale"
 SAMPLER_GRAD_NORM = "sampler/grad_norm"
+SHARPNESS = "sampler/sharpness"
+SUBSTEPS = "sampler/substeps"
+SUBSTEPS_MISSED = "sampler/substeps_missed"
 SCALER_SKIPPED = "scaler/skipped"
 
 
@@ -115,6 +118,18 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
         Tag("sampler/grad_norm_max", "sampler gradient norm, largest", None,
             "‖∇ₓf‖ per sample at the last evaluation, largest", "steady",
             "the earliest sign of a blow-up", "highest"),
+        Tag(SHARPNESS, "sharpness of the sampler's steps", "linear",
+            "S = 1 - Σ⟨g, g'⟩ / Σ⟨g, g⟩ over chains and consecutive gradients g, g' of a sampler "
+            "call; of a quadratic f it is step size × curvature along the drift", "under 1",
+            "over 1 drifts turn round: the steps are too long; far under 1 while the gap grows: "
+            "the chains are too slow", "negatives"),
+        Tag(SUBSTEPS, "finer steps per SGLD step", "linear",
+            "N, where each of the sampler's steps is taken as N finer ones", "1",
+            "above: its own steps are too long"),
+        Tag(SUBSTEPS_MISSED, "finer steps that missed", None,
+            "share of the entries that the sampler did not bring to where its first finer steps "
+            "lead; with finer steps only", "0", "its steps change, and are looked at anew",
+            "negatives"),
         Tag("sampler/evaluations", "SGLD steps", "linear",
             "evaluations whose gradient was taken, mean over the step's sampler calls",
             "the SGLD steps", "what a sampler call cost"),

@@ -19,6 +19,7 @@ from ..sinks import Writer, as_sink
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .ensemble import check_variants
+from .fineness import Fineness, Times, check_times
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
@@ -42,6 +43,7 @@ def guard(
     beta: Schedulable | None = None,
     output_scale: float | None = None,
     sampler_scale: Schedulable | None = None,
+    substeps: Times = "auto",
     methods: Sequence[str] = (),
     convention: Convention = "log_density",
     variant: Variant | Sequence[Variant] = "default",
@@ -77,6 +79,10 @@ def guard(
         beta: β = β*/o instead of ``beta_star``. If the first sampler call does not reveal o,
             ``loss()`` raises a ConfigError.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1). 1.0: none.
+        substeps: "auto": the guard leaves the sampler's steps as they are until they are too long
+            for f (``sampler/sharpness`` over 1, median of five rows); from then on it takes each as
+            4 or 16 finer ones, inside the unchanged sampler. A number: always, once a call has
+            shown how the sampler moves. 1: never. Where it cannot, a line says why.
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
         variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
@@ -166,6 +172,7 @@ def guard(
         has_sampler=sampler is not None,
     )
     check_variants(variant, strength.models)
+    check_times(substeps)
     if action != "rollback" and recovery is not None:
         raise ConfigError('recovery= are the settings of action="rollback"; add that.')
     if action == "rollback" and strength.models:
@@ -200,7 +207,8 @@ def guard(
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
     if ranks.is_first:
         announce(sampler, strength, log_dir)
-    loop = Loop(settings, strength, judge, actions, writer)
+    fineness = Fineness(1 if settings.models else substeps, settings)
+    loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**told)
 

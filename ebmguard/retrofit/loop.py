@@ -22,6 +22,7 @@ from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..trainer import Told, Trainer
 from .actions import Actions
+from .fineness import Fineness
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
@@ -48,7 +49,13 @@ class Loop:
     """Connects the parts, which do not know each other: passes the result of one to the next."""
 
     def __init__(
-        self, settings: Settings, strength: Strength, judge: Judge, actions: Actions, writer: Writer
+        self,
+        settings: Settings,
+        strength: Strength,
+        judge: Judge,
+        actions: Actions,
+        writer: Writer,
+        fineness: Fineness,
     ) -> None:
         self.trainer = Trainer()
         self.last: Row = {}
@@ -62,6 +69,7 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
+        self.fineness = fineness
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.is_closed = False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
@@ -106,6 +114,8 @@ class Loop:
                     now = self.actions.situation(self.trainer, *told)
                     alerts.append(self.actions.advised(alert, now))
                 self.rows.note({"alert_level": float(self._judge.level)}, row)
+            if row.is_over:
+                alerts += self.fineness.read(row.step, row.numbers)
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
             acts = {"action": self.settings.action} if self.actions.answers else {}
@@ -172,15 +182,23 @@ class Loop:
         awaits = self.first_calls.calls_left > 0
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
-        recording = self.first_calls.recording((call, trainer.model, *args, *kwargs.values()))
-        seen = recording
+        parts = call, trainer.model, *args, *kwargs.values()
+        recording = seen = self.first_calls.recording(parts)
+        attempt = 0 if recoverer is None else recoverer.attempt
+        finer = self.fineness.of_call(self.rows.step, attempt, parts)
+        looks = finer is not None and finer.moves is None
+        if finer is not None and looks:
+            seen = self.fineness.recording(finer)
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        result, tempering = self.sampling.run(call, args, kwargs, trainer, self.strength, now, seen)
+        own = call, args, kwargs, trainer, self.strength, now, seen, finer
+        result, tempering = self.sampling.run(*own)
         if recoverer is not None:
             recoverer.chains.leave(result)
-        if recording is not None:
-            self.first_calls.take(recording, tempering)
+        if recording is not None and seen is not None:
+            self.first_calls.take(seen, tempering)
+        if finer is not None and seen is not None and looks:
+            self.fineness.looked(seen, finer, result)
         if awaits:
             acts = self.strength.is_scheduled or not now.is_off
             strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)
@@ -192,7 +210,10 @@ class Loop:
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
         last = () if seen is None else seen.evaluations[-2:]
         parts_of = call.parts if isinstance(call, Mixture) else None
-        self.measure.sampled(trainer, tempering, result, last, parts_of, slow=slow)
+        times = 1 if finer is None or looks else self.fineness.in_force
+        missed = None if finer is None else finer.missed
+        drifts = trainer, tempering, result, last, parts_of
+        self.measure.sampled(*drifts, times=times, missed=missed, slow=slow)
         self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
         return result
 
@@ -335,6 +356,7 @@ class Loop:
             "measure": self.measure.state_dict(),
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
+            "fineness": self.fineness.state_dict(),
             "course": self.course.state_dict(),
             "advised": self.actions.advice(),
         }
@@ -342,6 +364,7 @@ class Loop:
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
         self._judge.load_state_dict(state["judge"])  # which may refuse it, as the next one
+        self.fineness.load_state_dict(state["fineness"])
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)

@@ -31,7 +31,7 @@ from ..diagnostics import (
 from ..errors import Stateful
 from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering
-from ..tags import REFERENCE
+from ..tags import REFERENCE, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
 from .ensemble import WEIGHT_SUMS, Variants, over_models
 from .rows import POOLED_STEPS, Part, Row, joined_row
@@ -85,6 +85,8 @@ class Measure(Stateful):
         evaluations: Sequence[Evaluation],
         parts_of: Mapping[str, slice] | None,
         *,
+        times: int,
+        missed: Tensor | None,
         slow: bool,
     ) -> None:
         """Keep measurements of a sampler call until the loss; uses the first floating tensor.
@@ -98,7 +100,17 @@ class Measure(Stateful):
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
         known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
+        known[SUBSTEPS] = float(times)
         parts: list[Part] = []
+        follows = None if tempering is None else tempering.seen.follows
+        if follows is None:
+            known[SHARPNESS] = math.nan
+        else:
+            parts.append(Part(follows.flatten(0, -2) if follows.ndim > 1 else follows, _sharpness))
+        if missed is not None:
+            parts.append(Part.of({SUBSTEPS_MISSED: missed}))
+        elif times > 1:
+            known[SUBSTEPS_MISSED] = math.nan
         # The norm of the drift, which the tempered energy has; f's own is that over the factor.
         drift = None if tempering is None else tempering.seen.norm
         if tempering is None or drift is None or not drift.numel():
@@ -304,6 +316,11 @@ def _in_force(
     if isinstance(strength.beta_star, Tensor):
         return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
     return found
+
+
+def _sharpness(sums: Sequence[float]) -> Row:
+    same, own = sums
+    return {SHARPNESS: 1 - same / own if own else math.nan}
 
 
 def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:

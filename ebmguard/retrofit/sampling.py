@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
-from ..sampling import Recording, Tempering, find_module, other_networks
+from ..sampling import Recording, Substeps, Tempering, find_module, other_networks
 from ..trainer import Trainer, find_energy, found_lazy, is_function, refuse_deferred
 from .strength import Strength, StrengthAt
 
@@ -84,6 +84,7 @@ class Sampling:
         strength: Strength,
         now: StrengthAt,
         recording: Recording | None,
+        substeps: Substeps | None,
     ) -> tuple[Any, Tempering | None]:
         """Run the sampler on the tempered energy; returns its result, and what tempered it.
 
@@ -111,7 +112,7 @@ class Sampling:
         if tempering is None:
             result = call(*args, **kwargs)
         else:
-            result = tempering.run(call, args, kwargs, factor, recording)
+            result = tempering.run(call, args, kwargs, factor, recording, substeps)
         wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
         if (must_temper or later) and not lazy and tempering and not tempering.reached:
             wrong = _never_called(tempering, call, args, kwargs)

@@ -108,6 +108,21 @@ class Moves:
     high: float = math.inf
     bound: float = math.inf  # of the drift's entries; below 0, less that of its norm
 
+    def drift(self, x: Tensor, gradient: Tensor) -> Tensor:
+        """t at x, where the module's own gradient is this."""
+        drift = gradient - self.pull * x if self.pull else gradient
+        if self.bound == math.inf:
+            return drift
+        if self.bound > 0:
+            return drift.clamp(-self.bound, self.bound)
+        norm = torch.linalg.vector_norm(drift.flatten(1), 2, 1)
+        by: Tensor = (-self.bound / norm).clamp(max=1.0)
+        return drift * by.reshape(-1, *[1] * (drift.ndim - 1))
+
+    def clamped(self, x: Tensor) -> Tensor:
+        """x in the range that the sampler keeps to."""
+        return x if self.low == -math.inf == -self.high else x.clamp(self.low, self.high)
+
     @classmethod
     def of(
         cls,

@@ -12,7 +12,6 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -151,8 +150,8 @@ class Substeps(Draws):
             if j:
                 z = z + move
                 z = torch.add(z, torch.randn_like(z), alpha=c * n**-0.5) if moves.places else z
-                z = _clamped(z, moves)
-            drift = _cut((gradient(z) if j else own).to(z) - moves.pull * z, moves.bound)
+                z = moves.clamped(z)
+            drift = moves.drift(z, (gradient(z) if j else own).to(z))
             self.follow(drift)
             total, move = total + drift, (a * drift - moves.decay * z) / n
         if n == 1:
@@ -179,7 +178,7 @@ class Substeps(Draws):
         if self._to is None or self._size is None or self.moves is None:
             return
         if self.missed is None and x.shape == self._to.shape:
-            to = _clamped(self._to, self.moves)
+            to = self.moves.clamped(self._to)
             rounding = 16 * torch.finfo(x.dtype).eps * to.abs()
             self.missed = ((x - to).abs() > 1e-3 * self._size + rounding).float().mean()
         self._to = self._waits_for = None
@@ -208,19 +207,3 @@ class Substeps(Draws):
             for now, before in buffers:
                 now.update(before)
             self._is_inside = False
-
-
-def _clamped(x: Tensor, moves: Moves) -> Tensor:
-    return x if moves.low == -math.inf == -moves.high else x.clamp(moves.low, moves.high)
-
-
-def _cut(drift: Tensor, bound: float) -> Tensor:
-    """Its entries at most ``bound``, or its norm per sample, for a negative one, at most -bound."""
-    if bound == math.inf:
-        return drift
-    if bound > 0:
-        return drift.clamp(-bound, bound)
-    norm = torch.linalg.vector_norm(drift.flatten(1), 2, 1)
-    by = (-bound / norm).clamp(max=1.0)
-    cut: Tensor = drift * by.reshape(-1, *[1] * (drift.ndim - 1))
-    return cut
