@@ -49,7 +49,6 @@ class Setup:
     Attributes:
         beta_star, factor: exponents of the first step, one for each member, and what multiplies
             the energy during sampling.
-        chosen: in words, why that exponent; empty where the caller gave one.
         tempers: whether the sampler's factor is known, or still to be measured.
         measured: in words, what the sampler was found to be; empty before its first call.
         models: number of model dimensions of an ensemble.
@@ -64,7 +63,6 @@ class Setup:
     trainer: Trainer
     has_sampler: bool = True
     beta_star: tuple[float, ...] = (0.5,)
-    chosen: str = ""
     output_scale: float | None = None
     tempers: bool = False
     measured: str = ""

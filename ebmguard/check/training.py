@@ -42,10 +42,6 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
         yield error("output_scale", "guard(output_scale=)", what, fix)
     if not any(setup.beta_star):
         return
-    if setup.chosen:
-        what = f"{setup.chosen}. It is at most half of the output scale, which is "
-        what += "measured at the sampler's first call."
-        yield info("beta_star", "guard(beta_star=)", what, "nothing, or a number of yours.")
     if setup.has_sampler and not setup.tempers and implied != math.inf:
         level, known = (Level.INFO, "") if implied is None else (Level.WARN, f" = {implied:g}")
         what = "Without it the weights act, but the samples do not follow the tempered energy."

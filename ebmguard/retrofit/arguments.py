@@ -24,7 +24,7 @@ from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
 from .sampling import check_loss, check_sampler
-from .strength import BETA_STAR, Action, Schedulable, Settings, Strength, check_told
+from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
 
@@ -67,9 +67,8 @@ def guard(
         loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
-        beta_star: exponent β* on raw outputs: 0 is the standard trainer. None: the guard chooses it
-            by the output scale, and logs it (``docs/settings.md``). Else a number, a tensor (0-dim,
-            or over leading model dimensions), or a function of the step.
+        beta_star: exponent β* on raw outputs; 0, the standard trainer's, where none is given. A
+            number, a tensor (0-dim, or over leading model dimensions), or a function of the step.
         output_scale: the factor o for which the sampler's update is a correct Langevin step for
             exp(o f): ``2 * step_size / noise_std**2`` for ``x += step_size * df/dx + noise_std *
             randn``. If you give these two, the guard computes o from them. None: the guard measures
@@ -206,7 +205,7 @@ def guard(
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
     if ranks.is_first:
-        announce(sampler, strength, log_dir)
+        announce(sampler, strength, substeps, log_dir)
     fineness = Fineness(1 if settings.models else substeps, settings)
     loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
@@ -220,18 +219,17 @@ class _Terminal(logging.Handler):
             print(f"ebmguard: {self.format(record)}", file=sys.stderr)
 
 
-def announce(sampler: object, strength: Strength, folder: str | PathLike[str] | None) -> None:
+def announce(
+    sampler: object, strength: Strength, times: Times, folder: str | PathLike[str] | None
+) -> None:
     """Log the guarded parts, the strength, and how to watch the run."""
     if not _log.handlers and not logging.getLogger().handlers:
         _log.addHandler(_Terminal())
         _log.setLevel(_log.level or logging.INFO)
     named = getattr(sampler, "__name__", type(sampler).__name__)
     what = "the loss" if sampler is None else f"the loss and {named}"
-    scale, given = strength.output_scale, strength.default
-    if strength.given is not None:
-        given = f"{strength.name}={_shown(strength.given)}"
-    elif strength.awaits_scale:
-        given = f"beta_star=at most {BETA_STAR:g} (none was given)"
+    scale, given = strength.output_scale, f"{strength.name}={_shown(strength.given)}"
+    given += f", substeps={times}"
     told = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
     watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
     _log.info("guards %s, %s, output_scale=%s; %s", what, given, told, watch)

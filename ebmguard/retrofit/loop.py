@@ -144,7 +144,6 @@ class Loop:
             trainer=self.trainer,
             has_sampler=settings.has_sampler or self.is_inline,
             beta_star=tuple(numbers_of(now.beta_star)),
-            chosen=self.strength.default,
             output_scale=now.output_scale,
             tempers=self.strength.tempers or awaits,
             measured="" if found is None else str(found),

@@ -25,7 +25,6 @@ from ..trainer import Told, Trainer, check_takes, finite_number
 from .ensemble import Variants
 
 __all__ = [
-    "BETA_STAR",
     "Action",
     "Schedulable",
     "Settings",
@@ -38,9 +37,6 @@ __all__ = [
 Action: TypeAlias = Literal["warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
-BETA_STAR = 2.0
-"""β* where none is given, at most half of the output scale: ``docs/settings.md`` says why."""
-_UNKNOWN_SCALE = 1.0  # what an unknown output scale counts as: textbook Langevin's
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
 _ROUNDING = 1e-6  # β = 1 may come out so far above it, as β* is float32 in many tensors
@@ -119,11 +115,10 @@ class Strength:
     """The checked strength arguments of :func:`ebmguard.guard`."""
 
     name: str  # which exponent was given: "beta_star" or "beta"
-    given: Schedulable | None  # None: β* is the default
+    given: Schedulable
     output_scale: float | None  # o, where it is known
     sampler_scale: Schedulable | None  # the sampler's factor, where it is set apart
     is_measured: bool = False  # whether o is measured, and unknown until then
-    has_noise: bool = True  # False for a sampler that was measured, and draws none: it has no o
     models: torch.Size = _NO_MODELS  # model dimensions of the energies, the same at every step
 
     @classmethod
@@ -144,7 +139,7 @@ class Strength:
                 "Pass one of beta_star= and beta=, or none: beta_star is the exponent on raw "
                 "outputs, and beta = beta_star / output_scale."
             )
-        name, value = next(iter(given.items()), ("beta_star", None))
+        name, value = next(iter(given.items()), ("beta_star", 0.0))
         scale = _output_scale(output_scale, step_size, noise_std)
         is_measured = has_sampler and scale is None
         if name == "beta" and scale is None and not is_measured:
@@ -207,8 +202,7 @@ class Strength:
         ConfigError if β* is above it.
         """
         if not self.awaits_scale or found is None or not found.is_exact:
-            is_silent = self.awaits_scale and found is not None and found.has_no_noise
-            return replace(self, has_noise=False) if is_silent and self.has_noise else self
+            return self
         strength = replace(self, output_scale=found.output_scale)
         strength.at(step)
         return strength
@@ -228,19 +222,7 @@ class Strength:
         if self.output_scale is not None and self.sampler_scale is None:
             _check_factor(1.0 - beta_star / self.output_scale, self.output_scale, step)
 
-    @property
-    def default(self) -> str:
-        """The chosen β* with its reason, in words; empty where one was given."""
-        if self.given is not None:
-            return ""
-        why = "there is no noise" if not self.has_noise else "the output scale is unknown"
-        why = f"output_scale={self.output_scale:g}" if self.output_scale else why
-        return f"beta_star={self._beta_star(0):g}: none was given, and {why}"
-
     def _beta_star(self, step: int) -> float | Tensor:
-        if self.given is None:
-            scale = self.output_scale or (_UNKNOWN_SCALE if self.has_noise else math.inf)
-            return min(BETA_STAR, scale / 2)
         star = _value(self.name, self.given, step)
         if self.name == "beta":
             assert self.output_scale is not None

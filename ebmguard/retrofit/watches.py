@@ -83,10 +83,9 @@ class FirstCalls(Stateful):
         found, speaks = self._exact, self._settings.ranks.is_first
         given, awaits = strength.output_scale, strength.awaits_scale
         strength = strength.knowing(self.result, step)
-        chosen = strength.default and f" {strength.default}."
         if found is not None and awaits:
             if speaks:
-                _log.info("%s%s", found, chosen)
+                _log.info("%s", found)
         elif found is not None and given is not None and not strength.is_measured:
             scale, error = found.output_scale, found.output_scale_error
             if abs(scale - given) > max(_SAME * given, _SURE * error):
@@ -99,7 +98,7 @@ class FirstCalls(Stateful):
             # Without noise there is no scale, and nothing is missing.
             is_meant = self.result is not None and self.result.has_no_noise
             say = _log.info if is_meant else _log.warning
-            say("%s %s%s", self.result, _UNTEMPERED, chosen)
+            say("%s %s", self.result, _UNTEMPERED)
         return strength, []
 
     def watch(self, loss: Tensor, optimizer: Optimizer | None) -> None:
