@@ -199,8 +199,7 @@ class Guard:
         Raises:
             ConfigError: ``sgld_steps=`` was not given.
         """
-        if not self._loop.paused_by:
-            self._loop.end_step_before()
+        self._loop.check_open()
         return self._loop.actions.ask_steps()
 
     def temper(self, output: Tensor) -> Tensor:

@@ -99,6 +99,19 @@ def test_reading_a_property_never_changes_the_record(follows):
     assert g.last.get("sampler/steps") == (3.0 if follows else None)
 
 
+def test_a_sampler_gets_the_number_of_its_steps_by_name():
+    seen = []
+
+    def sampler(f: Any, x: torch.Tensor, n_steps: int) -> torch.Tensor:
+        seen.append(n_steps)
+        f(x)
+        return x
+
+    g = guard(None, sampler, beta_star=0.0, sgld_steps=5, steps_argument="n_steps")
+    g.sampler(Energy(), torch.ones(5, 2), n_steps=99)
+    assert seen == [g.sgld_steps] == [5]
+
+
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [

@@ -331,3 +331,10 @@ def test_ranks_have_chains_of_their_own(tmp_path):
     assert correlations.abs().max() < 5 / math.sqrt(starts[0].numel())
     # One process is rank 0 of one: its stream does not depend on how many there are.
     assert torch.equal(made(config).buffer.samples[:10], starts[0])
+
+
+def test_the_sampler_asks_the_guard_for_its_steps(tmp_path):
+    trainer = made(config_for(tmp_path))
+    trainer.step(0)
+    last = trainer.loss_fn.guard.last
+    assert last["sampler/steps"] == last["sampler/evaluations"] == trainer.settings.sgld_steps
