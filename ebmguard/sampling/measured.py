@@ -107,6 +107,13 @@ class Moves:
     low: float = -math.inf
     high: float = math.inf
     bound: float = math.inf  # of the drift's entries; below 0, less that of its norm
+    is_logsumexp: bool = False  # whether the sampler follows that of the output, else the output
+
+    def cotangent(self, output: Tensor, seen: Tensor) -> Tensor:
+        """What comes back to an output, where ``seen`` came back to another one of the step."""
+        if not self.is_logsumexp:
+            return seen
+        return output.detach().softmax(-1) * seen.sum(-1, keepdim=True)
 
     def drift(self, x: Tensor, gradient: Tensor) -> Tensor:
         """t at x, where the module's own gradient is this."""
@@ -135,15 +142,20 @@ class Moves:
             return "no gradient is seen"
         pulls = list[float]()
         for seen in evaluations:
-            if isinstance(pull := _pull(seen, evaluations[0]), str):
+            if isinstance(pull := _pull(seen), str):
                 return pull
             pulls.append(pull)
+        is_logsumexp = not _are_one([seen.cotangent for seen in evaluations])
+        if is_logsumexp and not all(map(_is_softmax, evaluations)):
+            return "it follows a function of the network's output"
         last, every = evaluations[-1], [*evaluations]
         if end is not None and end.shape == last.x.shape and not torch.equal(end, last.x):
-            every.append(Evaluation(last.energy, end, len(draws), end, gradient=end))
-        steps = [*_steps(every, draws)]
-        told = [(seen, step) for seen, step in steps if step.moved > 0 and not step.why]
-        if not told:
+            every.append(Evaluation(last.energy, end, len(draws), 0, end, gradient=end))
+        steps = [(seen, step) for seen, step in _steps(every, draws) if step.moved > 0]
+        told = [(seen, step) for seen, step in steps if not step.why]
+        if any(a.uniform_before < b.uniform_before for a, b in pairwise(evaluations)):
+            return "it draws uniform numbers between its steps, as for a Metropolis test"
+        if len(told) < max(1, _MOST * len(steps)):
             return next((step.why for _, step in steps if step.why), "nothing moves between calls")
         if any(abs(step.momentum) > _ALIKE for _, step in told):
             return "it has momentum"
@@ -160,9 +172,14 @@ class Moves:
         ]
         error = max(step.step_error / abs(step.step) for _, step in told)
         varies = max(_spread(of) if any(of) else 0.0 for of in zip(*sizes, strict=True))
+        moved = [step.step * float(seen.point[1].norm()) for seen, step in told]
         is_one = varies <= max(_ALIKE, _SURE * error) and all(x == places[0] for x in places)
         if is_one:
             sizes, places = sizes[-1:], places[-1:]
+        elif (of_step := _spread([a for a, _ in sizes])) > _ALIKE and _spread(
+            moved
+        ) < 0.1 * of_step:
+            return "its gradient is clipped by the norm of the batch"
         elif len(told) < len(steps) or any(seen.follows_gap for seen in evaluations):
             return "its steps differ along the chain, and not all of them were seen"
         elif len(told) < len(evaluations):  # the last one goes on as they did
@@ -187,7 +204,29 @@ class Moves:
             low=min((x for x in lows if x is not None), default=-math.inf),
             high=max((x for x in highs if x is not None), default=math.inf),
             bound=bound,
+            is_logsumexp=is_logsumexp,
         )
+
+
+def _are_one(tensors: Sequence[Tensor | None]) -> bool:
+    """Whether all are the same but for rounding."""
+    first, *others = tensors
+    return all(
+        first is not None and x is not None and x.shape == first.shape and _near(x, first)
+        for x in others
+    )
+
+
+def _near(x: Tensor, y: Tensor) -> bool:
+    return bool((x - y).abs().max() <= _ALIKE * y.abs().max())
+
+
+def _is_softmax(seen: Evaluation) -> bool:
+    """Whether what came back to the output is that of its logsumexp over heads, times a number."""
+    c, output = seen.cotangent, seen.output
+    if c is None or output is None or c.ndim < 2 or c.shape[-1] < 2:
+        return False
+    return _near(c, output.softmax(-1) * c.sum(-1, keepdim=True))
 
 
 def _is_one_of(draw: Draw | None, x: Tensor, row: int) -> bool:
@@ -195,16 +234,13 @@ def _is_one_of(draw: Draw | None, x: Tensor, row: int) -> bool:
     return draw is not None and (row >= 0 or draw.values.numel() == x.numel())
 
 
-def _pull(seen: Evaluation, first: Evaluation) -> float | str:
-    """The factor of -x that joins the module's gradient on its way; or why it is not that alone."""
+def _pull(seen: Evaluation) -> float | str:
+    """The factor of -x that joins the module's gradient; or why it is not of that alone."""
     x, inner, whole = seen.x, seen.inner_gradient, seen.gradient
     if seen.cotangent is None or seen.is_joint or inner is None or whole is None:
         return "its gradient is not that of one call of the network"
     if seen.leaf_gradient is not None and not torch.equal(seen.leaf.flatten(), x.flatten()):
         return "the network's input is made of what the sampler moves"
-    c, of_first = seen.cotangent, first.cotangent
-    if of_first is None or c.shape != of_first.shape or not torch.allclose(c, of_first, rtol=1e-4):
-        return "it follows a function of the network's output"
     rest = (whole - inner).double()
     factor = -float((rest * x).sum() / x.double().square().sum().clamp(min=1e-300))
     rounding = 8 * torch.finfo(x.dtype).eps * float(max(whole.abs().max(), inner.abs().max()))

@@ -26,6 +26,8 @@ __all__ = [
 _NONE = slice(0)
 # Functions of normal numbers, and where their positional arguments have the standard deviation.
 _GAUSSIAN = {"randn": _NONE, "randn_like": _NONE, "normal": slice(1, 2), "normal_": slice(2, 3)}
+# What a Metropolis test may draw.
+_UNIFORM = {"rand", "rand_like", "uniform_", "bernoulli", "bernoulli_", "exponential_"}
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
 
 
@@ -43,6 +45,7 @@ class Draws(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.log: list[Draw | None] = []  # None in the place of what was dropped
+        self.uniform = 0  # uniform draws so far
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -52,6 +55,7 @@ class Draws(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
             if isinstance(std, Tensor):
@@ -68,6 +72,7 @@ class Evaluation:
     energy: Any  # the module, or the callable
     x: Tensor  # the input, (B, ...)
     draws_before: int  # that the recording had when the call began
+    uniform_before: int  # of the uniform draws
     leaf: Tensor  # the one that x was computed from; x itself where there is none, or several
     output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
     gradient: Tensor | None = None  # by x, other terms included
@@ -176,7 +181,8 @@ class Recording:
                 self._known.add(id(energy))
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
-                seen = Evaluation(energy, copy, len(self.draws.log), kept)
+                before = len(self.draws.log), self.draws.uniform
+                seen = Evaluation(energy, copy, *before, kept)
                 self._hook(seen, x, "gradient")
                 if leaf is not x:
                     self._hook(seen, leaf, "leaf_gradient")

@@ -115,14 +115,17 @@ class Substeps(Draws):
         def gradient(z: Tensor) -> Tensor:
             with torch.enable_grad(), torch.autocast(kind, *modes, cache_enabled=False):
                 z = z.to(x.dtype).requires_grad_()
-                return torch.autograd.grad(at(z), z, cotangent)[0]
+                found = at(z)
+                assert self.moves is not None
+                back = self.moves.cotangent(found, cotangent[0])
+                return torch.autograd.grad(found, z, back)[0]
 
         def returned(own: Tensor) -> Tensor | None:
-            if self.moves is None:
-                self._inner = own.detach().clone()
-                return None
             if torch.is_grad_enabled():
                 self.why = "it differentiates its gradient"
+                return None
+            if self.moves is None:
+                self._inner = own.clone()
                 return None
             with self._aside(module, x.device):
                 return self._finer(self.moves, x.detach(), own, gradient, began)

@@ -1,0 +1,489 @@
+"""Finer steps inside an unchanged sampler are those of the sampler written with finer steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ebmguard.sampling import Moves, Recording, Substeps, Tempering
+from tests.runs import frozen, randomness
+from tests.sampling.loops import LOOPS, network, starts
+
+A, C, STEPS = 0.3, 0.1, 5  # step size, noise
+LABELS = torch.arange(64) % 4
+
+Sampler = Callable[..., Tensor]
+
+
+class Net(nn.Module):
+    """A smooth energy with a label, ``(B, 3)`` and ``(B,)`` to ``(B,)``; heads are logits."""
+
+    def __init__(self, heads: int = 1, *further: nn.Module) -> None:
+        super().__init__()
+        self.of_label = nn.Embedding(4, 3, dtype=torch.float64)
+        first = nn.Linear(3, 32, dtype=torch.float64)
+        self.net = nn.Sequential(
+            first, *further, nn.SiLU(), nn.Linear(32, heads, dtype=torch.float64)
+        )
+
+    def forward(self, x: Tensor, y: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        out: Tensor = self.net(x if y is None else x + self.of_label(y))
+        return scale * (out.squeeze(1) if out.shape[1] == 1 else out)
+
+
+def grad(f: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(f(x, *args, **kwargs).sum(), x)[0]
+
+
+def functional(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = x + A * grad(f, x) + C * torch.randn_like(x)
+    return x
+
+
+def in_place(f: Any, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    for _ in range(STEPS):
+        g = torch.autograd.grad(f(x).sum(), [x], retain_graph=True)[0]
+        x.data += A * g + C * torch.randn_like(x)
+    return x.detach()
+
+
+def mean_of_energies(f: Any, x: Tensor) -> Tensor:
+    x, noise = x.clone().requires_grad_(), torch.empty_like(x)
+    for _ in range(STEPS):
+        x.grad = None
+        (-f(x)).mean().backward()
+        assert x.grad is not None
+        noise.normal_(0, 2 * C)
+        x.data.add_(x.grad, alpha=-A * len(x)).add_(noise, alpha=-0.5)
+    return x.detach()
+
+
+def noise_first(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        noise = torch.randn_like(x)
+        x = x + A * grad(f, x) + C * noise
+    return x
+
+
+def all_noise_first(f: Any, x: Tensor) -> Tensor:
+    noise = torch.randn(STEPS, *x.shape, dtype=x.dtype)
+    for each in noise:
+        x = x + A * grad(f, x) + C * each
+    return x
+
+
+def clamped(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = (x + A * grad(f, x) + C * torch.randn_like(x)).clamp(-0.5, 0.75)
+    return x
+
+
+def cut_and_clamped(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        g = grad(f, x).clamp(-0.03, 0.03)
+        x = (x + A * g + C * torch.randn_like(x)).clamp(-0.5, 0.75)
+    return x
+
+
+def cut_in_norm(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        g = grad(f, x)
+        g = g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)
+        x = x + A * g + C * torch.randn_like(x)
+    return x
+
+
+def scheduled(f: Any, x: Tensor) -> Tensor:
+    for t in range(STEPS):
+        x = x + A * 0.8**t * grad(f, x) + C * 0.8 ** (t / 2) * torch.randn_like(x)
+    return x
+
+
+def of_labels(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = x + A * grad(f, x, LABELS, scale=1.5) + C * torch.randn_like(x)
+    return x
+
+
+def with_a_prior(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        g = grad(lambda z: f(z) - 0.5 * z.square().sum(1), x)
+        x = x + A * g + C * torch.randn_like(x)
+    return x
+
+
+def with_decay(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = 0.95 * x + A * grad(f, x) + C * torch.randn_like(x)
+    return x
+
+
+def without_noise(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = x + A * grad(f, x)
+    return x
+
+
+def of_logits(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        g = grad(lambda z: f(z).logsumexp(1), x)
+        x = x + A * g + C * torch.randn_like(x)
+    return x
+
+
+def of_one_logit(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        g = grad(lambda z: f(z)[range(64), LABELS], x)
+        x = x + A * g + C * torch.randn_like(x)
+    return x
+
+
+def own(z: Tensor) -> Tensor:
+    return z
+
+
+# What differs from x + (A g + C n): of the gradient at z, of x, and of step t.
+CASES: dict[str, tuple[Sampler, dict[str, Any]]] = {
+    "functional": (functional, {}),
+    "in place on .data": (in_place, {}),
+    "backward() of a mean, low energies, normal_ with a std": (mean_of_energies, {}),
+    "noise before the gradient": (noise_first, {}),
+    "noise of all steps at once": (all_noise_first, {}),
+    "clamp": (clamped, {"ends": (-0.5, 0.75)}),
+    "clip and clamp": (
+        cut_and_clamped,
+        {"cut": lambda g: g.clamp(-0.03, 0.03), "ends": (-0.5, 0.75)},
+    ),
+    "clip by norm": (
+        cut_in_norm,
+        {"cut": lambda g: g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)},
+    ),
+    "sizes that fall along the chain": (scheduled, {"factor": lambda t: 0.8**t}),
+    "labels, a keyword": (of_labels, {"energy": lambda f, z: f(z, LABELS, scale=1.5)}),
+    "a normal prior outside": (
+        with_a_prior,
+        {"energy": lambda f, z: f(z) - 0.5 * z.square().sum(1)},
+    ),
+    "decay": (with_decay, {"decay": 0.05}),
+    "no noise": (without_noise, {"noise": False}),
+    "logsumexp of logits outside": (
+        of_logits,
+        {"heads": 10, "energy": lambda f, z: f(z).logsumexp(1)},
+    ),
+    "one logit each": (of_one_logit, {"heads": 4, "energy": lambda f, z: f(z)[range(64), LABELS]}),
+}
+
+
+class Tape(torch.overrides.TorchFunctionMode):
+    """Keeps draws at their standard deviation, by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func.__name__ in ("randn", "randn_like", "normal_"):
+            # mean_of_energies has a standard deviation of its own, and takes it away again
+            own = -out / (2 * C) if func.__name__ == "normal_" else out
+            self.draws += [*own.clone()] if own.ndim > 2 else [own.clone()]
+        return out
+
+
+def look(f: nn.Module, sample: Sampler, x: Tensor, ends: int | None = None) -> Moves | str:
+    """What a recorded call shows, of which nothing changes."""
+    looking = Substeps(None)
+    recording = Recording(ends=ends, on_evaluation=looking.look)
+    end = Tempering(f).run(sample, (f, x), {}, 1.0, recording, looking)
+    return looking.why or Moves.of(recording.evaluations, recording.draws.log, end)
+
+
+def finer(
+    f: nn.Module, sample: Sampler, x: Tensor, moves: Moves, n: int
+) -> tuple[Tensor, list[Tensor], Substeps]:
+    """A call with finer steps: its samples, the noise of these, and what made them."""
+    substeps, inner, plain = Substeps(moves, n, seed=3), list[Tensor](), torch.randn_like
+
+    def kept(z: Tensor, **kwargs: Any) -> Tensor:
+        out = plain(z, **kwargs)
+        if substeps._is_inside:
+            inner.append(math.copysign(1, moves.sizes[0][1]) * out)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "randn_like", kept)
+        found = Tempering(f).run(sample, (f, x), {}, 1.0, None, substeps)
+    return found, inner, substeps
+
+
+def reference(
+    f: Any,
+    x: Tensor,
+    n: int,
+    inner: Iterator[Tensor],
+    outer: Iterator[Tensor],
+    *,
+    cut: Callable[[Tensor], Tensor] = own,
+    ends: tuple[float, float] = (-math.inf, math.inf),
+    factor: Callable[[int], float] = lambda t: 1.0,
+    energy: Callable[[Any, Tensor], Tensor] = lambda f, z: f(z),
+    decay: float = 0.0,
+    noise: bool = True,
+    heads: int = 1,
+) -> Tensor:
+    """The same sampler, written with n times finer steps, on the same noise."""
+    for t in range(STEPS):
+        a, c = factor(t) * A / n, (factor(t) / n) ** 0.5 * C if noise else 0.0
+        for j in range(n):
+            xi = next(inner if j < n - 1 else outer) if noise else torch.zeros_like(x)
+            g = cut(grad(lambda z: energy(f, z), x))
+            x = (x * (1 - decay / n) + a * g + c * xi).clamp(*ends)
+    return x
+
+
+@pytest.mark.parametrize("n", [1, 4, 16])
+@pytest.mark.parametrize("name", CASES)
+def test_finer_steps_are_those_of_the_sampler_written_with_finer_steps(name: str, n: int) -> None:
+    sample, told = CASES[name]
+    torch.manual_seed(0)
+    f, x = Net(told.get("heads", 1)), 0.8 * torch.randn(64, 3, dtype=torch.float64)
+    moves = look(f, sample, x)
+    assert isinstance(moves, Moves), moves
+
+    torch.manual_seed(1)
+    with Tape() as tape:
+        plain = sample(f, x)
+    after = randomness()
+    torch.manual_seed(1)
+    found, inner, substeps = finer(f, sample, x, moves, n)
+    assert randomness() == after
+    if n == 1:
+        assert frozen(found) == frozen(plain)
+        return
+    want = reference(f, x, n, iter(inner), iter(tape.draws), **told)
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
+    assert (plain - want).abs().max() > 1e-3
+    assert float(substeps.missed) == 0
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lead(
+    name: str,
+) -> None:
+    loop = LOOPS[name]
+    assert loop.sample is not None
+    ends = []
+    for looks in (False, True):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        f, x = network(loop), starts(loop)
+        moves = look(f, loop.sample, x) if looks else Tempering(f).run(loop.sample, (f, x), {}, 1.0)
+        ends.append(randomness())
+    assert ends[0] == ends[1]
+    # The network gets something else; or a proposal may be refused.
+    wrong = {
+        "augmentation inside",
+        "in the logit of x",
+        "MALA, rows rejected",
+        "MALA of the library",
+    }
+    # They have no one output scale, but steps that are known.
+    known = {"annealed, step kept", "no noise", "noise of size 0", "two steps a call"}
+    known.add("temperature that rises")
+    expects = name in known or (loop.step is not None and name not in wrong)
+    assert isinstance(moves, Moves) == expects, moves
+    if isinstance(moves, Moves):
+        substeps = Substeps(moves, 4)
+        Tempering(f).run(loop.sample, (f, starts(loop)), {}, 1.0, None, substeps)
+        assert float(substeps.missed) < 0.1
+
+
+def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
+    """Of Langevin at o = 1 it is 1 / (1 - a k / 2N) of the true one for a curvature k."""
+    curvatures = torch.tensor([0.5, 2.0, 6.0], dtype=torch.float64)
+
+    class Valley(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return -0.5 * (curvatures * x * x).sum(1)
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        for _ in range(60):
+            x = x + A * grad(f, x) + (2 * A) ** 0.5 * torch.randn_like(x)
+        return x
+
+    f, many = Valley(), 20_000
+    torch.manual_seed(0)
+    moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
+    assert isinstance(moves, Moves)
+    for n in (1, 4, 16):
+        x = torch.randn(many, 3, dtype=torch.float64)
+        x = finer(f, sample, x, moves, n)[0]
+        right = 1 / (1 - A * curvatures / (2 * n))
+        torch.testing.assert_close(x.var(0) * curvatures, right, rtol=6 * (2 / many) ** 0.5, atol=0)
+        assert (x.mean(0).abs() < 6 * x.std(0) / many**0.5).all()
+
+
+class Noisy(Net):
+    """With batch norm, dropout and a counter, as networks in training mode have them."""
+
+    def __init__(self) -> None:
+        parts = nn.BatchNorm1d(32, dtype=torch.float64), nn.Dropout(0.5)
+        super().__init__(1, *parts)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, y: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        self.calls += 1
+        return super().forward(x, y, scale=scale)
+
+
+def test_the_network_and_the_random_numbers_do_not_notice() -> None:
+    moves = look(Net(), functional, torch.randn(64, 3, dtype=torch.float64))
+    assert isinstance(moves, Moves)
+    seen = []
+    for n in (1, 4):
+        torch.manual_seed(0)
+        f, x = Noisy(), torch.randn(64, 3, dtype=torch.float64)
+        found = Tempering(f).run(functional, (f, x), {}, 1.0, None, Substeps(moves, n))
+        masks = f.net[2](torch.ones(8, dtype=torch.float64))
+        buffers = {k: v for k, v in f.named_buffers() if "running" not in k}
+        parameters = [p.grad for p in f.parameters()]
+        seen.append((frozen(buffers), randomness(), frozen(masks), parameters))
+    assert seen[0] == seen[1]
+    # It has the statistics of the batches that the sampler asked for, and of no others.
+    count = f.net[1].num_batches_tracked
+    assert int(count) == STEPS
+    assert found.isfinite().all()
+
+
+def twice_differentiated(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = x.detach().requires_grad_()
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        x = x + A * g + C * torch.randn_like(x)
+    return x.detach()
+
+
+def two_inputs(f: Any, x: Tensor) -> Tensor:
+    z = torch.zeros_like(x)
+    for _ in range(STEPS):
+        x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
+        g, h = torch.autograd.grad(f(x, z).sum(), (x, z))
+        x, z = x + A * g + C * torch.randn_like(x), z + A * h + C * torch.randn_like(z)
+    return x.detach()
+
+
+def metropolis(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        new = x + A * grad(f, x) + C * torch.randn_like(x)
+        goes = torch.rand(len(x)) < (f(new) - f(x)).detach().exp()
+        x = torch.where(goes[:, None], new, x)
+    return x
+
+
+def softplus(f: Any, x: Tensor) -> Tensor:
+    return functional(lambda z: nn.functional.softplus(f(z)), x)
+
+
+class OfTwo(Net):
+    def forward(self, x: Tensor, y: Tensor | None = None, *, scale: float = 1.0) -> Tensor:
+        return super().forward(x if y is None else x + 0.5 * y.square())
+
+
+@pytest.mark.parametrize(
+    ("f", "sample", "why"),
+    [
+        (Net, twice_differentiated, "it differentiates its gradient"),
+        (OfTwo, two_inputs, "it moves several inputs"),
+        (Net, metropolis, "Metropolis test"),
+        (Net, softplus, "a function of the network's output"),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_cannot_be_divided_is_left_as_it_is(f: Any, sample: Sampler, why: str) -> None:
+    torch.manual_seed(0)
+    f, x = f(), torch.randn(64, 3, dtype=torch.float64)
+    torch.manual_seed(1)
+    plain = sample(f, x)
+    found = look(f, sample, x)
+    assert isinstance(found, str)
+    moves = Moves([[A, C]], [[0, -1]])
+    if sample is twice_differentiated:
+        assert "nothing" not in found
+    for times in (1, 4):
+        substeps = Substeps(moves, times)
+        torch.manual_seed(1)
+        got = Tempering(f).run(sample, (f, x), {}, 1.0, None, substeps)
+        if substeps.why:
+            assert why in substeps.why
+            assert frozen(got) == frozen(plain)
+        else:
+            assert why in found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) -> None:
+    f = Net().float()
+    seen = set[torch.dtype]()
+    f.net[0].register_forward_hook(lambda *told: seen.add(told[2].dtype))
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        for _ in range(STEPS):
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+                g = grad(f, x)
+            x = x + A * g.float() + C * torch.randn_like(x)
+        return x
+
+    x = torch.randn(256, 3)
+    moves = look(f, sample, x)
+    assert isinstance(moves, Moves), moves
+    found, _, substeps = finer(f, sample, x, moves, 4)
+    assert seen == {dtype}
+    assert found.dtype is torch.float32
+    assert float(substeps.missed) == 0
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_sharpness_is_step_times_curvature_on_a_quadratic(times: int) -> None:
+    class Bowl(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return -0.5 * 2.5 * x.square().sum(1)
+
+    f, x = Bowl(), torch.randn(64, 3, dtype=torch.float64)
+    substeps = Substeps(Moves([[A, 0.0]], []), times) if times > 1 else None
+    tempering = Tempering(f)
+    tempering.run(without_noise, (f, x), {}, 1.0, None, substeps)
+    assert tempering.seen.follows is not None
+    same, whole = tempering.seen.follows.tolist()
+    assert 1 - same / whole == pytest.approx(A * 2.5 / times, abs=1e-12)
+
+
+def test_sharpness_follows_the_exact_hessian_along_the_drift() -> None:
+    """Of a smooth network, with noise: -a g'Hg / g'g, to the step's own change of H."""
+    torch.manual_seed(0)
+    f, x = Net(), torch.randn(64, 3, dtype=torch.float64)
+    for p in f.parameters():
+        p.data *= 2
+    size = 1e-3
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = x + size * grad(f, x)
+        return x
+
+    tempering = Tempering(f)
+    tempering.run(sample, (f, x), {}, 1.0)
+    assert tempering.seen.follows is not None
+    same, whole = tempering.seen.follows.tolist()
+    g = grad(f, x)
+    h = torch.stack([torch.autograd.functional.hessian(lambda z: f(z[None])[0], z) for z in x])
+    right = -size * torch.einsum("bi,bij,bj->", g, h, g) / g.square().sum()
+    assert 1 - same / whole == pytest.approx(float(right), rel=0.02)
