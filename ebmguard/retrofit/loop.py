@@ -180,7 +180,7 @@ class Loop:
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None:
-            self.first_calls.take(recording, tempering)
+            self.first_calls.take(recording, tempering, result)
         if awaits:
             acts = self.strength.is_scheduled or not now.is_off
             strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .recording import Draw, Evaluation
 from .steps import Step, solve
@@ -17,6 +19,7 @@ __all__ = ["Measured"]
 
 EXACT = "exact"
 _NO_NOISE = "gradient steps without noise"
+_ALONE = "one step alone was told, and no other call has the same scale"
 _FEW = 8  # draws before the first evaluation that may belong to the chain
 _SAME = 0.01  # sizes that differ by less are one
 _SURE = 4.0  # standard errors
@@ -48,13 +51,24 @@ class Measured:
     notes: tuple[str, ...] = ()  # further facts, in words
 
     @classmethod
-    def of(cls, evaluations: Sequence[Evaluation], draws: Sequence[Draw | None]) -> Measured:
-        """What a chain is, from its evaluations of one energy and ``recording.draws.log``."""
+    def of(
+        cls,
+        evaluations: Sequence[Evaluation],
+        draws: Sequence[Draw | None],
+        result: object = None,
+    ) -> Measured:
+        """What a chain is, from its evaluations of one energy and ``recording.draws.log``.
+
+        ``result`` is what the sampler returned: with one evaluation or two, their last step's end.
+        """
+        last = evaluations[-1] if evaluations else None
+        if last is not None and len(evaluations) < 3:
+            evaluations = [*evaluations, *_end(last, result, len(draws))]
         points = [seen.point[0] for seen in evaluations]
-        if points and all(torch.equal(x, x.round()) for x in points):
+        if len(points) < 2:
+            return cls(f"no step could be seen (differentiated calls: {len(points)})")
+        if all(torch.equal(x, x.round()) for x in points):
             return cls("discrete samples")
-        if len(points) < 3:
-            return cls(f"fewer than three differentiated calls ({len(points)})")
         pairs = [(seen, step) for seen, step in _steps(evaluations, draws) if step.moved > 0]
         if not pairs:
             return cls("nothing moves between its calls, or their shapes change")
@@ -62,11 +76,29 @@ class Measured:
         if momenta:
             is_free = all(math.isclose(each, 1, rel_tol=_ALIKE) for each in momenta)
             return cls("HMC" if is_free else f"momentum ({momenta[-1]:.4g})")
+        # What is returned may be no step's end, and lacks noise that steps begin with.
+        if pairs[1:] and pairs[-1][0] is last and not pairs[-1][1].noise > 0:
+            pairs.pop()
         told = [pair for pair in pairs if not pair[1].why]
-        if len(told) < max(2, _MOST * len(pairs)):
-            why = [step.why for _, step in pairs if step.why]
-            return cls(statistics.mode(why) if why else "one step alone was told")
-        return _pooled(told)
+        if len(told) < max(1, _MOST * len(pairs)):
+            return cls(statistics.mode(step.why for _, step in pairs if step.why))
+        found = _pooled(told)
+        if len(told) > 1:
+            return found
+        ((seen, _),) = told
+        drawn = [d.values for d in draws[: seen.draws_before] if d is not None]
+        if found.has_no_noise and not all(torch.equal(x, seen.point[0]) for x in drawn):
+            return cls("one step without noise, which may have come before it")
+        return replace(found, verdict=_ALONE) if found.is_exact else found
+
+    def after(self, earlier: Measured | None) -> Measured:
+        """The same, exact if it is one step alone and that of an earlier call had its scale."""
+        if earlier is None or not self.verdict == earlier.verdict == _ALONE:
+            return self
+        error = math.hypot(self.output_scale_error, earlier.output_scale_error)
+        most = max(_ALIKE * self.output_scale, _SURE * error)
+        same = abs(self.output_scale - earlier.output_scale) <= most
+        return replace(self, verdict=EXACT) if same else self
 
     @property
     def is_exact(self) -> bool:
@@ -88,6 +120,17 @@ class Measured:
             f"{self.output_scale_error:.1g}), convention={self.convention!r}; {self.share:.0%} of "
             f"the free entries agree to rounding{notes}."
         )
+
+
+def _end(last: Evaluation, result: object, draws: int) -> list[Evaluation]:
+    """The first samples of a result that have moved since, as a point without a gradient."""
+    x = last.point[0]
+    for each in tree_leaves(result):
+        if isinstance(each, Tensor) and each.is_floating_point() and each.shape == x.shape:
+            end = each.detach().to(x)
+            if not torch.equal(end, x):
+                return [Evaluation(last.energy, end, draws, end, gradient=end.new_empty(0))]
+    return []
 
 
 def _steps(
@@ -129,21 +172,21 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     if not any(step.noise for step in steps):
         return Measured(_NO_NOISE, notes=notes)
     factor, *others = (_factor(seen) for seen, _ in told)
-    if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in others):
+    if not all(math.isclose(each, factor, rel_tol=_ALIKE) for each in (factor, *others)):
         return Measured("the output is not differentiated as it is, and alike for all samples")
     sizes = [(step.step * factor, step.noise) for step in steps]
     size, size_error = _mean([(s.step * factor, s.step_error * abs(factor)) for s in steps])
     noise, noise_error = _mean([(s.noise, s.noise_error) for s in steps])
     moved = [a * float(seen.point[1].norm()) for (a, _), (seen, _) in zip(sizes, told, strict=True)]
     # A step that rounding blurs says nothing of a change.
-    blurred = any(_SURE * step.step_error > _SAME * abs(step.step) for step in steps)
-    varies = 0.0 if blurred else _spread([a for a, _ in sizes])
+    blur = max(step.step_error / max(abs(step.step), 1e-300) for step in steps)
+    varies = 0.0 if _SURE * blur > _SAME else _spread([a for a, _ in sizes])
     changes = max(varies, _spread([s for _, s in sizes])) > _SAME
     scales = [_scale(*each) for each in sizes]
     verdict = EXACT
     if abs(size) <= _SURE * size_error:
         verdict = "not identifiable yet: the gradient is lost in rounding"
-    elif varies > _ALIKE and _spread(moved) < 0.1 * varies:
+    elif varies > max(_ROUNDING, _SURE * blur) and _spread(moved) < 0.1 * varies:
         verdict = "gradient clipped by the norm of the batch"
     elif changes and _spread(scales) > _SAME:
         told_o = [f"o = {o:.4g}" if o < math.inf else "no noise" for o in (scales[0], scales[-1])]
