@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Level, Situation, error_for
+from ..alerts.skill import Skill
 from ..check import SelfCheck, Setup, find_problems
 from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
@@ -63,7 +64,7 @@ class Loop:
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
-        self.is_closed = False
+        self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
         weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self._hung)
@@ -98,21 +99,24 @@ class Loop:
                 if "beta_star" in each:
                     self.strength.check_measured(row.step, each["beta_star"])
             self.last, self.members = row.numbers | row.logged, row.members
+            found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
+            found += self.skill.observe(row.step, row.logged) if row.is_over else []
             alerts: list[Alert] = []
-            if row.is_news:
-                for alert in self._judge.observe(row.step, row.numbers, row.members):
-                    own = row.numbers if alert.member is None else row.members[alert.member]
-                    told = own.get("beta_star"), self.strength.most_raised, own
-                    now = self.actions.situation(self.trainer, *told)
-                    alerts.append(self.actions.advised(alert, now))
-                self.rows.note({"alert_level": float(self._judge.level)}, row)
+            for alert in found:
+                own = row.numbers if alert.member is None else row.members[alert.member]
+                told = own.get("beta_star"), self.strength.most_raised, own
+                now = self.actions.situation(self.trainer, *told)
+                alerts.append(self.actions.advised(alert, now))
+            level = max(self._judge.level, self.skill.level)
+            if row.is_news or alerts:
+                self.rows.note({"alert_level": float(level)}, row)
             self.actions.observe(row, alerts)
             # So that a reader of the folder knows what an ERROR at its end has done.
             acts = {"action": self.settings.action} if self.actions.answers else {}
             records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
             self.writer.write_alerts(records)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
-            if self.course.update(row.step, self._judge.level, worst):
+            if self.course.update(row.step, level, worst):
                 self.writer.write_verdict(row.step, str(self.course.verdict))
             if row.is_over:
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
@@ -323,8 +327,11 @@ class Loop:
                 last_first.callback(self.follow, [row])
 
     def _leave(self, *, speaks: bool) -> None:
-        if speaks and self.course.level and self.settings.ranks.is_first:
+        speaks = speaks and self.settings.ranks.is_first
+        if speaks and self.course.level:
             _log.warning("the run as it was closed: %s", self.course.verdict)
+        if speaks and self.last and not self.skill.is_known:
+            _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
         self.writer.flush(whole=True)
         self.writer.release()
 
@@ -335,6 +342,7 @@ class Loop:
             "measure": self.measure.state_dict(),
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
+            "skill": self.skill.state_dict(),
             "course": self.course.state_dict(),
             **self.actions.steering_state(),
         }
@@ -342,6 +350,7 @@ class Loop:
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
         self._judge.load_state_dict(state["judge"])  # which may refuse it, as the next one
+        self.skill.load_state_dict(state["skill"])
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)

@@ -64,6 +64,7 @@ class Settings:
     process_group: dist.ProcessGroup | None
     has_sampler: bool
     compiles: bool
+    skill: str | None = None  # the trainer's own number that the verdict reads
 
     @property
     def ranks(self) -> Ranks:
