@@ -94,7 +94,8 @@ class Situation:
         """Whether a remedy makes sense here."""
         forbidden: dict[str, bool] = {
             Remedy.ROLL_BACK: self.rolls_back,
-            Remedy.RAISE_BETA: self.beta_star >= self.most or self.samples_above,
+            # What is left must be a change: see `is_like`. A row's β* may be rounded.
+            Remedy.RAISE_BETA: self.beta_star >= 0.9 * self.most or self.samples_above,
             Remedy.LOWER_BETA: self.beta_star <= 0,
             Remedy.TOWARDS_ZERO: self.beta_star >= 0,
             Remedy.MORE_STEPS: self.samples_above,

@@ -49,8 +49,15 @@ def _of_layers(setup: Setup) -> Iterator[Problem]:
     if norms:
         what = f"Batch normalisation in train mode ({norms}): f(x) depends on the rest of its "
         what += "batch, and the gap between data and negatives is not one of energies."
-        fix = "no normalisation, as JEM, or GroupNorm or LayerNorm; or eval mode for energies."
-        yield _warn("batch_norm", what, fix)
+        fix = "no normalisation, as JEM, or GroupNorm or LayerNorm"
+        if _found(
+            model, _BatchNorm, lambda layer: layer.training and layer.running_mean is not None
+        ):
+            what += " Negatives, and every step of the sampler, move its running statistics, which "
+            what += "eval mode then takes for those of the data."
+            fix += "; or `for m in norms: m.momentum = 0.0` before the sampler and f(negatives), "
+            fix += "and `= 0.1` again before f(data)"
+        yield _warn("batch_norm", what, f"{fix}.")
     if drops:
         what = f"Dropout in train mode ({drops}): every call draws another energy function."
         yield _warn("dropout", what, "p=0 in the energy, or eval mode for energies.")

@@ -16,6 +16,7 @@ from ..energies import Variant
 from ..errors import ConfigError, folder_path
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
+from ..tags import why_not_logged
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
 from .ensemble import check_variants
@@ -55,6 +56,7 @@ def guard(
     action: Action = "warn",
     recovery: Recovery | None = None,
     on_alert: Callable[[Alert], object] | None = None,
+    skill: str | None = None,
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
@@ -115,6 +117,8 @@ def guard(
             step; needs ``model``, ``optimizer`` and all other parts with a state).
         recovery: settings of "rollback": snapshots, changes to the run, the budget.
         on_alert: a function that is called with every alert at once, on every rank.
+        skill: a number that you log by :meth:`Guard.log`, such as "accuracy", higher is better. If
+            the median of its latest values falls under 0.8 of the best, the verdict is "look".
         judge_in_loss: judge a step inside ``loss()``, before its gradient exists. Unless the action
             is "warn", an ERROR then removes the contrastive term at once. None: yes on a CPU, no on
             a GPU, where decisions come two steps later and training never waits.
@@ -147,6 +151,11 @@ def guard(
         if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
             expected = ", ".join(get_args(choices))
             raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
+    if skill is not None and (why := why_not_logged(skill)):
+        raise ConfigError(
+            f"skill={skill!r} is no name of a number that g.log takes: {why}. Expected the name of "
+            'one of yours, such as "accuracy", or None.'
+        )
     if loss_fn is not None:
         check_loss(loss_fn)
     folder = None if log_dir is None else folder_path("log_dir", log_dir)
@@ -189,6 +198,7 @@ def guard(
         process_group=process_group,
         has_sampler=sampler is not None,
         compiles=compile,
+        skill=skill,
     )
     members = strength.models.numel() if strength.models else 0
     judge = Judge(DEFAULT_RULES if rules is None else rules, members=members)

@@ -221,7 +221,7 @@ class FirstLosses:
         self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], found: Measured | None
     ) -> None:
         """Refuse a sampler that goes the other way than ``convention=`` says."""
-        if found is None or not found.is_exact or not calls or not self._sees_energies:
+        if found is None or not (found.convention and calls and self._sees_energies):
             return
         given, returned = _numbers(f_neg), torch.cat([x.flatten() for _, x in calls])
         same, turned = (bool(torch.isin(x, returned).all()) for x in (given, -given))

@@ -16,7 +16,7 @@ from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError, undamaged
 from ..ranks import Batch
 from ..sampling import Measured, scale
-from ..tags import is_own
+from ..tags import why_not_logged
 from ..trainer import Told, Trainer
 from .loop import Loop
 from .losses import Losses
@@ -165,7 +165,8 @@ class Guard:
 
         Call ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step.
         Every sink, the report and :mod:`ebmguard.runs` show them beside the guard's. If you log a
-        name twice in a step, the last number counts. No rule reads them. With several ranks, the
+        name twice in a step, the last number counts. No rule reads them, but for
+        that of ``guard(skill=)``. With several ranks, the
         first rank's are written.
 
         Args:
@@ -179,10 +180,8 @@ class Guard:
             kind = type(given).__name__
             raise ConfigError(f"g.log: a {kind}; expected numbers by name, {{'accuracy': 0.93}}.")
         for name, value in numbers.items():
-            is_text = isinstance(name, str) and name.isprintable() and name
-            if not is_text or is_own(name):
-                why = "the guard writes it itself." if is_text else "it is empty, or no text."
-                raise ConfigError(f"g.log: {name!r} is no name for a number of yours: {why}")
+            if why := why_not_logged(name):
+                raise ConfigError(f"g.log: {name!r} is no name for a number of yours: {why}.")
             is_number, kind = isinstance(value, Real), f"a {type(value).__name__}"
             if isinstance(value, Tensor):
                 is_number = value.numel() == 1 and not value.is_complex()

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from threading import get_ident
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Level, Situation, error_for
+from ..alerts.skill import Skill
 from ..check import SelfCheck, Setup, find_problems
 from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
@@ -28,7 +28,8 @@ from .measure import Measure
 from .optimizer import OptimizerHooks
 from .rows import Row, Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
-from .strength import Settings, Strength, StrengthAt, check_told, numbers_of
+from .setup import setup_of
+from .strength import Settings, Strength, StrengthAt, check_told
 from .watches import FirstCalls, Unused
 
 __all__ = ["Loop"]
@@ -71,7 +72,7 @@ class Loop:
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         self.fineness = fineness
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
-        self.is_closed = False
+        self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
         weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self._hung)
@@ -106,14 +107,17 @@ class Loop:
                 if "beta_star" in each:
                     self.strength.check_measured(row.step, each["beta_star"])
             self.last, self.members = row.numbers | row.logged, row.members
+            found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
+            found += self.skill.observe(row.step, row.logged) if row.is_over else []
             alerts: list[Alert] = []
-            if row.is_news:
-                for alert in self._judge.observe(row.step, row.numbers, row.members):
-                    own = row.numbers if alert.member is None else row.members[alert.member]
-                    told = own.get("beta_star"), self.strength.most_raised, own
-                    now = self.actions.situation(self.trainer, *told)
-                    alerts.append(self.actions.advised(alert, now))
-                self.rows.note({"alert_level": float(self._judge.level)}, row)
+            for alert in found:
+                own = row.numbers if alert.member is None else row.members[alert.member]
+                told = own.get("beta_star"), self.strength.most_raised, own
+                now = self.actions.situation(self.trainer, *told)
+                alerts.append(self.actions.advised(alert, now))
+            level = max(self._judge.level, self.skill.level)
+            if row.is_news or alerts:
+                self.rows.note({"alert_level": float(level)}, row)
             if row.is_over:
                 alerts += self.fineness.read(row.step, row.numbers)
             self.actions.observe(row, alerts)
@@ -122,7 +126,7 @@ class Loop:
             records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
             self.writer.write_alerts(records)
             worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
-            if self.course.update(row.step, self._judge.level, worst):
+            if self.course.update(row.step, level, worst):
                 self.writer.write_verdict(row.step, str(self.course.verdict))
             if row.is_over:
                 self.writer.write(row.step, row.numbers | row.logged, row.samples)
@@ -134,33 +138,7 @@ class Loop:
         self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
     ) -> Setup:
         """The setup that the checks examine, at a step's strength."""
-        settings, recoverer, found = self.settings, self.actions.recoverer, self.first_calls.result
-        awaits = self.strength.awaits_scale and self.first_calls.calls_left > 0
-        in_group = dist.is_available() and dist.is_initialized()
-        followed: Iterable[str] = ()
-        if recoverer is not None and not is_running:
-            followed = recoverer.settings.not_followed(self.situation)
-        return Setup(
-            trainer=self.trainer,
-            has_sampler=settings.has_sampler or self.is_inline,
-            beta_star=tuple(numbers_of(now.beta_star)),
-            output_scale=now.output_scale,
-            tempers=self.strength.tempers or awaits,
-            measured="" if found is None else str(found),
-            factor=tuple(numbers_of(now.factor)),
-            sign=settings.sign,
-            action=settings.action,
-            judge_in_loss=settings.judge_in_loss,
-            has_sinks=bool(self.writer.sinks),
-            is_distributed=in_group and dist.get_world_size() > 1,
-            joins_ranks=settings.process_group is not None,
-            models=len(settings.models),
-            not_followed=tuple(followed),
-            chains="" if recoverer is None else recoverer.chains.found,
-            unknown=self.self_check.unknown,
-            is_running=is_running,
-            example=example,
-        )
+        return setup_of(self, now, example, is_running=is_running)
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the sampler on the tempered energy, and return its result."""
@@ -195,7 +173,7 @@ class Loop:
         if recoverer is not None:
             recoverer.chains.leave(result)
         if recording is not None and seen is not None:
-            self.first_calls.take(seen, tempering)
+            self.first_calls.take(seen, tempering, result)
         if finer is not None and seen is not None and looks:
             self.fineness.looked(seen, finer, result)
         if awaits:
@@ -343,8 +321,11 @@ class Loop:
                 last_first.callback(self.follow, [row])
 
     def _leave(self, *, speaks: bool) -> None:
-        if speaks and self.course.level and self.settings.ranks.is_first:
+        speaks = speaks and self.settings.ranks.is_first
+        if speaks and self.course.level:
             _log.warning("the run as it was closed: %s", self.course.verdict)
+        if speaks and self.last and not self.skill.is_known:
+            _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
         self.writer.flush(whole=True)
         self.writer.release()
 
@@ -356,6 +337,7 @@ class Loop:
             "measured": self.first_calls.state_dict(),
             "judge": self._judge.state_dict(),
             "fineness": self.fineness.state_dict(),
+            "skill": self.skill.state_dict(),
             "course": self.course.state_dict(),
             "advised": self.actions.advice(),
         }
@@ -364,6 +346,7 @@ class Loop:
         """Restore what :meth:`own_state` returned."""
         self._judge.load_state_dict(state["judge"])  # which may refuse it, as the next one
         self.fineness.load_state_dict(state["fineness"])
+        self.skill.load_state_dict(state["skill"])
         self.course.load_state_dict(state["course"])
         self.measure.load_state_dict(state["measure"])
         self.rows.load_state_dict(state)

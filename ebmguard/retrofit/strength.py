@@ -60,6 +60,7 @@ class Settings:
     process_group: dist.ProcessGroup | None
     has_sampler: bool
     compiles: bool
+    skill: str | None = None  # the trainer's own number that the verdict reads
 
     @property
     def ranks(self) -> Ranks:
@@ -169,9 +170,8 @@ class Strength:
 
     @property
     def most_raised(self) -> float:
-        """The highest β*: half of the output scale, if the sampler follows it."""
-        follows = self.output_scale is not None and self.sampler_scale is None
-        return self.output_scale / 2 if follows and self.output_scale else math.inf
+        """The highest β*: half of the output scale, where that is known."""
+        return math.inf if self.output_scale is None else self.output_scale / 2
 
     def at(self, step: int, at_least: float | None = None, times: float = 1.0) -> StrengthAt:
         """The values that sampler and loss of this step share. Asks every schedule once.

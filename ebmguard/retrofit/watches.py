@@ -64,15 +64,16 @@ class FirstCalls(Stateful):
             return None
         return Recording(ends=_ENDS)
 
-    def take(self, recording: Recording, tempering: Tempering | None) -> None:
-        """Take the recorded call, and measure the sampler by it."""
+    def take(self, recording: Recording, tempering: Tempering | None, result: object) -> None:
+        """Take the recorded call and what it has returned, and measure the sampler by them."""
         if tempering is None:
             own = Measured("the module that it calls is not known (pass model=)")
         elif not tempering.reached:
             what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
             own = Measured(f"{what} (pass its module as model=, its method as energy=)")
         else:
-            own = Measured.of(recording.evaluations, recording.draws.log)
+            own = Measured.of(recording.evaluations, recording.draws.log, result)
+            own = own.after(self.result)
         found: Measured = self._settings.ranks.from_all(own)[0]
         self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
 

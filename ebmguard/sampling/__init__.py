@@ -1,6 +1,7 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
-from .measured import Measured, Moves
+from .measured import Measured
+from .moves import Moves
 from .recording import (
     Draw,
     Evaluation,

@@ -72,8 +72,8 @@ class Evaluation:
     energy: Any  # the module, or the callable
     x: Tensor  # the input, (B, ...)
     draws_before: int  # that the recording had when the call began
-    uniform_before: int  # of the uniform draws
     leaf: Tensor  # the one that x was computed from; x itself where there is none, or several
+    uniform_before: int = 0  # uniform draws, likewise
     output: Tensor | None = None  # as the sampler saw it; None where it is not one tensor
     gradient: Tensor | None = None  # by x, other terms included
     cotangent: Tensor | None = None  # by the output: 1 for a sum over samples, 1/B for their mean
@@ -181,8 +181,7 @@ class Recording:
                 self._known.add(id(energy))
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
-                before = len(self.draws.log), self.draws.uniform
-                seen = Evaluation(energy, copy, *before, kept)
+                seen = Evaluation(energy, copy, len(self.draws.log), kept, self.draws.uniform)
                 self._hook(seen, x, "gradient")
                 if leaf is not x:
                     self._hook(seen, leaf, "leaf_gradient")

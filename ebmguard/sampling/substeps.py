@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from .measured import Moves
+from .moves import Moves
 from .recording import Draws, Evaluation
 
 __all__ = ["Substeps"]

@@ -37,6 +37,7 @@ class Chain:
     last_calls: Stack
     loop: Any = None  # the innermost frame that the evaluations share
     sampler: Sampler | None = None
+    end: Tensor | None = None  # the samples, as a loss has them
 
 
 @dataclass(eq=False)
@@ -186,6 +187,7 @@ class Chains:
                 if is_end and distance < nearest[at]:
                     labels[at : at + count] = [sampler.name] * len(rows)
                     nearest[at : at + count] = [distance] * len(rows)
+                    chain.end = rows.clone() if chain.end is None else chain.end
         return labels
 
     def _end(self, key: int) -> None:
@@ -198,7 +200,8 @@ class Chains:
             if not math.isnan(sampler.slope):
                 for each in chain.evaluations:
                     each.cotangent = torch.full((len(each.x),), sampler.slope)
-            sampler.measured = Measured.of(chain.evaluations, self._draws)
+            found = Measured.of(chain.evaluations, self._draws, chain.end)
+            sampler.measured = found.after(sampler.measured)
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 

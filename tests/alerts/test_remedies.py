@@ -21,6 +21,9 @@ R = Remedy
     ("remedy", "allowing", "forbidding"),
     [
         (R.RAISE_BETA, {"beta_star": 0.4, "most": 0.5}, {"beta_star": 0.5, "most": 0.5}),
+        # Rounded in a row of float32, or of bfloat16.
+        (R.RAISE_BETA, {"beta_star": 0.6, "most": 0.7}, {"beta_star": 0.69999, "most": 0.7}),
+        (R.RAISE_BETA, {}, {"beta_star": 0.69922, "most": 0.7}),
         (R.RAISE_BETA, {"beta_star": 2.0}, {"beta_star": 2.0, "most": 1.0}),
         (R.RAISE_BETA, {"beta_star": math.nan, "most": 1.0}, {"beta_star": 9.0, "most": 8.0}),
         (R.LOWER_BETA, {"beta_star": 0.1}, {"beta_star": 0.0}),

@@ -105,6 +105,35 @@ def test_layers_that_depend_on_more_than_x(layer, name):
 
 
 @pytest.mark.parametrize(
+    ("layer", "is_said"),
+    [
+        (nn.BatchNorm1d(8), True),
+        (nn.SyncBatchNorm(8), True),
+        (nn.BatchNorm1d(8, track_running_stats=False), False),
+        (nn.BatchNorm1d(8).eval(), False),
+        (nn.InstanceNorm1d(8), False),
+    ],
+)
+def test_running_statistics_that_negatives_move_are_named(layer, is_said):
+    problems = find_problems(sound(Energy(layer), example=None))
+    told = [each for each in problems if "running statistics" in each.what]
+    assert len(told) == is_said
+    assert all("momentum = 0.0" in each.fix for each in told)
+
+
+def test_the_fix_keeps_the_running_statistics_those_of_the_data():
+    """The mean and the variance that eval mode uses, after steps of which half are of negatives."""
+    norm, data = nn.BatchNorm1d(3), torch.randn(64, 3)
+    for _ in range(100):
+        norm.momentum = 0.0
+        norm(5 + torch.randn(64, 3))
+        norm.momentum = 0.1
+        norm(data)
+    torch.testing.assert_close(norm.running_mean, data.mean(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(norm.running_var, data.var(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
     "layer",
     [nn.BatchNorm1d(8).eval(), nn.Dropout(0.1).eval(), nn.Dropout(0.0), nn.LayerNorm(8)],
 )

@@ -99,7 +99,7 @@ STEPS = {"sgld_steps": 20}
         (STEPS, []),
         ({}, ["SGLD steps x 2 (their number is unknown)"]),
         (STEPS | {"output_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most)"]),
-        (STEPS | {"output_scale": 1.0, "sampler_scale": 1.0}, []),
+        (STEPS | {"output_scale": 1.0, "sampler_scale": 1.0}, ["beta_star -> 2 (to 0.5 at most)"]),
         (STEPS | {"beta_star": -0.5}, ["beta_star -> 2 (never over to the other side of 0)"]),
         ({"recovery": Recovery(ladder=(Change(lr=0.5),))}, []),
         (

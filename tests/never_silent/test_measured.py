@@ -157,6 +157,17 @@ def test_at_zero_the_run_stays_the_same_bit_by_bit(caplog: Any) -> None:
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_sampler_of_a_step_or_two_is_measured_from_what_it_returns(steps: int) -> None:
+    f, x = Energy(), torch.randn(16, 2)
+    loss, sample = g = guard(None, langevin(4, steps), beta=0.25, output_scale=4, model=f)
+    for _ in range(2):
+        loss(f(x), f(sample(f, x)))
+    assert g.measured is not None
+    assert g.measured.is_exact
+    assert g.measured.output_scale == 4
+
+
 # -- β alone --------------------------------------------------------------------------------------
 
 
@@ -193,7 +204,7 @@ def test_a_loss_whose_beta_star_stays_unknown_is_refused_with_the_reason() -> No
     f, x = Energy(), torch.randn(16, 2)
     loss, sample = guard(None, climb, beta=0.1, model=f)
     negatives = sample(f, x)
-    with pytest.raises(ConfigError, match=r"beta= needs the output scale.*fewer than three"):
+    with pytest.raises(ConfigError, match=r"beta= needs the output scale.*without noise"):
         loss(f(x), f(negatives))
     loss, sample = guard(None, climb, beta=0.0, model=f)
     assert loss(f(x), f(sample(f, x))).isfinite()
@@ -233,7 +244,10 @@ UNTOLD: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
     "noise of numpy": (of_numpy, "noise that torch did not draw in Python"),
     "momentum": (with_momentum, "momentum"),
     "HMC": (lambda f, x: hmc(f, x, steps=2, leapfrog_steps=3, **STEPS), "HMC"),
-    "one step": (langevin(1, steps=1), "fewer than three"),
+    "one step, rounded": (
+        lambda f, x: langevin(1, steps=1)(f, x).bfloat16().float(),
+        "more than the gradient and the noise",
+    ),
     "another method": (lambda f, x: langevin(1)(f.classify, x), "never called Energy.forward"),
     "a copy": (on_a_copy, "never called Energy.forward"),
     "compiled": (torch.compile(langevin(1), backend="eager"), "compiled by torch.compile"),

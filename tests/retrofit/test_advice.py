@@ -59,7 +59,8 @@ LONG = (R.ROLL_BACK, R.RAISE_BETA, R.LOWER_LR, R.MORE_STEPS)
         ({}, 9.0, (BACK, R.RAISE_BETA)),
         ({"output_scale": 1.0}, 9.0, (BACK, R.LOWER_LR)),
         ({"output_scale": 1.0, "beta_star": 0.2}, 9.0, (BACK, R.RAISE_BETA)),
-        ({"output_scale": 1.0, "sampler_scale": 1.0}, 9.0, (BACK, R.RAISE_BETA)),
+        ({"output_scale": 1.0, "sampler_scale": 0.5}, 9.0, (BACK, R.LOWER_LR)),
+        ({"output_scale": 1.4, "beta_star": lambda _: torch.tensor(0.7)}, 9.0, (BACK, R.LOWER_LR)),
     ],
 )
 def test_two_at_most_that_the_run_allows(options, shift, expected):
@@ -137,3 +138,16 @@ def test_members_are_advised_apart():
     g.loss_fn(pos, neg)
     # At 0 there is nothing to lower; the other may do so, and is not told both.
     assert [alert.remedies for alert in g.alerts] == [(R.RAISE_BETA,), (R.LOWER_BETA,)]
+
+
+def test_a_member_at_half_of_the_output_scale_is_not_told_to_raise_it():
+    """0.7 in float32 is less than half of 1.4."""
+    g = guard(None, None, beta_star=torch.tensor([0.7, 0.2]), output_scale=1.4)
+    detector: Any = Advising({})
+    detector.observe = lambda step, row, members=(): [
+        Alert("energy_blowup", WARN, step, "ess", 1.0, 2.0, 5, (R.RAISE_BETA, R.LOWER_LR), member)
+        for member in (0, 1)
+    ]
+    g._loop._judge = detector
+    g.loss_fn(torch.randn(2, 4), torch.randn(2, 4))
+    assert [alert.remedies for alert in g.alerts] == [(R.LOWER_LR,), (R.RAISE_BETA, R.LOWER_LR)]

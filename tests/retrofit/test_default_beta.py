@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Any, list[float], str]] = {  # how the sampler is made, Î
     "JEM": (lambda: sampler(20_000, 1.0), [2], KNOWN),
     "small scale": (lambda: sampler(0.1), [0.05], KNOWN),
     "no noise": (lambda: sampler(math.inf), [2], "none was given, and there is no noise"),
-    "late": (lambda: sampler(3, few=[0, 1]), [0.5, 0.5, 1.5], KNOWN),
+    "late": (lambda: sampler(3, few=[0, 1]), [0.5, 1.5], KNOWN),
     "unseen noise": (lambda: unseen, [0.5], "none was given, and the output scale is unknown"),
     "no gradient": (lambda: lambda f, x: x * f(x).mean(), [0.5], "output scale is unknown"),
 }

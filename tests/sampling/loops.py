@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn.functional import pad
 from ebmguard.samplers import annealed, mala, sgld
 from tests.parts import gradient_at
 
-__all__ = ["LOOPS", "SHAPE", "Loop", "network", "starts"]
+__all__ = ["LOOPS", "SHAPE", "Loop", "network", "short", "starts"]
 
 Sampler = Callable[[Any, Tensor], Tensor]
 
@@ -152,7 +153,7 @@ def noise_first(f: Any, x: Tensor) -> Tensor:
 
 
 def all_at_once(f: Any, x: Tensor) -> Tensor:
-    noises = torch.randn(STEPS, *x.shape)
+    noises = torch.randn(STEPS, *x.shape, dtype=x.dtype)
     for t in range(STEPS):
         x = x + STEP * gradient_at(f, x) + NOISE * noises[t]
     return x
@@ -286,10 +287,15 @@ def functional(f: Any, x: Tensor) -> Tensor:
     return x
 
 
-def short(f: Any, x: Tensor) -> Tensor:
-    for _ in range(2):
-        x = x + STEP * gradient_at(f, x) + noise(x)
-    return x
+def short(steps: int, loop: Loop) -> Loop:
+    """The same sampler, of a step or two a call."""
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        assert loop.sample is not None
+        with patch(f"{__name__}.STEPS", steps):
+            return loop.sample(f, x)
+
+    return replace(loop, sample=sample)
 
 
 def by_sample(x: Tensor, g: Tensor, t: int) -> Tensor:
@@ -414,8 +420,9 @@ LOOPS = {
         stepping(plain, energy=lambda f, x: f(x).square()), "differentiated as it is"
     ),
     "discrete": refused(gibbs_with_gradients, "discrete samples"),
-    "two steps a call": refused(short, "fewer than three"),
-    "torch.func.grad": refused(functional, "fewer than three"),
+    "two steps a call": short(2, Loop(in_place)),
+    "one step a call": short(1, Loop(in_place)),
+    "torch.func.grad": refused(functional, "no step could be seen (differentiated calls: 0)"),
     "NaN on the way": refused(
         stepping(lambda x, g, t: torch.where(x > 0.99, torch.nan, plain(x, g, t))), "not finite"
     ),

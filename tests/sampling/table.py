@@ -43,13 +43,20 @@ OF_CODEBASES: list[tuple[str, Mapping[str, Any], Loop]] = [
 
 
 def measure(loop: Loop) -> Measured:
-    """A small sampler, on a small network."""
+    """A small sampler, on a small network, in two calls where one does not tell."""
     torch.manual_seed(0)
     f, x = network(loop), starts(loop)
-    with Recording(ends=4) as seen:
-        assert loop.sample is not None
-        loop.sample(f, x)
-    return Measured.of(seen.evaluations, seen.draws.log)
+    found = None
+    for _ in range(2):
+        with Recording(ends=4) as seen:
+            assert loop.sample is not None
+            result = loop.sample(f, x)
+        found = Measured.of(seen.evaluations, seen.draws.log, result).after(found)
+        if found.is_exact:
+            break
+        x = starts(loop)
+    assert found is not None
+    return found
 
 
 def measure_codebase(name: str, options: Mapping[str, Any]) -> tuple[Measured, Run]:

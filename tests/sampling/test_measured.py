@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from ebmguard.sampling import Measured, Recording
+from tests.parts import gradient_at
 from tests.runs import frozen, randomness
-from tests.sampling.loops import LOOPS, Loop, network, starts
+from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, short, starts
 from tests.sampling.table import OF_CODEBASES, agrees, measure, measure_codebase
 
 
@@ -73,3 +74,69 @@ def test_a_short_recording_has_both_ends_of_a_long_chain() -> None:
     assert sum(draw is not None for draw in seen.draws.log) <= 9
     assert "sizes change along the chain" in Measured.of(seen.evaluations, seen.draws.log).verdict
     assert measure(replace(loop, sample=sample)).verdict.startswith("sizes change")
+
+
+FEW = [
+    *("in place, autograd.grad", "backward(), low energy", "backward() of -f", "clamped"),
+    *("most entries at the clamp", "clipped by value", "mean over the batch", "heads summed"),
+    *("all noise at once", "MALA, rows rejected", "optimizer SGD", "in the logit of x"),
+    *("no noise", "noise of size 0", "a square of the output", "two step sizes"),
+]
+# What one step tells of these, or two: the rest of it comes before what is seen, or never.
+ONE_STEP = {
+    "noise first, in one buffer, clipped and clamped": Loop.refused("may have come before it"),
+    "momentum": Loop(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("name", [*FEW, *ONE_STEP])
+def test_a_step_or_two_a_call_are_what_they_are(name: str, steps: int, dtype: Any) -> None:
+    loop = replace(LOOPS[name], dtype=dtype)
+    if steps == 1 and name in ONE_STEP:
+        loop = replace(ONE_STEP[name], sample=loop.sample, dtype=dtype)
+    found = measure(short(steps, loop))
+    tolerance = 1e-8 if dtype == torch.float64 else 1e-4
+    assert agrees(replace(loop, tolerance=tolerance), found), found
+
+
+def test_one_step_a_call_is_no_constant_size_until_a_second_call_has_it() -> None:
+    clipped, plain = LOOPS["clipped by the batch's norm"], LOOPS["backward(), low energy"]
+    for loop in (clipped, plain):
+        found = measure(short(1, loop))
+        assert found.is_exact == (loop is plain)
+        assert ("no other call has the same scale" in found.verdict) == (loop is clipped)
+    two = measure(short(2, replace(clipped, dtype=torch.float64)))
+    assert "norm of the batch" in two.verdict
+
+
+RETURNED: dict[str, Any] = {
+    "a dictionary": lambda x, end: {"start": x, "samples": [end]},
+    "the last input and the samples": lambda x, end: (x, end),
+    "half of them": lambda x, end: end[::2],
+    "in NumPy": lambda x, end: end.numpy(),
+    "in another order": lambda x, end: end.flip(0),
+    "clamped": lambda x, end: end.clamp(0.2, 0.8),
+    "nothing": lambda x, end: None,
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_two_steps_are_measured_whatever_is_returned(name: str) -> None:
+    """Where that is not the end of the second step, by the first step of two calls."""
+
+    def sample(f: Any, x: torch.Tensor) -> Any:
+        x = x + STEP * gradient_at(f, x) + noise(x)
+        return RETURNED[name](x, x + STEP * gradient_at(f, x) + noise(x))
+
+    loop = Loop(sample)
+    assert agrees(loop, found := measure(loop)), found
+
+
+def test_two_steps_without_the_last_noise_are_those_of_the_first() -> None:
+    def sample(f: Any, x: torch.Tensor) -> torch.Tensor:
+        x = x + STEP * gradient_at(f, x) + noise(x)
+        return x + STEP * gradient_at(f, x)
+
+    assert agrees(Loop(), found := measure(Loop(sample))), found

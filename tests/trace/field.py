@@ -3,7 +3,7 @@
 The body of a function is a script. ``right`` are its lines by hand, old and new.
 """
 
-# ruff: noqa: F821
+# ruff: noqa: F821, F841
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -308,6 +308,19 @@ def energy_in_a_dictionary():
     for _ in range(30):
         q = sample(f, torch.randn(B, D))
         update(optim, f(q)["energy"].mean() - f(data())["energy"].mean())
+
+
+@is_right(
+    {START: CLIMB, "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))"},
+    says=("output_scale=1 ",),
+)
+def two_steps_a_call():
+    K = 2
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        q = climb(f, torch.randn(B, D))
+        update(optim, f(q).mean() - f(data()).mean())
 
 
 @is_right({START: CLIMB, "loss = -(fp.mean() - fq.mean())": "loss = loss_fn(fp, fq)"})

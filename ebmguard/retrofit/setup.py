@@ -1,0 +1,45 @@
+"""What the checks examine, from a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..check import Setup
+from .strength import StrengthAt, numbers_of
+
+__all__ = ["setup_of"]
+
+
+def setup_of(loop: Any, now: StrengthAt, example: Tensor | None, *, is_running: bool) -> Setup:
+    """The setup of a loop, at a step's strength."""
+    settings, recoverer, found = loop.settings, loop.actions.recoverer, loop.first_calls.result
+    awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0
+    in_group = dist.is_available() and dist.is_initialized()
+    followed: Iterable[str] = ()
+    if recoverer is not None and not is_running:
+        followed = recoverer.settings.not_followed(loop.situation)
+    return Setup(
+        trainer=loop.trainer,
+        has_sampler=settings.has_sampler or loop.is_inline,
+        beta_star=tuple(numbers_of(now.beta_star)),
+        output_scale=now.output_scale,
+        tempers=loop.strength.tempers or awaits,
+        measured="" if found is None else str(found),
+        factor=tuple(numbers_of(now.factor)),
+        sign=settings.sign,
+        action=settings.action,
+        judge_in_loss=settings.judge_in_loss,
+        has_sinks=bool(loop.writer.sinks),
+        is_distributed=in_group and dist.get_world_size() > 1,
+        joins_ranks=settings.process_group is not None,
+        models=len(settings.models),
+        not_followed=tuple(followed),
+        chains="" if recoverer is None else recoverer.chains.found,
+        unknown=loop.self_check.unknown,
+        is_running=is_running,
+        example=example,
+    )
