@@ -358,7 +358,7 @@ KINDS = {
     ),
     "residual": Kind(images, residual, plain, optimizer=ADAMW),
     "auto-encoder": Kind(
-        images, auto_encoder, descending, 5, 0.1, 0.01, optimizer=torch.optim.RMSprop,
+        images, auto_encoder, descending, 5, 0.2, 0.01, optimizer=torch.optim.RMSprop,
         is_energy=True,
     ),
     "fine-tuning": Kind(digits, Classifier, jem, 3, optimizer=MOMENTUM),

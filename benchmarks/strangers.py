@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ebmguard import BudgetSpentError, DivergenceError, guard
+from ebmguard.reference_training.plots.numbers import NONE
 
 from .grid import Grid, Rows, number, table, table_of
 from .population.fates import Watch, fate_of
@@ -40,7 +41,7 @@ UPDATES, LEAST = 500, 300
 """Of a healthy setting; and of one that dies at least, or LONGER times as many as it lives."""
 LONGER = 3
 TRAINED = 90.0
-"""The skill that keeps a classifier that was trained before healthy."""
+"""The accuracy that keeps a classifier that was trained before healthy."""
 TAGS = ("sampler/sharpness", "sampler/substeps", "sampler/evaluations")
 
 OFF: dict[str, Any] = {}
@@ -61,9 +62,31 @@ LABELS = {
 }
 
 # Learning rates of runs that die unguarded, with the update of the death.
-DYING: dict[str, dict[float, int]] = {}
+DYING: dict[str, dict[float, int]] = {
+    "transformer": {0.03: 245, 0.06: 154},
+    "LSTM": {0.05: 65, 0.1: 85},
+    "graph": {0.085: 5},
+    "point cloud": {0.003: 98, 0.005: 70},
+    "regression": {0.01: 658, 0.02: 261, 0.03: 224},
+    "Fourier": {0.003: 511, 0.01: 136, 0.03: 66},
+    "clusters": {0.1: 405, 0.2: 9},
+    "Lion": {0.005: 398, 0.01: 131, 0.02: 72},
+    "noise first": {0.05: 52},
+    "GroupNorm": {0.02: 103, 0.06: 85},
+    "bf16": {0.003: 370, 0.01: 91},
+    "cut": {0.02: 419, 0.03: 241},
+    "accumulation": {0.1: 17},
+    "residual": {0.005: 62, 0.01: 34},
+    "auto-encoder": {0.001: 67, 0.006: 4},
+    "fine-tuning": {0.05: 346, 0.1: 204},
+}
 # Learning rates of runs that learn unguarded.
-HEALTHY: dict[str, float] = {}
+HEALTHY = {
+    "transformer": 0.003, "LSTM": 0.01, "graph": 0.01, "point cloud": 0.0005, "latent prior": 0.003,
+    "cloning": 0.001, "Fourier": 0.0015, "clusters": 0.01, "Lion": 0.001, "noise first": 0.01,
+    "GroupNorm": 0.01, "spectral": 0.01, "bf16": 0.001, "short run": 0.01, "cut": 0.001,
+    "accumulation": 0.03, "residual": 0.001, "auto-encoder": 0.003, "fine-tuning": 0.01,
+}  # fmt: skip
 SETTINGS: list[tuple[str, float, int | None]] = [
     *((kind, lr, death) for kind, own in DYING.items() for lr, death in own.items()),
     *((kind, lr, None) for kind, lr in HEALTHY.items()),
@@ -164,8 +187,13 @@ class Trainer:
     def skill(self) -> float:
         """Area under the ROC curve of f between held-out data and data with permuted coordinates.
 
-        In percent; NaN where f is not finite. In the plane the others are uniform points.
+        In percent; NaN where f is not finite. In the plane the others are uniform points. Of a
+        classifier it is the accuracy.
         """
+        if isinstance(self.f, Classifier):
+            logits, y = self.f.logits(self.held_out[0]), self.held_out[1]
+            is_right = (logits.argmax(1) == y).double()
+            return 100 * float(is_right.mean()) if logits.isfinite().all() else math.nan
         given = [] if self.kind.chain is latent else self.held_out[1:]
         self.f.eval()
         real, other = (self.f(x, *given) for x in (self.held_out[0], self.probes))
@@ -306,7 +334,7 @@ def settings_of(rows: Rows) -> list[dict[str, str]]:
         if not own:
             continue
         line = {"kind": kind, "rate": f"{lr:g}"}
-        line |= {LABELS[arm]: shown(own[arm]) if arm in own else "–" for arm in ARMS}
+        line |= {arm: shown(own[arm]) if arm in own else NONE for arm in ARMS}
         default = own.get("default", {})
         first = (default.get("sharp"), default.get("refined"))
         lines.append(line | {"S > 1, finer at": ", ".join(number(x, ",.0f") for x in first)})
