@@ -64,7 +64,7 @@ LABELS = {
 # Learning rates of runs that die unguarded, with the update of the death.
 DYING: dict[str, dict[float, int]] = {
     "transformer": {0.03: 245, 0.06: 154},
-    "LSTM": {0.05: 65, 0.1: 85},
+    "LSTM": {0.01: 383, 0.05: 65, 0.1: 85},
     "graph": {0.085: 5},
     "point cloud": {0.003: 98, 0.005: 70},
     "regression": {0.01: 658, 0.02: 261, 0.03: 224},
@@ -82,10 +82,10 @@ DYING: dict[str, dict[float, int]] = {
 }
 # Learning rates of runs that learn unguarded.
 HEALTHY = {
-    "transformer": 0.003, "LSTM": 0.01, "graph": 0.01, "point cloud": 0.0005, "latent prior": 0.003,
+    "transformer": 0.003, "LSTM": 0.003, "graph": 0.01, "point cloud": 5e-4, "latent prior": 0.003,
     "cloning": 0.001, "Fourier": 0.0015, "clusters": 0.01, "Lion": 0.001, "noise first": 0.01,
-    "GroupNorm": 0.01, "spectral": 0.01, "bf16": 0.001, "short run": 0.01, "cut": 0.001,
-    "accumulation": 0.03, "residual": 0.001, "auto-encoder": 0.003, "fine-tuning": 0.01,
+    "GroupNorm": 0.01, "spectral": 0.01, "bf16": 0.001, "short run": 0.01, "accumulation": 0.03,
+    "residual": 0.001, "auto-encoder": 0.003, "fine-tuning": 0.01,
 }  # fmt: skip
 SETTINGS: list[tuple[str, float, int | None]] = [
     *((kind, lr, death) for kind, own in DYING.items() for lr, death in own.items()),
