@@ -259,6 +259,7 @@ def frame_of(rows: Rows) -> pd.DataFrame:
     last, same = of_a["last"].reindex(keys), of_a["parameters"].reindex(keys)
     rebuilds = frame["setting"].str.startswith("RBM")
     frame.loc[rebuilds & ~(frame["last"] <= 2 * last.to_numpy()), "fate"] = "dead"
+    is_told = ~rebuilds | same.notna().to_numpy()  # others wait for arm a
     parts = dict.fromkeys(RUNS, rule.SETTINGS) | dict.fromkeys(DISCRETE, rule.BITS)
     frame["part"] = frame["setting"].map(parts).fillna(rule.OTHERS)
     frame["lost"] = frame["fate"].isin(["dead", "collapsed"])
@@ -266,7 +267,7 @@ def frame_of(rows: Rows) -> pd.DataFrame:
     acts = frame["finer"].notna() | frame["tempered"].notna() | (frame["rollbacks"] > 0)
     frame["idle"] = ~acts & ~frame["arm"].isin(["a", "g"])
     frame["other_bits"] = frame["idle"] & (frame["parameters"] != same.to_numpy())
-    return frame
+    return frame[is_told]
 
 
 def of_arms(own: pd.DataFrame) -> list[dict[str, str]]:

@@ -201,6 +201,7 @@ def test_the_page_takes_what_is_known_of_some_cells():
     frame = defaults.frame_of(rows)
     assert frame["fate"].tolist() == [*["healthy"] * 5, "dead"]
     assert frame["other_bits"].tolist() == [*[False] * 5, True]
+    assert len(defaults.frame_of(rows[:4] + rows[5:])) == 4  # b waits for a
     page = (RESULTS / "defaults.md").read_text(encoding="utf-8")
     text = filled(page, {"source": "here", **defaults.slots(rows)})
     assert f"Not decided before all runs are done: 6 of {len(defaults.CELLS)}." in text
