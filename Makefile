@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-slow test-adapters test-matrix lint style types suite format docs demo \
   bench-digits bench-overhead bench-long bench-toy \
-  bench-population bench-remedies bench-rollback gpu screenshots figures fuzz clean
+  bench-defaults bench-population bench-remedies bench-rollback gpu screenshots figures fuzz clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -34,6 +34,7 @@ help:
 	@echo "make docs            the site, in build/site: tutorials run, links checked"
 	@echo "make demo            the same training run without and with the guard, one page"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
+	@echo "make bench-defaults  what guard() should do unasked: β* and finer steps, on 132 runs an arm"
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
@@ -123,6 +124,9 @@ demo: $(VENV)/.train
 
 bench-digits: $(VENV)/.train
 	$(BIN)/python -m benchmarks.digits
+
+bench-defaults: $(VENV)/.train
+	$(BIN)/python -m benchmarks.defaults
 
 bench-population: $(VENV)/.train
 	$(BIN)/python -m benchmarks.population judge

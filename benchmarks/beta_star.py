@@ -3,6 +3,8 @@
 python -m benchmarks.beta_star               # all cells, two at a time
 python -m benchmarks.beta_star --table-only  # the tables of what has been run
 
+Superseded by :mod:`.defaults`, which has these settings and other arms: no rule beat a fixed beta*,
+and finer steps were unknown then.
 """
 
 from __future__ import annotations
