@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import torch
-from torch import Tensor
 
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
@@ -26,10 +24,11 @@ Times: TypeAlias = "int | Literal['auto']"
 _log = logging.getLogger("ebmguard")
 
 MOST = 16
-_FROM = 10  # the first row that is read
+_TIMES = 4  # by which N changes
+_FROM = 10  # the first row that changes it
 _ROWS = 5  # of a median
 _TURNS = 1.0  # the sharpness at which drifts turn round
-_UP = 4
+_HALF = 0.5  # of that, under which nothing is near
 _ENDS = 4  # evaluations that are kept at either end of a call
 _LOOKS = 5  # calls that are looked at before it is given up
 _MISSED = 0.3  # share of the entries above which the sampler does not move as it was seen to
@@ -52,7 +51,8 @@ class Fineness(Stateful):
         self._is_auto, self._settings = asked == "auto", settings
         self._recent: list[float] = []  # the sharpness of rows at this N
         self._looks = _LOOKS  # that are left
-        self._has_said = False
+        self._why = ""  # it was
+        self._has_said = self._has_acted = False
         self._call = (-1, 0)  # the step, and its sampler calls
 
     @property
@@ -61,26 +61,25 @@ class Fineness(Stateful):
         return median(self._recent) if self._recent else math.nan
 
     @property
-    def can(self) -> bool:
-        """Whether steps may become finer than they are."""
-        return self._is_auto and self._looks > 0 and self.in_force < MOST
-
-    @property
     def in_force(self) -> int:
         """N now."""
         return min(MOST, max(self.times, self.least)) if self._is_auto else self.times
 
+    @property
+    def can_rise(self) -> bool:
+        """Whether the steps may become finer than they are."""
+        return self._is_auto and self._looks > 0 and self.in_force < MOST
+
     def of_call(self, step: int, attempt: int, parts: Iterable[object]) -> Substeps | None:
         """The finer steps of a sampler call of ``parts``; None where nothing is touched."""
         n = self.in_force
-        if not self._looks or (n == 1 and self.moves is None):
-            return None
-        if self.moves is None:
-            if any(map(is_compiled, parts)):
-                self._give_up("it is compiled by torch.compile")
+        if self.moves is None and self._looks:
+            if n == 1 and not (self._is_auto and self.sharpness > _HALF):
                 return None
-            return Substeps(None)
-        if n == 1 and self.moves.bound == math.inf:
+            if not any(map(is_compiled, parts)):
+                return Substeps(None)
+            self._give_up("it is compiled by torch.compile")
+        if self.moves is None or (n == 1 and self.moves.bound == math.inf):
             return None
         self._call = step, self._call[1] + 1 if self._call[0] == step else 0
         # The trainer's seed, so that runs differ; a resumed run has all of these again.
@@ -95,8 +94,8 @@ class Fineness(Stateful):
 
     def looked(self, recording: Recording, looking: Substeps, result: object) -> None:
         """Take what a recorded call has shown."""
-        seen, end = recording.evaluations, result if isinstance(result, Tensor) else None
-        own: Moves | str = looking.why or Moves.of(seen, recording.draws.log, end)
+        seen = recording.evaluations
+        own: Moves | str = looking.why or Moves.of(seen, recording.draws.log, result)
         moves: Moves | str = self._settings.ranks.from_all(own)[0]
         if isinstance(moves, str):
             self._looks -= 1
@@ -105,56 +104,60 @@ class Fineness(Stateful):
             return
         self.moves = moves
         # A drift that the sampler clips turns less than the gradient that was read until now.
-        if moves.bound < math.inf and self._is_auto and self.least == 1:
-            drifts = [moves.drift(*each.point) for each in seen]
-            same = sum(float((a * b).sum()) for a, b in pairwise(drifts))
-            if not 1 - same / sum(float((a * a).sum()) for a in drifts[:-1]) > _TURNS:
-                self.times, self._recent = 1, []
+        if moves.bound < math.inf and self._is_auto:
+            self.times, self._recent = 1, []
 
     def _give_up(self, why: str) -> None:
-        self._looks, self.times, self.least = 0, 1, 1
-        if self._settings.ranks.is_first:
+        self._looks, self._why = 0, why
+        if self.in_force > 1:
+            self._warn()
+
+    def _warn(self) -> None:
+        self.times = self.least = 1
+        if self._settings.ranks.is_first and not self._has_said:
             _log.warning(
                 "The sampler's steps cannot be made finer from outside: %s. Take N times as many "
                 "steps in the sampler, with step_size / N and noise_std / sqrt(N), such as N = 4.",
-                why,
+                self._why,
             )
+        self._has_said = True
 
     def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert."""
         if row.get(SUBSTEPS_MISSED, 0.0) > _MISSED:
-            self.moves, self._looks = None, self._looks - 1
+            self.moves, self._looks = None, max(self._looks - 1, 0)
             if not self._looks:
                 self._give_up("its steps change from call to call")
-        sharpness = row.get(SHARPNESS, math.nan)
+        sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
-        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != self.in_force:
+        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != (n if self.moves else 1):
             return []
         self._recent = [*self._recent, sharpness][-_ROWS:]
-        now = self.sharpness
-        if not self._is_auto or not self._looks or step < _FROM or len(self._recent) < _ROWS:
+        now, is_sure = self.sharpness, len(self._recent) == _ROWS
+        if not self._is_auto or step < _FROM:
             return []
-        n = self.in_force
-        if now > _TURNS and n < MOST:
-            return self._set(min(MOST, _UP * n), step, now)
+        # Once it acts a row is enough: a run may have few left.
+        if now > _TURNS and n < MOST and (is_sure or n > 1):
+            return self._set(min(MOST, _TIMES * n), step, now)
+        if is_sure and n > self.least and _TIMES * now < _HALF * _TURNS:
+            return self._set(n // _TIMES, step, now)
         return []
 
     def _set(self, times: int, step: int, sharpness: float) -> list[Alert]:
-        self.times, self._recent = times, []
-        if self._settings.ranks.is_first:
-            _log.info(
-                "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is taken "
-                "as %d finer ones.",
-                *(step, sharpness, self.in_force),
-            )
-        if self._has_said:
-            return []
-        self._has_said = True
+        is_first = not self._has_acted
+        self.times, self._recent, self._has_acted = times, [], True
+        if not self._looks:
+            self._warn()
+        elif self._settings.ranks.is_first:
+            now = f"taken as {times} finer ones" if times > 1 else "taken as it is"
+            told = "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is %s."
+            _log.info(told, step, sharpness, now)
         what = "substeps", Level.INFO, step, SHARPNESS, sharpness, _TURNS, _ROWS
-        return [Alert(*what, remedies=("a smaller SGLD step size",))]
+        return [Alert(*what, remedies=("a smaller SGLD step size",))] if is_first else []
 
     def _saved(self) -> Mapping[str, Any]:
-        names = {"times": int, "least": int, "_looks": int, "_has_said": bool}
+        names = {"times": int, "least": int, "_looks": int, "_why": str}
+        names |= dict.fromkeys(("_has_said", "_has_acted"), bool)
         return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
 
 
