@@ -36,8 +36,8 @@ from .population.trainer import rate as part_of_rate
 from .why_lost import FINE, NETWORKS, STEPS
 
 PICTURE = Path("docs/pictures/sharpness.png")
-EACH, LONGEST, SEEDS = 2, 300, range(4)
-"""Runs of a family and fate at most; updates of a healthy one; seeds of the networks."""
+EACH, LONGEST = 2, 300
+"""Runs of a family and fate at most; updates of a healthy one."""
 LEAST, MOST = 110, 700
 """Updates at which a dying run of a family must have been lost."""
 AFTER, FIRST, ROWS, TENS = 20, 10, 5, 10
@@ -56,9 +56,16 @@ COLUMNS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "gap / spread": lambda row: abs(row["energy_gap"]) / max(row["f_pos/std"], 1e-30),
 }
 """S, and numbers of one line: the larger, the nearer to a death."""
+ACTIVATIONS = ("silu", "leaky_relu")
 ARMS: dict[str, dict[str, Any]] = {"published": {}, "finer": FINE, "auto": {}}
 LENGTHS = {"published": 2400, "finer": 700, "auto": 700}
-ACTIVATIONS, CHAINS, EVERY, UPDATES = ("silu", "leaky_relu"), 64, 50, 600
+SEEDS = {
+    "published": range(4),
+    "finer": range(2),
+    "auto": range(1),
+    **dict.fromkeys(ACTIVATIONS, range(2)),
+}
+CHAINS, EVERY, UPDATES = 64, 50, 600
 SHARES = (1, 1 / 4, 1 / 16, 1 / 64)
 """Of a step."""
 CURVATURES = (0.01, 0.1, 0.5, 1.0, 1.5, 1.9)
@@ -90,14 +97,13 @@ CELLS: dict[str, dict[str, Any]] = {
     **{name: {"family": x.run.family, "as": x.fate.name} for name, x in RUNS.items()},
     **{
         f"{network}_{arm}_s{seed}": {"network": network, "arm": arm, "seed": seed}
-        for seed in SEEDS
         for arm, network in itertools.product(ARMS, NETWORKS)
-        if arm != "auto" or not seed
+        for seed in SEEDS[arm]
     },
     **{
         f"{network}_{activation}_s{seed}": {"network": network, "seed": seed, "of": activation}
-        for seed in SEEDS[:2]
         for activation, network in itertools.product(ACTIVATIONS, NETWORKS)
+        for seed in SEEDS[activation]
     },
     **{f"quadratic_{x:g}": {"curvature": x} for x in CURVATURES},
 }
