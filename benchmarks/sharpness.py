@@ -66,6 +66,7 @@ SEEDS = {
     **dict.fromkeys(ACTIVATIONS, range(2)),
 }
 CHAINS, EVERY, UPDATES = 64, 50, 600
+DRAWN = ("MLP_published_s0", "MLP_auto_s0", "digits-jem-mlp-06")
 SHARES = (1, 1 / 4, 1 / 16, 1 / 64)
 """Of a step."""
 CURVATURES = (0.01, 0.1, 0.5, 1.0, 1.5, 1.9)
@@ -293,7 +294,7 @@ def interval(found: np.ndarray[Any, Any], resamples: int = 1000) -> str:
 def areas(dying: Rows, healthy: Rows) -> str:
     """A line for each number: the area under its ROC curve."""
     lines = []
-    for name in COLUMNS:
+    for name in COLUMNS if dying and healthy else ():
         line = {"number": name}
         for window, back in WINDOWS.items():
             found = pairs(dying, healthy, name, back)
@@ -320,7 +321,9 @@ def crossings(groups: Mapping[str, Rows]) -> str:
     """A line for each group of runs."""
     lines = []
     for name, rows in groups.items():
-        dies = bool(rows) and all(x["death"] for x in rows)
+        if not rows:
+            continue
+        dies = all(x["death"] for x in rows)
         ever = sum(first_over(x) is not None for x in rows)
         lines.append(
             {
@@ -339,22 +342,20 @@ def crossings(groups: Mapping[str, Rows]) -> str:
 
 
 def per_run(rows: Rows) -> str:
-    """A line for each run of the families."""
+    """A line for each run that is lost."""
     return table_of(
         [
             {
-                "run": x["cell"],
+                "lost run": x["cell"],
                 "o": number(x["o"], ".2g"),
-                "fate": "lost" if x["death"] else f"alive at {x['updates']}",
-                "loss": number(x["death"], ".0f"),
-                "S over 1 from": number(first_over(x), ".0f"),
+                "loss": str(x["death"]),
+                "S > 1 from": number(first_over(x), ".0f"),
                 "S, 100 to 50 ahead": number(at(x, "S", len(x["tens"]["S"]) - 10), ".2f"),
-                "S, last 50": number(at(x, "S", len(x["tens"]["S"]) - 5), ".2f"),
-                "largest S": number(largest(x), ".2f"),
+                "last 50": number(at(x, "S", len(x["tens"]["S"]) - 5), ".2f"),
+                "largest": number(largest(x), ".2f"),
             }
             for x in rows
-        ],
-        words=1,
+        ]
     )
 
 
@@ -364,6 +365,8 @@ def hessians(rows: Rows) -> str:
     for activation, network in itertools.product(ACTIVATIONS, NETWORKS):
         own = [x for x in rows if (x.get("of"), x["network"]) == (activation, network)]
         states = [state for x in own for state in x["states"]]
+        if not states:
+            continue
 
         def spread(of: Callable[[Any], float], form: str = ".2f", states: Any = states) -> str:
             low, mid, high = np.nanquantile([of(x) for x in states], [0, 0.5, 1])
@@ -392,8 +395,7 @@ def draw(rows: Mapping[str, Mapping[str, Any]]) -> None:
     """S over time: a run that is lost, the same with finer steps once needed, and a healthy one."""
     figure = new_figure(8, 4.2)
     top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    lost, finer = rows["MLP_published_s0"], rows["MLP_auto_s0"]
-    healthy = next(x for x in rows.values() if x.get("as") == "healthy")
+    lost, finer, healthy = (rows[name] for name in DRAWN)
     named = {
         "lost at the cross": lost,
         'the same run, substeps="auto"': finer,
@@ -402,10 +404,11 @@ def draw(rows: Mapping[str, Mapping[str, Any]]) -> None:
     for colour, (label, row) in zip(CONTRASTS, named.items(), strict=False):
         trace = pd.Series(row["rows"], dtype=float).rolling(ROWS).median()
         top.plot(trace, color=colour, label=label, linewidth=1)
-    top.plot(lost["death"], 1, "x", color=CONTRASTS[0])
+        if row is lost:
+            top.plot(trace.index[-1], trace.iloc[-1], "x", color=colour)
     top.axhline(1, color="#444444", linewidth=0.8, linestyle="--")
     top.set(ylabel="S, median of five", ylim=(0, 2))
-    top.legend(frameon=False, fontsize=8, loc="upper right")
+    top.legend(frameon=False, fontsize=8, loc="upper left")
     below.step(range(len(finer["N"])), finer["N"], color=CONTRASTS[1], where="post")
     below.set(ylabel="N", xlabel="update", yscale="log", yticks=[1, 4, 16])
     below.set_yticks([1, 4, 16], ["1", "4", "16"], minor=False)
@@ -417,7 +420,8 @@ def draw(rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def slots(rows: Rows) -> dict[str, str]:
-    draw({x["cell"]: x for x in rows})
+    if {x["cell"] for x in rows} >= {*DRAWN}:
+        draw({x["cell"]: x for x in rows})
     families = [x for x in rows if "family" in x]
     dying = [x for x in families if x["as"] == "dead" and x["death"]]
     healthy = [x for x in families if x["as"] == "healthy" and not x["death"]]
@@ -430,7 +434,7 @@ def slots(rows: Rows) -> dict[str, str]:
     return {
         "crossings": crossings(groups),
         "areas": areas(dying, healthy),
-        "runs": per_run(families),
+        "runs": per_run(dying),
         "quadratic": table_of(
             [{"step × curvature": f"{x['curvature']:g}"} | {"S": f"{x['S']:.3f}"} for x in settled]
         ),
