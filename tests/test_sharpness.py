@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import mannwhitneyu
 
 from benchmarks import sharpness
-from benchmarks.grid import RESULTS, read_rows
+from benchmarks.grid import RESULTS, filled, read_rows
 
 
 def row(tens: list[float]) -> dict[str, dict[str, list[float]]]:
@@ -49,3 +49,12 @@ def test_the_guard_acts_where_the_rows_of_the_unguarded_run_pass_1(network):
     assert guarded["rows"][:acts] == plain["rows"][:acts]
     assert acts == sharpness.first_over(plain) + 1
     assert (plain["fate"], guarded["fate"]) == ("dead", "healthy")
+
+
+def test_the_tables_of_the_page_are_those_of_its_rows(tmp_path, monkeypatch):
+    monkeypatch.setattr(sharpness, "PICTURE", tmp_path / "sharpness.png")
+    text = (RESULTS / "sharpness.md").read_text(encoding="utf-8")
+    rows = read_rows(RESULTS / "sharpness.csv.gz")
+    assert {x["cell"] for x in rows} == {*sharpness.CELLS}
+    assert filled(text, sharpness.slots(rows), whole=False) == text
+    assert (tmp_path / "sharpness.png").is_file()
