@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from ..alerts import Alert, Level
+from ..alerts import Alert, Level, Situation
+from ..alerts.remedies import Remedy
 from ..errors import ConfigError, Stateful
 from ..sampling import Moves, Recording, Substeps
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
@@ -28,6 +30,7 @@ _TIMES = 4  # by which N changes
 _FROM = 10  # the first row that changes it
 _ROWS = 5  # of a median
 _TURNS = 1.0  # the sharpness at which drifts turn round
+_LATELY = 50  # steps, in which nearly all of what dies has been sharp
 _HALF = 0.5  # of that, under which nothing is near
 _ENDS = 4  # evaluations that are kept at either end of a call
 _LOOKS = 5  # calls that are looked at before it is given up
@@ -52,6 +55,7 @@ class Fineness(Stateful):
         self._recent: list[float] = []  # the sharpness of rows at this N
         self._looks = _LOOKS  # that are left
         self._why = ""  # it was
+        self._sharp: int | None = None  # the last step at which drifts turned round
         self._has_said = self._has_acted = False
         self._call = (-1, 0)  # the step, and its sampler calls
 
@@ -65,10 +69,11 @@ class Fineness(Stateful):
         """N now."""
         return min(MOST, max(self.times, self.least)) if self._is_auto else self.times
 
-    @property
-    def can_rise(self) -> bool:
-        """Whether the steps may become finer than they are."""
-        return self._is_auto and self._looks > 0 and self.in_force < MOST
+    def known(self, now: Situation, step: int) -> Situation:
+        """The situation of a run at this step, with what is known here."""
+        most = MOST if self._is_auto and self._looks else self.in_force
+        is_sharp = self._sharp is not None and step - self._sharp <= _LATELY
+        return replace(now, substeps=self.in_force, most_substeps=most, is_sharp=is_sharp)
 
     def of_call(self, step: int, attempt: int, parts: Iterable[object]) -> Substeps | None:
         """The finer steps of a sampler call of ``parts``; None where nothing is touched."""
@@ -133,6 +138,8 @@ class Fineness(Stateful):
         if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != (n if self.moves else 1):
             return []
         self._recent = [*self._recent, sharpness][-_ROWS:]
+        if self.sharpness > _TURNS:
+            self._sharp = step
         now, is_sure = self.sharpness, len(self._recent) == _ROWS
         if not self._is_auto or step < _FROM:
             return []
@@ -153,11 +160,12 @@ class Fineness(Stateful):
             told = "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is %s."
             _log.info(told, step, sharpness, now)
         what = "substeps", Level.INFO, step, SHARPNESS, sharpness, _TURNS, _ROWS
-        return [Alert(*what, remedies=("a smaller SGLD step size",))] if is_first else []
+        return [Alert(*what, remedies=(Remedy.SUBSTEPS,))] if is_first else []
 
     def _saved(self) -> Mapping[str, Any]:
-        names = {"times": int, "least": int, "_looks": int, "_why": str}
+        names: dict[str, Any] = {"times": int, "least": int, "_looks": int, "_why": str}
         names |= dict.fromkeys(("_has_said", "_has_acted"), bool)
+        names["_sharp"] = int | None
         return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
 
 
