@@ -13,7 +13,7 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -110,10 +110,13 @@ class Substeps(Draws):
         if not isinstance(output, Tensor) or not output.requires_grad:
             return output
         kind = x.device.type
-        modes = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        modes: AbstractContextManager[Any] = nullcontext()
+        if torch.amp.is_autocast_available(kind):
+            own = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            modes = torch.autocast(kind, *own, cache_enabled=False)
 
         def gradient(z: Tensor) -> Tensor:
-            with torch.enable_grad(), torch.autocast(kind, *modes, cache_enabled=False):
+            with torch.enable_grad(), modes:
                 z = z.to(x.dtype).requires_grad_()
                 found = at(z)
                 assert self.moves is not None
