@@ -135,7 +135,7 @@ class Fineness(Stateful):
                 self._give_up("its steps change from call to call")
         sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
-        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != (n if self.moves else 1):
+        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != n:
             return []
         self._recent = [*self._recent, sharpness][-_ROWS:]
         if self.sharpness > _TURNS:

@@ -105,10 +105,6 @@ class Substeps(Draws):
 
         began, cotangent = self._count, list[Tensor]()
         self._compare(x.detach())
-        y = x.view_as(x)
-        output = at(y)
-        if not isinstance(output, Tensor) or not output.requires_grad:
-            return output
         kind = x.device.type
         modes: AbstractContextManager[Any] = nullcontext()
         if torch.amp.is_autocast_available(kind):
@@ -133,8 +129,14 @@ class Substeps(Draws):
             with self._aside(module, x.device):
                 return self._finer(self.moves, x.detach(), own, gradient, began)
 
+        y = x.view_as(x)
+        # Before the call, which may change its input in place.
+        hook = y.register_hook(returned)
+        output = at(y)
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            hook.remove()
+            return output
         output.register_hook(lambda c: cotangent.__setitem__(slice(None), [c]))  # type: ignore[no-untyped-call]
-        y.register_hook(returned)
         return output
 
     def _finer(
