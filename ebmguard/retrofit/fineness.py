@@ -72,11 +72,13 @@ class Fineness(Stateful):
     @property
     def in_force(self) -> int:
         """N now."""
+        if not self._looks and self.moves is None:
+            return 1
         return min(MOST, max(self.times, self.least)) if self._is_auto else self.times
 
     def known(self, now: Situation, step: int) -> Situation:
         """The situation of a run at this step, with what is known here."""
-        most = MOST if self._is_auto and self._looks else self.in_force
+        most = MOST if self._is_auto and (self.moves or self._looks) else self.in_force
         is_sharp = self._sharp is not None and step - self._sharp <= _LATELY
         return replace(now, substeps=self.in_force, most_substeps=most, is_sharp=is_sharp)
 
@@ -118,12 +120,12 @@ class Fineness(Stateful):
             self.times, self._recent = 1, []
 
     def _give_up(self, why: str) -> None:
+        is_needed = self.times > 1 or self.least > 1
         self._looks, self._why = 0, why
-        if self.in_force > 1:
+        if is_needed:
             self._warn()
 
     def _warn(self) -> None:
-        self.times = self.least = 1
         if self._settings.ranks.is_first and not self._has_said:
             _log.warning(
                 "The sampler's steps cannot be made finer from outside: %s. Take N times as many "
@@ -134,10 +136,12 @@ class Fineness(Stateful):
 
     def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert."""
-        if row.get(SUBSTEPS_MISSED, 0.0) > _MISSED:
+        if (missed := row.get(SUBSTEPS_MISSED, 0.0)) > _MISSED:
             self.moves, self._looks = None, max(self._looks - 1, 0)
             if not self._looks:
                 self._give_up("its steps change from call to call")
+        elif self.moves is not None and missed <= _MISSED:
+            self._looks = min(_LOOKS, self._looks + 1)
         sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
         if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != n:
@@ -162,7 +166,7 @@ class Fineness(Stateful):
             self._wait *= 2
         self._fell = times < self.times
         self.times, self._recent, self._calm, self._has_acted = times, [], 0, True
-        if not self._looks:
+        if self.moves is None and not self._looks:
             self._warn()
         elif self._settings.ranks.is_first:
             now = f"taken as {times} finer ones" if times > 1 else "taken as it is"

@@ -25,6 +25,8 @@ from .recording import Draws, Evaluation
 
 __all__ = ["Substeps"]
 
+_OFF = 0.05  # of a step; where the sampler's size is off by less, its own line still makes the step
+
 
 class Substeps(Draws):
     """The finer steps of one sampler call. While it is active, it sees the call's draws.
@@ -188,7 +190,7 @@ class Substeps(Draws):
         if self.missed is None and x.shape == self._to.shape:
             to = self.moves.clamped(self._to)
             rounding = 16 * torch.finfo(x.dtype).eps * to.abs()
-            self.missed = ((x - to).abs() > 1e-3 * self._size + rounding).float().mean()
+            self.missed = ((x - to).abs() > _OFF * self._size + rounding).float().mean()
         self._to = self._waits_for = None
 
     @contextmanager
