@@ -20,6 +20,7 @@ from benchmarks.population.fates import fate_of
 from benchmarks.population.judged import Recorded, load, scores, verdict
 from benchmarks.population.leave_out import GRID, chosen
 from benchmarks.population.record import pack, record, rows_of
+from ebmguard.alerts import Judge, Level
 
 QUIET = np.random.default_rng(0).normal(size=400) * 0.1
 LEARNING = np.minimum(95, 10 + np.arange(400.0))
@@ -186,6 +187,22 @@ def test_what_the_rules_find_in_the_population():
     for title, detect in BASELINES.items():  # none is better in both
         others, found = shares(detect, "healthy, false", "in time")
         assert not (found > in_time and others <= false), title
+
+
+def test_a_healthy_run_leaves_the_error_of_its_first_rows_and_a_dying_one_does_not():
+    """Of a run with an ERROR in its third row, and of early deaths, up to the death."""
+    runs = load("new")
+    (healthy,) = [each for each in runs if each.run.name == "latent-prior-11"]
+    early = [each for each in runs if each.fate.name == "dead" and (each.fate.death or 0) <= 60]
+    assert len(early) >= 15
+    for each in [healthy, *early]:
+        judge = Judge()
+        was_lost = False
+        for step, row in enumerate(each.rows[: each.fate.death]):
+            judge.observe(step, row)
+            was_lost |= judge.level is Level.ERROR
+        assert (judge.level is Level.ERROR) == (was_lost and each is not healthy)
+        assert was_lost or each is not healthy
 
 
 def test_rows_lack_what_was_not_known():
