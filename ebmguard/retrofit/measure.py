@@ -17,6 +17,7 @@ from ..diagnostics import (
     ChainState,
     buffer_diagnostics,
     drift_to_noise,
+    energy_unit,
     grad_scale_of,
     metropolis_acceptance,
     named_energies,
@@ -97,12 +98,14 @@ class Measure(Stateful):
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
+        known: Row = {}
         if steps is not None:
+            known["sampler/unit"] = energy_unit(**steps)
             by = {"step_size": refinement, "noise_std": math.sqrt(refinement)}
             steps = {name: x / by[name] for name, x in steps.items()}
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
-        known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
+        known["sampler/evaluations"] = math.nan if count is None else float(count)
         parts: list[Part] = []
         # The norm of the drift, which the tempered energy has; f's own is that over the factor.
         drift = None if tempering is None else tempering.seen.norm
