@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR
-from ebmguard.retrofit.strength import BETA_STAR, Strength
+from ebmguard.retrofit.strength import Strength
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -130,10 +130,9 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
     assert not missing
 
 
-def test_what_is_said_of_the_chosen_beta_star_is_what_is_chosen() -> None:
+def test_what_is_said_of_the_default_beta_star_is_the_default() -> None:
     page = "docs/settings.md"
-    assert f"takes the smaller of {BETA_STAR:g} and o/2" in (ROOT / page).read_text()
-    samplers = {"JEM: step": 20_000.0, "textbook": 1.0, "o cannot": None}
-    for name, scale in samplers.items():
-        (cells,) = table_rows(page, name)
-        assert Strength.of(output_scale=scale).at(0).beta_star == float(cells[2].split(",")[0])
+    said = re.findall(r"Without it β\\\* is (\S+):", (ROOT / page).read_text())
+    for scale in (None, 1.0, 20_000.0):
+        star = Strength.of(output_scale=scale).at(0).beta_star
+        assert said == [f"{star:g}"]
