@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR
+from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR, Remedy
 from ebmguard.retrofit.strength import Strength
 
 ROOT = Path(__file__).parents[1]
@@ -60,12 +60,11 @@ def test_what_pages_show_of_the_examples_is_whole_statements() -> None:
 
 
 def test_quoted_blow_ups_advise_what_their_rule_does():
-    # A guard that takes the run back by itself does not advise it.
-    advice = {
-        "; ".join(words.zero[start : start + 2])
-        for words in (BLOWUP_ERROR, ABOVE_DATA_ERROR)
-        for start in (0, 1)
-    }
+    # A guard that takes the run back by itself does not advise it, and one whose chains' drifts
+    # did not turn round advises no finer steps.
+    rules = [words.zero for words in (BLOWUP_ERROR, ABOVE_DATA_ERROR)]
+    rules += [tuple(each for each in rule if each != Remedy.SUBSTEPS) for rule in rules]
+    advice = {"; ".join(rule[start : start + 2]) for rule in rules for start in (0, 1)}
     message = re.compile(
         r"ERROR energy_blowup at [^(]*\(limit [^)]*\)\. Likeliest remedies: ([^.]*)\."
     )

@@ -70,7 +70,10 @@ def test_says_what_is_missing_to_watch_it(tmp_path):
     ("given", "shown"),
     [
         ({}, "beta_star=0, substeps=4, output_scale=unknown"),
-        ({"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1}, "beta=0.0025, substeps=4, output_scale=200"),
+        (
+            {"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1},
+            "beta=0.0025, substeps=4, output_scale=200",
+        ),
         (
             {"beta_star": torch.tensor([0.0, 100.0]), "output_scale": 2e4},
             "beta_star=[0, 100], substeps=4, output_scale=20000",

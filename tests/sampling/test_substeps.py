@@ -304,8 +304,9 @@ def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lea
     if isinstance(moves, Moves):
         substeps = Substeps(moves, 4)
         Tempering(f).run(loop.sample, (f, starts(loop)), {}, 1.0, None, substeps)
-        assert substeps.missed is not None
-        assert substeps.missed < 0.1
+        # Where one step leads is evaluated by the next one.
+        assert (substeps.missed is None) == (name == "one step a call")
+        assert substeps.missed is None or substeps.missed < 0.1
 
 
 def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
