@@ -28,7 +28,7 @@ def taken_back(name: str, death: int) -> dict[str, Any]:
     """What became of a run with ``action="rollback"``; later attempts at a step count."""
     torch.set_num_threads(1)
     run = next(run for group in GROUPS for run in group_of(group) if run.name == name)
-    trainer = Trainer(replace(run, steps=TIMES * death), action="rollback")
+    trainer = Trainer(replace(run, steps=TIMES * death), action="rollback", substeps="auto")
     rows: dict[int, dict[str, float]] = {}
     fate = ""
     try:
