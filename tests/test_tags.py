@@ -54,22 +54,23 @@ def run(amp: bool) -> set[str]:
     f, memory, buffer = (
         Energy(),
         Memory(),
-        TellingBuffer(32, (2,), reinit_rate=0.1, generator=torch.Generator()),
+        TellingBuffer(64, (2,), reinit_rate=0.1, generator=torch.Generator()),
     )
     optimizer = torch.optim.Adam(f.parameters())
     scaler = torch.amp.GradScaler("cpu") if amp else None
 
     def stored(f: Energy) -> Tensor:
-        x, rows = buffer.sample(4)
+        x, rows = buffer.sample(32)
         x = sgld(f, x, steps=g.next_steps(), step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
         buffer.write(rows, x)
         return x
 
     g = guard(
         lambda pos, neg: neg.mean() - pos.mean(),
-        Mixture({"noise": lambda f: torch.randn(4, 2), "stored": stored}),
+        Mixture({"noise": lambda f: torch.randn(32, 2), "stored": stored}),
         beta_star=0.5,
         output_scale=20.0,
+        substeps=4,
         sinks=[memory],
         action="rollback",
         recovery=Recovery(),
@@ -78,7 +79,7 @@ def run(amp: bool) -> set[str]:
     g.attach(step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
     for _ in range(2):
         optimizer.zero_grad()
-        labels = torch.arange(6) % 3, torch.arange(8) % 2
+        labels = torch.arange(6) % 3, torch.arange(64) % 2
         loss = g.loss(f(torch.randn(6, 2)), f(g.sampler(f)), groups=labels)
         if scaler is None:
             loss.backward()

@@ -4,6 +4,7 @@
     python -m benchmarks.population --detector mymodule:detect    # and yours
     python -m benchmarks.population record       # trains all runs that are not there
     python -m benchmarks.population page         # docs/results/population.md and .csv
+    python -m benchmarks.population take-back    # deaths under action="rollback": taken_back.csv
 
 A detector takes the rows of a run, a pandas frame, and returns the steps of its ERRORs. What has
 been recorded lies in benchmarks/population/rows, ERRORs of rules of another day in errors.json.
@@ -31,6 +32,7 @@ from .families import GROUPS, group_of
 from .judged import ROWS, Recorded, Verdict, file_of, load, scores, verdict
 from .leave_out import GRID, NUMBERS, leave_one_out, sweep
 from .record import pack, record
+from .take_back import take_back
 
 RUNS = Path("runs/population")
 PAGE = RESULTS / "population.md"
@@ -145,6 +147,7 @@ def page(_: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = {"judge": judge, "record": record_missing, "page": page}
+    commands["take-back"] = lambda own: take_back(own.workers)
     parser.add_argument("command", nargs="?", choices=list(commands), default="judge")
     parser.add_argument("--detector", action="append", default=[], help="module:function")
     parser.add_argument("--workers", type=int, default=2)

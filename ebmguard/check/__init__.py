@@ -7,7 +7,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from ..alerts import Level
-from ..tags import GRADIENTS_SKIPPED, REFERENCE, SAMPLER_GRAD_NORM, SCALER_SKIPPED, TAGS
+from ..tags import (
+    GRADIENTS_SKIPPED,
+    REFERENCE,
+    SAMPLER_GRAD_NORM,
+    SCALER_SKIPPED,
+    SHARPNESS,
+    TAGS,
+)
 from .problem import CHAINS, Problem, Setup, in_order, info, show, warn
 
 __all__ = ["OF_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "of_unknown", "show"]
@@ -21,7 +28,7 @@ _BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_
 _EVALUATIONS = "sampler/evaluations"
 # Numbers that need the gradient of a sampler step.
 OF_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
-OF_GRADIENT |= {"sampler/acceptance", _EVALUATIONS}
+OF_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
 """Diagnostics for which the gradients of the sampler's energies must be seen."""
 _HIDDEN = (
     "the sampler's gradients are taken inside torch.func (grad, vmap), or for all members of an "
@@ -35,6 +42,7 @@ _UNSEEN = (
 )
 _REASONS = {
     _EVALUATIONS: "a CUDA graph's replays cannot be counted",
+    SHARPNESS: "a sampler call takes one gradient, and it needs two that follow each other",
     "sampler/drift_to_noise": "there is no noise, or samples differ in their number of entries",
     "sampler/acceptance": "there is no noise, or the last two evaluations are no step of chains "
     "that do not look at each other",

@@ -24,15 +24,17 @@ class Change:
             half of the output scale; None leaves it.
         sgld_steps, lr: factors on the number of SGLD steps, and on the learning rate.
         beta_factor: factor on β*, before ``beta_star`` raises it.
+        substeps: factor on the finer steps of each of the sampler's, which are 16 at most.
     """
 
     beta_star: float | None = None
     sgld_steps: float = 1.0
     lr: float = 1.0
     beta_factor: float = 1.0
+    substeps: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("sgld_steps", "lr", "beta_factor"):
+        for name in ("sgld_steps", "lr", "beta_factor", "substeps"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"Change: {name}={value!r}; expected a positive factor.")
@@ -42,6 +44,7 @@ class Change:
 
 
 BY_CAUSE = {
+    Remedy.SUBSTEPS: Change(substeps=4),
     Remedy.LOWER_LR: Change(lr=1 / 10),
     Remedy.RAISE_BETA: Change(beta_star=2.0),
     Remedy.LOWER_BETA: Change(beta_factor=0.5),
@@ -50,7 +53,7 @@ BY_CAUSE = {
     Remedy.FEWER_STEPS: Change(sgld_steps=0.5),
 }
 """What a rollback changes for a remedy of the alert."""
-FALLBACK = (Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
+FALLBACK = (Remedy.SUBSTEPS, Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
 """What is tried, in this order, after the remedies of the alert."""
 
 
@@ -108,11 +111,14 @@ class Recovery:
                     yield f"{said} (never over to the other side of 0)"
                 elif change.beta_star > now.most:
                     yield f"{said} (to {now.most:g} at most)"
+            if change.substeps != 1 and now.most_substeps == now.substeps:
+                yield f"finer steps x {change.substeps} (there are as many as there can be)"
             if change.sgld_steps != 1 and now.sgld_steps is None:
                 yield f"SGLD steps x {change.sgld_steps:g} (their number is unknown)"
 
 
 _WORDS = {"lr": "learning rate", "largest_lr": "largest learning rate", "sgld_steps": "SGLD steps"}
+_WORDS["substeps"] = "finer steps of each SGLD step"
 
 
 @dataclass(frozen=True)
@@ -126,7 +132,7 @@ class Rollback:
         certified: whether the snapshot was; only the first of a run may not be.
         relapse, condemned: whether the last restore had not held, and snapshots given up for it.
         changes: ``beta_star``, ``sgld_steps``, ``lr`` (of parameter groups that differ
-            ``largest_lr``) to their values before and after.
+            ``largest_lr``), ``substeps`` to their values before and after.
         reseeded: number of random generators.
     """
 

@@ -171,6 +171,9 @@ class Recoverer(Stateful):
     ) -> Rollback:
         """Change the run that was put back, so that it does not take the same course again."""
         changes: dict[str, tuple[float, float]] = {}
+        if now.is_sharp:  # it needs its finer steps before it would find that out again
+            most = max(now.substeps, self.effect.substeps)
+            self.effect = replace(self.effect, substeps=most)
         usual = trainer.sgld_steps if knows_steps else None
         groups = () if trainer.optimizer is None else trainer.optimizer.param_groups
         own_rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
@@ -232,6 +235,10 @@ class Recoverer(Stateful):
             if new != old:
                 found["sgld_steps"] = (float(old), float(new))
                 effect = replace(effect, sgld_steps=factors[1])
+        finer = min(now.substeps * change.substeps, now.most_substeps)
+        if finer > now.substeps:
+            found["substeps"] = (float(now.substeps), float(finer))
+            effect = replace(effect, substeps=finer)
         if change.lr != 1 and own_rates:
             name = "lr" if len(set(own_rates)) == 1 else "largest_lr"
             rate = max(own_rates) * before.lr

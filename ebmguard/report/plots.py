@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import printable
-from ..tags import REFERENCE, TAGS, Scale, Tag
+from ..tags import REFERENCE, SHARPNESS, TAGS, Scale, Tag
 from .bins import Bin
 from .folder import RecordedRun, ends, value_of
 
 __all__ = ["CHARTS", "MORE_CHARTS", "Axis", "Plot", "draw", "note", "short_number", "unnamed"]
 
-_FIRST = "energy_gap", "grad_scale", "ess", "energy_overlap", "sampler/grad_norm"
+_FIRST = "energy_gap", SHARPNESS, "grad_scale", "ess", "energy_overlap", "sampler/grad_norm"
 CHARTS = tuple(TAGS[name] for name in _FIRST)
 MORE_CHARTS = tuple(tag for tag in TAGS.values() if tag.scale is not None and tag not in CHARTS)
 WIDTH, HEIGHT = 560, 210

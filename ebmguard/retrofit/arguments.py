@@ -181,6 +181,11 @@ def guard(
     )
     check_variants(variant, strength.models)
     check_times(substeps)
+    if sampler is None and substeps not in ("auto", 1):
+        raise ConfigError(
+            f"substeps={substeps} divides the steps of a sampler; pass that one, guard(loss_fn, "
+            "sampler, ...). Inline chains, with g.temper(energy), keep their own steps."
+        )
     if action != "rollback" and recovery is not None:
         raise ConfigError('recovery= are the settings of action="rollback"; add that.')
     if action == "rollback" and strength.models:

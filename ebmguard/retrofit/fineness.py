@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
 import torch
 
-from ..alerts import Alert, Level
+from ..alerts import Alert, Level, Situation
+from ..alerts.remedies import Remedy
 from ..errors import ConfigError, Stateful
 from ..sampling import Moves, Recording, Substeps
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
@@ -28,7 +30,11 @@ _TIMES = 4  # by which N changes
 _FROM = 10  # the first row that changes it
 _ROWS = 5  # of a median
 _TURNS = 1.0  # the sharpness at which drifts turn round
-_HALF = 0.5  # of that, under which nothing is near
+_LATELY = 50  # steps, in which nearly all of what dies has been sharp
+_HALF = 0.5  # under which it is not near
+# Rows far from it before N falls; after a fall that had to be undone twice as many. The sharpness
+# of finer steps hardly tells that of coarser ones, so each fall is a trial.
+_WAIT = 100
 _ENDS = 4  # evaluations that are kept at either end of a call
 _LOOKS = 5  # calls that are looked at before it is given up
 _MISSED = 0.3  # share of the entries above which the sampler does not move as it was seen to
@@ -52,7 +58,10 @@ class Fineness(Stateful):
         self._recent: list[float] = []  # the sharpness of rows at this N
         self._looks = _LOOKS  # that are left
         self._why = ""  # it was
+        self._sharp: int | None = None  # the last step at which drifts turned round
         self._has_said = self._has_acted = False
+        self._calm, self._wait = 0, _WAIT  # rows far from the edge, and how many make N fall
+        self._fell = False  # whether N changed so the last time
         self._call = (-1, 0)  # the step, and its sampler calls
 
     @property
@@ -63,12 +72,15 @@ class Fineness(Stateful):
     @property
     def in_force(self) -> int:
         """N now."""
+        if not self._looks and self.moves is None:
+            return 1
         return min(MOST, max(self.times, self.least)) if self._is_auto else self.times
 
-    @property
-    def can_rise(self) -> bool:
-        """Whether the steps may become finer than they are."""
-        return self._is_auto and self._looks > 0 and self.in_force < MOST
+    def known(self, now: Situation, step: int) -> Situation:
+        """The situation of a run at this step, with what is known here."""
+        most = MOST if self._is_auto and (self.moves or self._looks) else self.in_force
+        is_sharp = self._sharp is not None and step - self._sharp <= _LATELY
+        return replace(now, substeps=self.in_force, most_substeps=most, is_sharp=is_sharp)
 
     def of_call(self, step: int, attempt: int, parts: Iterable[object]) -> Substeps | None:
         """The finer steps of a sampler call of ``parts``; None where nothing is touched."""
@@ -108,12 +120,12 @@ class Fineness(Stateful):
             self.times, self._recent = 1, []
 
     def _give_up(self, why: str) -> None:
+        is_needed = self.times > 1 or self.least > 1
         self._looks, self._why = 0, why
-        if self.in_force > 1:
+        if is_needed:
             self._warn()
 
     def _warn(self) -> None:
-        self.times = self.least = 1
         if self._settings.ranks.is_first and not self._has_said:
             _log.warning(
                 "The sampler's steps cannot be made finer from outside: %s. Take N times as many "
@@ -124,40 +136,55 @@ class Fineness(Stateful):
 
     def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert."""
-        if row.get(SUBSTEPS_MISSED, 0.0) > _MISSED:
+        if (missed := row.get(SUBSTEPS_MISSED, 0.0)) > _MISSED:
             self.moves, self._looks = None, max(self._looks - 1, 0)
             if not self._looks:
                 self._give_up("its steps change from call to call")
+        elif self.moves is not None and missed <= _MISSED:
+            self._looks = min(_LOOKS, self._looks + 1)
         sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
-        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != (n if self.moves else 1):
+        if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != n:
             return []
         self._recent = [*self._recent, sharpness][-_ROWS:]
+        if self.sharpness > _TURNS:
+            self._sharp = step
+        self._calm = self._calm + 1 if _TIMES * sharpness < _HALF else 0
         now, is_sure = self.sharpness, len(self._recent) == _ROWS
         if not self._is_auto or step < _FROM:
             return []
         # Once it acts a row is enough: a run may have few left.
         if now > _TURNS and n < MOST and (is_sure or n > 1):
             return self._set(min(MOST, _TIMES * n), step, now)
-        if is_sure and n > self.least and _TIMES * now < _HALF * _TURNS:
+        if n > self.least and self._calm >= self._wait:
             return self._set(n // _TIMES, step, now)
         return []
 
     def _set(self, times: int, step: int, sharpness: float) -> list[Alert]:
         is_first = not self._has_acted
-        self.times, self._recent, self._has_acted = times, [], True
-        if not self._looks:
+        if times > self.times and self._fell:
+            self._wait *= 2
+        self._fell = times < self.times
+        self.times, self._recent, self._calm, self._has_acted = times, [], 0, True
+        if self.moves is None and not self._looks:
             self._warn()
         elif self._settings.ranks.is_first:
             now = f"taken as {times} finer ones" if times > 1 else "taken as it is"
             told = "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is %s."
             _log.info(told, step, sharpness, now)
         what = "substeps", Level.INFO, step, SHARPNESS, sharpness, _TURNS, _ROWS
-        return [Alert(*what, remedies=("a smaller SGLD step size",))] if is_first else []
+        return [Alert(*what, remedies=(Remedy.SUBSTEPS,))] if is_first else []
 
     def _saved(self) -> Mapping[str, Any]:
-        names = {"times": int, "least": int, "_looks": int, "_why": str}
-        names |= dict.fromkeys(("_has_said", "_has_acted"), bool)
+        names: dict[str, Any] = {
+            "times": int,
+            "least": int,
+            "_looks": int,
+            "_why": str,
+            "_calm": int,
+        }
+        names |= dict.fromkeys(("_has_said", "_has_acted", "_fell"), bool)
+        names |= {"_sharp": int | None, "_wait": int}
         return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
 
 

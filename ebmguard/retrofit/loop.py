@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from threading import get_ident
 from typing import Any
 
@@ -113,7 +114,7 @@ class Loop:
             for alert in found:
                 own = row.numbers if alert.member is None else row.members[alert.member]
                 told = own.get("beta_star"), self.strength.most_raised, own
-                now = self.actions.situation(self.trainer, *told)
+                now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
                 alerts.append(self.actions.advised(alert, now))
             level = max(self._judge.level, self.skill.level)
             if row.is_news or alerts:
@@ -190,7 +191,8 @@ class Loop:
         times = 1 if finer is None or looks else self.fineness.in_force
         missed = None if finer is None else finer.missed
         drifts = trainer, tempering, result, last, parts_of
-        self.measure.sampled(*drifts, times=times, missed=missed, slow=slow)
+        sizes = self.first_calls.sizes
+        self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
         return result
 
@@ -268,12 +270,15 @@ class Loop:
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
+        fineness = self.situation  # as the chains were when it broke
         rollback, guard_state = recoverer.restore(step, self.trainer, error)
         self.load_own_state(guard_state)
         self._judge.after_rollback()
         self.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
-        now = self.situation
+        names = "substeps", "most_substeps", "is_sharp"
+        now = replace(self.situation, **{name: getattr(fineness, name) for name in names})
         rollback = recoverer.change(rollback, self.trainer, now, knows_steps=actions.asks_steps)
+        self.fineness.least = recoverer.effect.substeps
         recoverer.save_restored(self.trainer, self.own_state())
         self.writer.write_recovery(rollback.record())
 
@@ -281,7 +286,8 @@ class Loop:
     def situation(self) -> Situation:
         """The state of a run of one model. It reads the device: call it between steps."""
         beta_star = float(self.strength_at(self.rows.step).beta_star)
-        return self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
+        now = self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
+        return self.fineness.known(now, self.rows.step)
 
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""

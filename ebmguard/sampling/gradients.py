@@ -27,14 +27,12 @@ class Gradients:
             the first capture on, replays count as calls (but for what ``torch.func`` computes), and
             NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
             are filled up with their mean, which changes neither mean nor maximum.
-        follows: the sums over chains and consecutive gradients, ``(..., 2)``, of ⟨g, g'⟩ and ⟨g, g⟩
-            of the first of the two; None before the second one, or where gradients are not seen.
+        is_told: of its drifts by :meth:`follow`, instead of seeing gradients.
     """
 
     def __init__(self, batch_dim: int) -> None:
         self.norm: Tensor | None = None
-        self.follows: Tensor | None = None
-        self.is_told = False  # of the drifts by another one, who calls ``follow``
+        self.is_told = False
         self.count = 0  # of the differentiated calls, without replays
         self.output_shape = torch.Size()  # of the latest call: who makes it writes this
         self.is_capturing = False  # as a CUDA graph: likewise
@@ -47,6 +45,7 @@ class Gradients:
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
         self._before: Tensor | None = None
+        self._products: list[Tensor] = []  # ⟨g, g'⟩ and ⟨g, g⟩ of consecutive drifts, in turn
 
     @property
     def entries(self) -> int:
@@ -58,7 +57,7 @@ class Gradients:
     def start(self) -> None:
         """A sampler call begins."""
         self.norm, self._shape, self.count = None, (), 0
-        self.follows = self._before = None
+        self._before, self._products = None, []
         self._chooses = self._ran is not None
         self._mark(0)
 
@@ -96,22 +95,27 @@ class Gradients:
                     self._handle = x.register_hook(self._record)  # type: ignore[no-untyped-call]
                 return
 
+    @property
+    def follows(self) -> Tensor | None:
+        """Sums over chains and consecutive drifts g, g' of the call, of ⟨g, g'⟩ and of ⟨g, g⟩.
+
+        ``(2,)``, or ``(*models, 2)``; None before the second drift, or where they are not seen.
+        """
+        if not self._products:
+            return None
+        pairs = torch.stack(self._products, -1)
+        return pairs.reshape(*pairs.shape[:-1], -1, 2).sum(-2)
+
     def follow(self, drift: Tensor) -> None:
         """The chain takes a step along this drift, which stays as it is."""
         before, self._before = self._before, drift
         if before is None or before.shape != drift.shape:
             return
-        lead = (
-            self._batch_dim
-            if drift.shape[: self._batch_dim] == self.output_shape[: self._batch_dim]
-            else 0
-        )
-        one, other = (
-            x.flatten(lead) if x.dtype.itemsize > 2 else x.float().flatten(lead)
-            for x in (before, drift)
-        )
-        sums = torch.stack([torch.linalg.vecdot(one, other), torch.linalg.vecdot(one, one)], -1)
-        self.follows = sums if self.follows is None else self.follows + sums
+        at = self._batch_dim
+        at = at if drift.shape[:at] == self.output_shape[:at] else 0
+        wide = torch.promote_types(drift.dtype, torch.float32)
+        one, other = before.flatten(at).to(wide), drift.flatten(at).to(wide)
+        self._products += [torch.linalg.vecdot(one, other), torch.linalg.vecdot(one, one)]
 
     def _record(self, grad: Tensor) -> None:
         if self._is_new:
@@ -120,7 +124,7 @@ class Gradients:
         if is_functorch_wrapped_tensor(grad):
             # One sample inside vmap: no norm can be told, nor marked from inside a transform.
             self.norm, self._chooses = None, False
-            self.follows = self._before = None
+            self._before, self._products = None, []
             return
         if grad.requires_grad:
             grad = grad.detach()

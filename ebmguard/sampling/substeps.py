@@ -13,7 +13,7 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -24,6 +24,8 @@ from .moves import Moves
 from .recording import Draws, Evaluation
 
 __all__ = ["Substeps"]
+
+_OFF = 0.05  # of a step; where the sampler's size is off by less, its own line still makes the step
 
 
 class Substeps(Draws):
@@ -105,15 +107,14 @@ class Substeps(Draws):
 
         began, cotangent = self._count, list[Tensor]()
         self._compare(x.detach())
-        y = x.view_as(x)
-        output = at(y)
-        if not isinstance(output, Tensor) or not output.requires_grad:
-            return output
         kind = x.device.type
-        modes = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        modes: AbstractContextManager[Any] = nullcontext()
+        if torch.amp.is_autocast_available(kind):
+            own = torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+            modes = torch.autocast(kind, *own, cache_enabled=False)
 
         def gradient(z: Tensor) -> Tensor:
-            with torch.enable_grad(), torch.autocast(kind, *modes, cache_enabled=False):
+            with torch.enable_grad(), modes:
                 z = z.to(x.dtype).requires_grad_()
                 found = at(z)
                 assert self.moves is not None
@@ -130,8 +131,14 @@ class Substeps(Draws):
             with self._aside(module, x.device):
                 return self._finer(self.moves, x.detach(), own, gradient, began)
 
+        y = x.view_as(x)
+        # Before the call, which may change its input in place.
+        hook = y.register_hook(returned)
+        output = at(y)
+        if not isinstance(output, Tensor) or not output.requires_grad:
+            hook.remove()
+            return output
         output.register_hook(lambda c: cotangent.__setitem__(slice(None), [c]))  # type: ignore[no-untyped-call]
-        y.register_hook(returned)
         return output
 
     def _finer(
@@ -183,7 +190,7 @@ class Substeps(Draws):
         if self.missed is None and x.shape == self._to.shape:
             to = self.moves.clamped(self._to)
             rounding = 16 * torch.finfo(x.dtype).eps * to.abs()
-            self.missed = ((x - to).abs() > 1e-3 * self._size + rounding).float().mean()
+            self.missed = ((x - to).abs() > _OFF * self._size + rounding).float().mean()
         self._to = self._waits_for = None
 
     @contextmanager

@@ -41,6 +41,8 @@ LAYOUT = {
         "energy gap": "mixture/.*/energy_gap",
     },
     "Sampler": {
+        "sharpness of the steps: over 1 they are too long": "sampler/sharpness",
+        "finer steps that each is taken as": "sampler/substeps",
         "gradient norm of the sampler, mean and max": "sampler/grad_norm sampler/grad_norm_max",
         "length of a step's drift over that of its noise": "sampler/drift_to_noise",
         "Metropolis acceptance of the last step": "sampler/acceptance",

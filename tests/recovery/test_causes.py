@@ -59,9 +59,11 @@ LR = {"lr": (0.009, 0.0009)}  # 1e-2, once times 0.9, and a tenth of that
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.0}, {"beta_star": (0.0, 0.5)}),
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.5}, LR),
         ((R.RAISE_BETA,), {"output_scale": None}, {"beta_star": (0.5, 2.0)}),
-        # What was chosen where none was given.
-        ((R.LOWER_BETA,), {"beta_star": None}, {"beta_star": (2.0, 1.0)}),
-        ((R.RAISE_BETA,), {"beta_star": None}, LR),
+        ((R.LOWER_BETA,), {"beta_star": 2.0}, {"beta_star": (2.0, 1.0)}),
+        ((R.RAISE_BETA,), {"beta_star": 2.0}, LR),
+        # Where none was given it is 0.
+        ((R.LOWER_BETA,), {"beta_star": None}, LR),
+        ((R.RAISE_BETA,), {"beta_star": None}, {"beta_star": (0.0, 2.0)}),
         # A schedule: as it is where the run goes on.
         ((R.LOWER_BETA,), {"beta_star": lambda step: 0.1 * step}, {"beta_star": (0.8, 0.4)}),
     ],

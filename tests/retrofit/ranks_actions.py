@@ -67,7 +67,7 @@ class Run:
             self.sample,
             on_alert=self.alerts.append,
             **({"beta_star": 0.7, "process_group": dist.group.WORLD} | options),
-            output_scale=200.0,
+            output_scale=2 * 0.1 / 0.03**2,
         )
         self.guard.attach(
             model=self.net,

@@ -5,9 +5,10 @@ Started as ``python -m tests.retrofit.ranks_training RANK FOLDER`` from the proj
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ class Case:
     has_classes: bool = False
     has_proposal: bool = False
     has_mixture: bool = False  # the first half of a rank's negatives is one sampler's
-    is_chosen: bool = False  # β*, by the guard, which measures the sampler
+    is_measured: bool = False  # the sampler, by the guard, which is not told its scale
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
         """Positives and starting points of the negatives, rank by rank."""
@@ -67,7 +68,7 @@ class Case:
     def sampler(self, step: int, rank: int | None) -> Any:
         """A sampler of (network, start points)."""
         if not self.has_mixture:
-            return partial(climb, steps=3) if self.is_chosen else climb
+            return Climbs(3 if self.is_measured else 2)
         ranks = range(len(self.sizes)) if rank is None else [rank]
         half = sum(len(self.batches(step)[each][1]) // 2 for each in ranks)
         return Mixture(
@@ -76,6 +77,22 @@ class Case:
                 "jumps": lambda f, x: climb(f, x[half:]) + 1,
             }
         )
+
+
+class Climbs:
+    """As :func:`climb`, with the sharpness of its last call: of moves, as there is no noise."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.sharpness = steps, math.nan
+
+    def __call__(self, f: nn.Module, x: Tensor) -> Tensor:
+        points = [x]
+        for _ in range(self.steps):
+            points.append(climb(f, points[-1], steps=1))
+        moves = [(after - before).flatten() for before, after in pairwise(points)]
+        same = sum(float(one @ other) for one, other in pairwise(moves))
+        self.sharpness = 1 - same / sum(float(one @ one) for one in moves[:-1])
+        return points[-1]
 
 
 def halves_joined(parts: list[Tensor]) -> Tensor:
@@ -103,7 +120,7 @@ for variant in VARIANTS[:2]:
 CASES["mixture with classes and a proposal"] = Case(
     UNEQUAL, has_classes=True, has_proposal=True, has_mixture=True
 )
-CASES["no beta_star given"] = Case(UNEQUAL, is_chosen=True)
+CASES["no output_scale given"] = Case(UNEQUAL, is_measured=True)
 CASES["classes, ten times as many"] = Case(CASES["ten times as many"].sizes, has_classes=True)
 CASES["classes of an ensemble and a proposal"] = Case(
     ((8, 4), (2, 5)), betas=(0.5, 0.0, -1.0), has_classes=True, has_proposal=True
@@ -143,23 +160,24 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     group = None if rank is None else dist.group.WORLD
     model = net if rank is None else DistributedDataParallel(net, process_group=group)
     beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
-    beta_star = None if case.is_chosen else beta_star
+    sampler = case.sampler(0, rank)
     g = guard(
         None,
-        case.sampler(0, rank),
+        sampler,
         beta_star=beta_star,
-        output_scale=None if case.betas or case.is_chosen else 2.0,
+        output_scale=None if case.betas or case.is_measured else 2.0,
         variant=case.variant,
         process_group=group,
     )
     # Fused: whether gradients are finite is known on the device alone, as on a GPU.
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, fused=True)
     g.attach(optimizer=optimizer, step_size=0.1, noise_std=0.1, clamp=(-1.5, 2.0))
-    rows, members = [], []
+    rows, members, sharpness = [], [], []
     for step in range(STEPS):
         x_pos, x_neg = case.batch(step, rank)
         groups = (classes(x_pos), classes(x_neg)) if case.has_classes else None
         x_neg = g.sampler(net, x_neg)
+        sharpness.append((getattr(sampler, "sharpness", math.nan), len(x_neg)))
         log_q = None
         if case.has_proposal:
             shape = (*beta_star.shape, -1) if case.betas else (-1,)
@@ -175,6 +193,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
         "parameters": [p.detach() for p in net.parameters()],
         "rows": rows,
         "members": members,
+        "sharpness": sharpness,
         "alerts": [alert.record() for alert in g.alerts],
     }
 

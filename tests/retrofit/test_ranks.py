@@ -22,14 +22,14 @@ JOINED = {
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
     *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
-    *("sampler/repeated", "unpaired", "ref/unpaired"),
+    *("sampler/unit", "sampler/substeps", "sampler/repeated", "unpaired", "ref/unpaired"),
     *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
     *(f"{x}mixture/{name}/weight" for x in ("", "ref/") for name in ("climbs", "jumps")),
     *(f"mixture/{name}/energy_gap" for name in ("climbs", "jumps")),
 }
 AVERAGED = {
     *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in ("q05", "median", "q95")),
-    *("energy_overlap", "pareto_k", "ref/pareto_k"),
+    *("energy_overlap", "pareto_k", "ref/pareto_k", "sampler/sharpness"),
 }
 
 
@@ -59,6 +59,17 @@ def test_parameters_and_rows_are_those_of_one_process(ranks, name):
             # What is known of samples is float32.
             rel = 1e-6 if tag.startswith("sampler/") or tag == "nonfinite/samples" else 1e-8
             assert row[tag] == pytest.approx(right[tag], rel=rel, abs=1e-9, nan_ok=True), tag
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.has_mixture])
+def test_the_sharpness_is_the_mean_of_the_ranks_weighted_by_their_chains(ranks, name):
+    alone = train(CASES[name])
+    for found, own in ((ranks[0][name], [x[name] for x in ranks]), (alone, [alone])):
+        by_step = zip(*(x["sharpness"] for x in own), strict=True)
+        for row, told in zip(found["rows"], by_step, strict=True):
+            right = sum(x * n for x, n in told) / sum(n for _, n in told)
+            assert row["sampler/sharpness"] == pytest.approx(right, rel=1e-6, nan_ok=True)
+    assert any(abs(x) > 1e-4 for x, _ in alone["sharpness"])
 
 
 @pytest.mark.parametrize("name", CASES)

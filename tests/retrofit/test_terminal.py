@@ -25,7 +25,10 @@ for step in range(3):
     x = sample(f, torch.zeros(4, 1))
     loss(f(x), f(x) / (step - 1))
 """
-BEGINS = "guards the loss and langevin, beta_star=0.5, output_scale=2; ebmguard watch runs/a"
+BEGINS = (
+    "guards the loss and langevin, beta_star=0.5, substeps=auto, output_scale=2; "
+    "ebmguard watch runs/a"
+)
 
 
 def said(code: str, folder: object, path: Path) -> list[str]:
@@ -66,15 +69,19 @@ def test_says_what_is_missing_to_watch_it(tmp_path):
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1}, "beta=0.0025, output_scale=200"),
+        ({}, "beta_star=0, substeps=4, output_scale=unknown"),
+        (
+            {"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1},
+            "beta=0.0025, substeps=4, output_scale=200",
+        ),
         (
             {"beta_star": torch.tensor([0.0, 100.0]), "output_scale": 2e4},
-            "beta_star=[0, 100], output_scale=20000",
+            "beta_star=[0, 100], substeps=4, output_scale=20000",
         ),
-        ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, output_scale=unknown"),
+        ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, substeps=4, output_scale=unknown"),
         (
             {"beta_star": lambda _: 1.0, "sampler_scale": 1.0, "has_sampler": True},
-            "beta_star=a schedule, output_scale=to be measured",
+            "beta_star=a schedule, substeps=4, output_scale=to be measured",
         ),
     ],
 )
@@ -83,5 +90,5 @@ def test_numbers_are_short_and_a_nested_function_has_its_own_name(given, shown, 
         """A sampler."""
 
     caplog.set_level("INFO", "ebmguard")
-    announce(nested, Strength.of(**given), None)
+    announce(nested, Strength.of(**given), 4, None)
     assert caplog.messages == [f"guards the loss and nested, {shown}; pass log_dir= to watch it"]

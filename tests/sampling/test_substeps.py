@@ -59,11 +59,11 @@ def in_place(f: Any, x: Tensor) -> Tensor:
 def mean_of_energies(f: Any, x: Tensor) -> Tensor:
     x, noise = x.clone().requires_grad_(), torch.empty_like(x)
     for _ in range(STEPS):
-        x.grad = None
         (-f(x)).mean().backward()
         assert x.grad is not None
         noise.normal_(0, 2 * C)
         x.data.add_(x.grad, alpha=-A * len(x)).add_(noise, alpha=-0.5)
+        x.grad = None
     return x.detach()
 
 
@@ -250,8 +250,10 @@ def reference(
     return x
 
 
-@pytest.mark.parametrize("n", [1, 4, 16])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [*((name, 4) for name in CASES), *((name, n) for name in [*CASES][:2] for n in (1, 16))],
+)
 def test_finer_steps_are_those_of_the_sampler_written_with_finer_steps(name: str, n: int) -> None:
     sample, told = CASES[name]
     torch.manual_seed(0)
@@ -272,7 +274,7 @@ def test_finer_steps_are_those_of_the_sampler_written_with_finer_steps(name: str
     want = reference(f, x, n, iter(inner), iter(tape.draws), **told)
     torch.testing.assert_close(found, want, rtol=0, atol=1e-11)
     assert (plain - want).abs().max() > 1e-3
-    assert float(substeps.missed) == 0
+    assert substeps.missed == 0
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -298,13 +300,15 @@ def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lea
     }
     # They have no one output scale, but steps that are known.
     known = {"annealed, step kept", "no noise", "noise of size 0", "two steps a call"}
-    known.add("temperature that rises")
+    known |= {"temperature that rises", "one step a call"}
     expects = name in known or (loop.step is not None and name not in wrong)
     assert isinstance(moves, Moves) == expects, moves
     if isinstance(moves, Moves):
         substeps = Substeps(moves, 4)
         Tempering(f).run(loop.sample, (f, starts(loop)), {}, 1.0, None, substeps)
-        assert float(substeps.missed) < 0.1
+        # Where one step leads is evaluated by the next one.
+        assert (substeps.missed is None) == (name == "one step a call")
+        assert substeps.missed is None or substeps.missed < 0.1
 
 
 def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
@@ -335,6 +339,8 @@ def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
 class Noisy(Net):
     """With batch norm, dropout and a counter, as networks in training mode have them."""
 
+    calls: Tensor
+
     def __init__(self) -> None:
         parts = nn.BatchNorm1d(32, dtype=torch.float64), nn.Dropout(0.5)
         super().__init__(1, *parts)
@@ -359,8 +365,7 @@ def test_the_network_and_the_random_numbers_do_not_notice() -> None:
         seen.append((frozen(buffers), randomness(), frozen(masks), parameters))
     assert seen[0] == seen[1]
     # It has the statistics of the batches that the sampler asked for, and of no others.
-    count = f.net[1].num_batches_tracked
-    assert int(count) == STEPS
+    assert f.net.get_buffer("1.num_batches_tracked") == STEPS
     assert found.isfinite().all()
 
 
@@ -448,7 +453,7 @@ def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) 
     found, _, substeps = finer(f, sample, x, moves, 4)
     assert seen == {dtype}
     assert found.dtype is torch.float32
-    assert float(substeps.missed) == 0
+    assert substeps.missed == 0
 
 
 @pytest.mark.parametrize("times", [1, 4])
