@@ -9,6 +9,7 @@ from scipy.stats import mannwhitneyu
 
 from benchmarks import sharpness
 from benchmarks.grid import RESULTS, filled, read_rows
+from benchmarks.why_lost import NETWORKS
 
 
 def row(tens: list[float]) -> dict[str, dict[str, list[float]]]:
@@ -41,7 +42,7 @@ def test_the_guard_reads_step_times_curvature_of_a_quadratic(curvature):
     assert sharpness.quadratic(curvature)["S"] == pytest.approx(curvature, abs=4 * error)
 
 
-@pytest.mark.parametrize("network", sharpness.NETWORKS)
+@pytest.mark.parametrize("network", NETWORKS)
 def test_the_guard_acts_where_the_rows_of_the_unguarded_run_pass_1(network):
     rows = {x["cell"]: x for x in read_rows(RESULTS / "sharpness.csv.gz")}
     plain, guarded = (rows[f"{network}_{arm}_s0"] for arm in ("published", "auto"))
