@@ -56,7 +56,7 @@ def run(config: DemoConfig) -> int:
     _say(
         f"Trains the same JEM on real digits twice, {config.iterations:,} steps each and side by "
         "side: without the guard and with it, which leaves all as it is until the sampler's steps "
-        "are too long, and takes finer ones from then on. 2,000 steps take two to four "
+        "are too long, and takes finer ones from then on. 2,000 steps take three to six "
         f"minutes on two cores; then both are drawn in {config.out / 'demo.html'}. To look on: "
         f"ebmguard watch {config.out}/guarded"
     )
