@@ -84,7 +84,8 @@ def test_the_way_out_works(name, replay, capsys):
     if "{guard}" in way_out:
         for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
             assert f'{call[:-1]}, log_dir="runs/1")' in out, out
-    plain, acting = (replay(structure, right) for right in ({}, structure.right))
+    plain = replay(structure, {})
+    acting = replay(structure, structure.right, beta_star=0.5)
     off = replay(structure, structure.right, beta_star=0.0)
     assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
     assert off.losses >= 3
