@@ -144,7 +144,7 @@ def measure(folder: Path, seed: int, setting: str = "", arm: str = "") -> dict[s
     torch.manual_seed(seed)
     # At β* = 0 it only watches.
     beta_star = 0.0 if arm in ("plain", "trimmed") else float(arm)
-    about: dict[str, Any] = {"beta_star": beta_star, "output_scale": 1 / EPSILON}
+    about: dict[str, Any] = {"beta_star": beta_star, "output_scale": 1 / EPSILON, "substeps": 1}
     about |= {"model": f, "optimizer": optimizer, "convention": "energy"}
     loss_fn, sampler = g = guard(None, gibbs_sampler, **about)
     # Half of the chains from data, at the highest temperature; half from the source.

@@ -85,6 +85,7 @@ def measure(folder: Path, policy: str, seed: int) -> dict[str, Any]:
         None,
         sample_q,
         beta_star=0.0,
+        substeps="auto" if policy == "default" else 1,
         output_scale=settings.output_scale,
         sinks=[JsonlSink(folder)],
         action="warn" if recovery is None else "rollback",

@@ -189,19 +189,16 @@ def report(path: Path, width: int = 1400) -> None:
         page.picture(path)
 
 
-def demonstration() -> str:
-    """What `ebmguard demo` says, unless it has said it already: some three minutes."""
-    kept = RUNS / "demo.txt"
-    if not kept.is_file():
-        kept.write_text(said("demo", "--out", str(RUNS / "demo")), encoding="utf-8")
-    return kept.read_text(encoding="utf-8")
-
-
 def demo(path: Path) -> None:
-    """The page of `ebmguard demo`: both verdicts and the first charts, without the advice."""
-    demonstration()
-    with open_browser(1240, 888) as page:
-        page.open((RUNS / "demo" / "demo.html").resolve().as_uri())
+    """The page of `ebmguard demo`: both verdicts and the first charts, without the advice.
+
+    Its trainings take some five minutes.
+    """
+    file = RUNS / "demo" / "demo.html"
+    if not file.is_file():
+        said("demo", "--out", str(file.parent))
+    with open_browser(1240, 936) as page:
+        page.open(file.resolve().as_uri())
         page.wait_for_text("What to do next", "test accuracy")
         page.driver.execute_script('document.querySelector(".advice").closest("section").remove()')
         page.picture(path)
@@ -233,7 +230,6 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "report_phone": partial(report, width=420),
     "watch": lambda path: terminal(path, said("watch", str(run("dying")), "--once")),
     "demo": demo,
-    "demo_terminal": lambda path: terminal(path, demonstration()),
 }
 
 

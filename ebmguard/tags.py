@@ -26,10 +26,11 @@ ESS = "ess"
 GRADIENTS_SKIPPED = "nonfinite/gradients"
 GRAD_SCALE = "grad_scale"
 SAMPLER_GRAD_NORM = "sampler/grad_norm"
+SAMPLER_UNIT = "sampler/unit"
+SCALER_SKIPPED = "scaler/skipped"
 SHARPNESS = "sampler/sharpness"
 SUBSTEPS = "sampler/substeps"
 SUBSTEPS_MISSED = "sampler/substeps_missed"
-SCALER_SKIPPED = "scaler/skipped"
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,10 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "(noise_std · √d) at the last evaluation, mean over samples of d entries; needs "
             "`step_size`, `noise_std`", "1 to 10",
             "far above: gradient ascent; far below: a random walk (Appendix A.3)", "negatives"),
+        Tag(SAMPLER_UNIT, "unit of the energies", None,
+            "0.01 / (step_size · noise_std), without noise 1 / step_size: a scale of f that rises "
+            "and falls with it, 1 at JEM's settings; needs `step_size`, `noise_std`",
+            "", "what alerts take for one"),
         Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis "
             "test of MALA accepts the last step of which both ends were evaluated, for the density "
             "∝ exp(o h), o = 2 step_size / noise_std²; mean over samples; *slow*, needs "

@@ -27,7 +27,7 @@ loss_fn, sample = g = guard(
     log_dir="runs/ring",
 )
 chains = torch.randn(128, 2)
-for step in range(1, 501):
+for step in range(1, 1001):
     angle = 2 * torch.pi * torch.rand(128)
     data = torch.stack([angle.cos(), angle.sin()], 1) + 0.1 * torch.randn(128, 2)
     chains = sample(energy, chains)
@@ -36,7 +36,7 @@ for step in range(1, 501):
     loss.backward()
     g.log({"radius": chains.norm(dim=1).mean()})  # numbers of your own
     optimizer.step()
-    if step % 100 == 0:
+    if step % 200 == 0:
         row = g.last
         print(f"step {step}: gap {row['energy_gap']:.2f}, GradScale {row['grad_scale']:.2f}")
 print(f"samples: mean radius {chains.norm(dim=1).mean():.2f}")

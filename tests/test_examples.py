@@ -111,11 +111,11 @@ def test_the_readme_shows_the_ring_and_what_it_prints(tmp_path):
     numbers = [
         [float(n) for n in re.findall(r"[-\d.]+(?=[,\n])", text)] for text in (printed, shown)
     ]
-    # Other instructions round otherwise, and 500 steps of Langevin dynamics multiply that.
+    # Other instructions round otherwise, and 1,000 steps of Langevin dynamics multiply that.
     assert numbers[0] == pytest.approx(numbers[1], abs=0.6)
     assert re.sub(r"[\d.-]+", "#", printed) == re.sub(r"[\d.-]+", "#", shown)
     rows = read_jsonl(tmp_path / "runs" / "ring" / "metrics.jsonl")
-    assert len(rows) == 500
+    assert len(rows) == 1000
     assert rows[-1]["energy_gap"] == pytest.approx(numbers[0][-3], abs=0.01)
     assert cli.main(["watch", str(tmp_path / "runs" / "ring"), "--once"]) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -14,12 +15,14 @@ import pytest
 import benchmarks.population.__main__ as main
 from benchmarks.population import judged
 from benchmarks.population.__main__ import verdicts_of
-from benchmarks.population.detectors import BASELINES, shipped
+from benchmarks.population.detectors import BASELINES, errors_of, shipped
 from benchmarks.population.families import FAMILIES, GROUPS, KINDS, Run, group_of, population
 from benchmarks.population.fates import fate_of
 from benchmarks.population.judged import Recorded, load, scores, verdict
 from benchmarks.population.leave_out import GRID, chosen
 from benchmarks.population.record import pack, record, rows_of
+from ebmguard.alerts import Judge, Level
+from ebmguard.tags import SAMPLER_UNIT
 
 QUIET = np.random.default_rng(0).normal(size=400) * 0.1
 LEARNING = np.minimum(95, 10 + np.arange(400.0))
@@ -124,7 +127,7 @@ def test_a_run_is_recorded_as_the_guard_saw_it(family, tmp_path, monkeypatch):
     pack(tmp_path, tmp_path / "packed" / "first.npz")
     monkeypatch.setattr(judged, "group_of", lambda _: [run])
     (found,) = load("first", folder=tmp_path / "packed")
-    assert found.trace.keys() == kept.keys()
+    assert found.trace.keys() == kept.keys() | {SAMPLER_UNIT}
     for tag, values in kept.items():
         np.testing.assert_array_equal(found.trace[tag], values)
     assert found.rows[0]["beta_star"] == pytest.approx(run.beta_star / run.scale, rel=2**-12)
@@ -186,6 +189,35 @@ def test_what_the_rules_find_in_the_population():
     for title, detect in BASELINES.items():  # none is better in both
         others, found = shares(detect, "healthy, false", "in time")
         assert not (found > in_time and others <= false), title
+
+
+@pytest.mark.parametrize("factor", [1e-3, 1e3])
+def test_energies_in_other_units_have_the_same_errors(factor):
+    """Whole runs: f times c is the same run where step sizes and beta* are over c."""
+    energies = re.compile(r"f_(pos|neg)/|energy_gap|loss|sampler/(grad_norm|unit)|optim/grad")
+    runs = [each for each in load("first", "new") if each.run.number % 6 == 1]
+    fates = Counter(each.fate.name for each in runs)
+    assert min(fates["dead"], fates["healthy"]) >= 15
+    for each in runs:
+        by = {tag: factor for tag in each.trace if energies.match(tag)} | {"beta_star": 1 / factor}
+        rows = [{tag: x * by.get(tag, 1.0) for tag, x in row.items()} for row in each.rows]
+        assert errors_of(rows) == errors_of(each.rows), each.run.name
+
+
+def test_a_healthy_run_leaves_the_error_of_its_first_rows_and_a_dying_one_does_not():
+    """Of a run with an ERROR in its third row, and of early deaths, up to the death."""
+    runs = load("new")
+    (healthy,) = [each for each in runs if each.run.name == "latent-prior-11"]
+    early = [each for each in runs if each.fate.name == "dead" and (each.fate.death or 0) <= 60]
+    assert len(early) >= 15
+    for each in [healthy, *early]:
+        judge = Judge()
+        was_lost = False
+        for step, row in enumerate(each.rows[: each.fate.death]):
+            judge.observe(step, row)
+            was_lost |= judge.level is Level.ERROR
+        assert (judge.level is Level.ERROR) == (was_lost and each is not healthy)
+        assert was_lost or each is not healthy
 
 
 def test_rows_lack_what_was_not_known():

@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ebmguard.diagnostics import energy_unit
+from ebmguard.tags import SAMPLER_UNIT
+
 from .families import GROUPS, Run, group_of
 from .fates import LOST, Fate, fate_of, has_learned, known_skill, medians
 from .record import Trace, rows_of, unpack
@@ -104,6 +107,9 @@ def load(*groups: str, folder: Path = ROWS) -> list[Recorded]:
         traces = unpack(folder / file_of(group))
         for run in [run for run in group_of(group) if run.name in traces]:
             trace = traces[run.name]
+            # Rows of before that number was kept.
+            unit = energy_unit(step_size=run.step_size / run.scale, noise_std=run.noise_std)
+            trace[SAMPLER_UNIT] = np.full(len(trace[SKILL]), unit, np.float32)
             found.append(Recorded(run, trace, fate_of(trace, scale=run.scale)))
     return found
 

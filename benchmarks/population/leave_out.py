@@ -21,7 +21,7 @@ GRID: dict[str, tuple[float, ...]] = {
 _FALSE = 5.0  # what a healthy run with an ERROR costs, in dying runs found in time
 
 Point = tuple[float, ...]
-NUMBERS = ("spreads", "growth", "rows", "unit", "edge", "part")
+NUMBERS = ("spreads", "growth", "rows", "unit", "edge", "part", "few")
 RULE = next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
 
 

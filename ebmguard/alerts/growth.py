@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from ..errors import DivergenceError, EnergyBlowupError, typed
-from ..tags import BETA_STAR, ENERGY_GAP, SAMPLER_GRAD_NORM
+from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE, SAMPLER_GRAD_NORM, SAMPLER_UNIT
 from .remedies import ABOVE_DATA_ERROR, ABOVE_DATA_WARN, BLOWUP_ERROR, BLOWUP_WARN, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
 
@@ -34,10 +34,13 @@ class GrowthRule:
         growth: over which a row is a WARN. It is an ERROR where the log of the sampler's gradient
             norm has outgrown its own record by half as much, or at twice the growth.
         rows: that tell the run's scale.
-        unit: of f, under which no spread counts and no growth.
+        unit: of f, under which no spread counts and no growth; times ``sampler/unit``, where the
+            sampler's steps are known.
         edge: energies touch where the overlap P(f⁻ > f⁺) is so far from 0 and from 1.
         part: of the pairs with f⁻ > f⁺ from which beta* > 0 takes the excess out of the loss, which
             is then a WARN, up to a gap of ``spreads`` squared.
+        few: negatives up to which one alone may carry the gap at beta* = 0: once the run has found
+            its scale, that is an ERROR on the second row in a row, and a WARN on the first.
     """
 
     name: str = "energy_blowup"
@@ -47,6 +50,7 @@ class GrowthRule:
     unit: float = 1.0
     edge: float = 0.15
     part: float = 0.01
+    few: int = 8
     remedies: tuple[Remedies, Remedies] = (BLOWUP_WARN, BLOWUP_ERROR)  # of a WARN, of an ERROR
     remedies_above_data: tuple[Remedies, Remedies] = (ABOVE_DATA_WARN, ABOVE_DATA_ERROR)
     error: type[DivergenceError] = EnergyBlowupError
@@ -55,7 +59,7 @@ class GrowthRule:
         check_settings(  # e^100 is out of reach of any energy, and no overflow
             self,
             *("1 <= spreads <= 1e6", "0 < growth <= 50", "rows >= 2, unit > 0"),
-            *("0 < edge < 0.5", "0 < part <= 1"),
+            *("0 < edge < 0.5", "0 < part <= 1", "few >= 0"),
         )
 
     def watcher(self) -> _GrowthWatcher:
@@ -70,6 +74,7 @@ class _GrowthWatcher(Memory):
     sizes: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     touched: int = 0
+    was_over: bool = False  # whether the last row's size was over the limit of an ERROR
 
     # Of the row read last: what size makes a WARN, an ERROR, and one that no weights absorb.
     warn_at = error_at = lost_at = math.inf
@@ -84,14 +89,17 @@ class _GrowthWatcher(Memory):
         beta_star, size = row.get(BETA_STAR, _NAN), abs(gap) + spread
         touches = not min(overlap, 1 - overlap) < rule.edge
         self.spread = spread if math.isfinite(spread) else 0.0
-        self._set_limits(self.spread, norm)
+        self._set_limits(self.spread, norm, rule.unit * row.get(SAMPLER_UNIT, 1.0))
         if gap > self.spread and beta_star > 0 and overlap >= rule.part:
             self.warn_at = min(self.warn_at, self.error_at)
             self.error_at = self.lost_at
-        is_lost = size > self.error_at or math.isinf(size)
+        is_over = size > self.error_at or math.isinf(size)
+        if is_over and not self.was_over and self._is_of_one(row):
+            self.warn_at, self.error_at = min(self.warn_at, self.error_at), math.inf
+        self.was_over, is_lost = is_over, size > self.error_at or math.isinf(size)
         if touches and self.touched < rule.rows and size <= max(self.sizes, default=0.0):
             self.touched += 1
-        if not is_lost:
+        if not is_over:
             for past, value in (
                 (self.spreads, spread),
                 (self.sizes, size),
@@ -117,8 +125,19 @@ class _GrowthWatcher(Memory):
         warn = min(max(0.0, self.warn_at - self.spread), error)
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
-    def _set_limits(self, spread: float, norm: float) -> None:
-        rule, unit = self.rule, self.rule.unit
+    def _is_of_one(self, row: Mapping[str, float]) -> bool:
+        """Whether the size would not be over the limit without the most extreme negative."""
+        grad_scale, gap = row.get(GRAD_SCALE, 1.0), row[ENERGY_GAP]
+        if row.get(BETA_STAR) != 0 or self.touched < self.rule.rows or not 0 < grad_scale < 1:
+            return False
+        others = round(grad_scale / (1 - grad_scale)) - 1  # M / (M + 1) at beta* = 0
+        extreme = row.get("f_neg/min" if gap > 0 else "f_neg/max", _NAN)
+        mean = row.get("f_neg/mean", _NAN)
+        rest = gap + (extreme - mean) / max(1, others)
+        return 0 < others < self.rule.few and abs(rest) + self.spread <= self.error_at
+
+    def _set_limits(self, spread: float, norm: float, unit: float) -> None:
+        rule = self.rule
         # Without the last rows, so that a blow-up is compared with what was before it.
         past = max(1, len(self.sizes) - rule.rows // 2)
         usual = max(unit, median(self.spreads[:past] or [spread]))

@@ -15,14 +15,17 @@ __all__ = ["Course", "Trouble", "Verdict"]
 
 # Rows of the past, those of the blow-up itself at its end, and rows in a row that are back.
 _PAST, _LAG, _CALM = 64, 8, 10
+# From how far on from 0 and from 1 an overlap P(f⁻ > f⁺) is one of energies that touch.
+_EDGE = 0.15
 
 
 @dataclass
 class Trouble(Memory):
     """Whether a run is in a state that ERRORs reported, and has not left.
 
-    It has once the energies are back within their range before the first of them, and each number
-    that was reported is back inside its limit, on ten rows in a row.
+    It has once each number that was reported is back inside its limit, and the energies are within
+    their range before the first of them, on ten rows in a row, or touch, on 64: where an ERROR fell
+    into the first rows, the range before it is that of an untrained network.
     """
 
     sizes: list[float] = field(default_factory=list)  # |gap| + spread of rows in no such state
@@ -30,7 +33,8 @@ class Trouble(Memory):
     is_lost: bool = False
     # Of each number that was reported its tag, its limit, and whether that is an upper one.
     limits: list[tuple[str, float, bool]] = field(default_factory=list)
-    calm: int = 0
+    calm: int = 0  # rows in a row inside limits and range
+    touching: int = 0  # rows in a row inside limits whose energies touch
 
     def update(self, row: Mapping[str, float], errors: Sequence[Alert]) -> None:
         """Take a row and its ERRORs."""
@@ -42,19 +46,21 @@ class Trouble(Memory):
             if math.isfinite(own.limit):
                 self.limits.append((own.tag, own.limit, own.value > own.limit))
         if self.is_lost and ENERGY_GAP in row:
-            is_back = size <= self.within and not any(
+            is_inside = not errors and not any(
                 row.get(tag, limit) > limit if is_upper else row.get(tag, limit) < limit
                 for tag, limit, is_upper in self.limits
             )
-            self.calm = self.calm + 1 if is_back and not errors else 0
-            if self.calm == _CALM:
+            touches = _EDGE <= row.get("energy_overlap", math.nan) <= 1 - _EDGE
+            self.calm = self.calm + 1 if is_inside and size <= self.within else 0
+            self.touching = self.touching + 1 if is_inside and touches else 0
+            if self.calm == _CALM or self.touching == _PAST:
                 self.leave()
         if not self.is_lost and math.isfinite(size):
             self.sizes = [*self.sizes[1 - _PAST :], size]
 
     def leave(self) -> None:
         """The run has left it."""
-        self.is_lost, self.limits, self.calm = False, [], 0
+        self.is_lost, self.limits, self.calm, self.touching = False, [], 0, 0
 
 
 @dataclass(frozen=True)

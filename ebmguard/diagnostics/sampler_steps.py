@@ -22,6 +22,7 @@ __all__ = [
     "ChainState",
     "buffer_diagnostics",
     "drift_to_noise",
+    "energy_unit",
     "metropolis_acceptance",
     "named_samples",
     "oriented",
@@ -33,6 +34,14 @@ def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: f
     """Drift's move divided by the noise's, s ‖∇h‖ / (σ √d); NaN without noise."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
+
+
+def energy_unit(*, step_size: float, noise_std: float) -> float:
+    """A unit of f from the sampler, 0.01 / (s σ), without noise 1 / s; measured, not derived.
+
+    f times c with s / c is the same run, and its unit c times as large. See ``docs/alerts.md``.
+    """
+    return (0.01 / noise_std if noise_std else 1.0) / step_size
 
 
 def sample_shares(

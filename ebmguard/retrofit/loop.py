@@ -191,7 +191,8 @@ class Loop:
         times = 1 if finer is None or looks else self.fineness.in_force
         missed = None if finer is None else finer.missed
         drifts = trainer, tempering, result, last, parts_of
-        self.measure.sampled(*drifts, times=times, missed=missed, slow=slow)
+        sizes = self.first_calls.sizes
+        self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
         return result
 

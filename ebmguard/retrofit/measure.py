@@ -17,6 +17,7 @@ from ..diagnostics import (
     ChainState,
     buffer_diagnostics,
     drift_to_noise,
+    energy_unit,
     grad_scale_of,
     metropolis_acceptance,
     named_energies,
@@ -31,7 +32,7 @@ from ..diagnostics import (
 from ..errors import Stateful
 from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering
-from ..tags import REFERENCE, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
+from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
 from .ensemble import WEIGHT_SUMS, Variants, over_models
 from .rows import POOLED_STEPS, Part, Row, joined_row
@@ -87,6 +88,7 @@ class Measure(Stateful):
         *,
         times: int,
         missed: Tensor | None,
+        measured: Mapping[str, float] | None,
         slow: bool,
     ) -> None:
         """Keep measurements of a sampler call until the loss; uses the first floating tensor.
@@ -97,10 +99,12 @@ class Measure(Stateful):
         """
         self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
+        known: Row = {SUBSTEPS: float(times)}
+        if (sizes := steps or measured) is not None:
+            known[SAMPLER_UNIT] = energy_unit(**sizes)
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
-        known: Row = {"sampler/evaluations": math.nan if count is None else float(count)}
-        known[SUBSTEPS] = float(times)
+        known["sampler/evaluations"] = math.nan if count is None else float(count)
         parts: list[Part] = []
         follows = None if tempering is None else tempering.seen.follows
         if follows is None:

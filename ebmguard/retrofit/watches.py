@@ -119,6 +119,12 @@ class FirstCalls(Stateful):
         loss.register_hook(look)  # type: ignore[no-untyped-call]
 
     @property
+    def sizes(self) -> dict[str, float] | None:
+        """The measured step size and noise, where they are exact."""
+        found = self._exact
+        return None if found is None else {"step_size": abs(found.step), "noise_std": found.noise}
+
+    @property
     def _exact(self) -> Measured | None:
         return self.result if self.result is not None and self.result.is_exact else None
 

@@ -71,7 +71,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
 def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     """Why a plan is not the one; or, in words, what was proven."""
     guarded = config.script, config.arguments, found.steps, plan.texts()
-    done = replay(*guarded, beta_star=0.0)
+    done = replay(*guarded, beta_star=0.0, substeps=1)
     facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
     if done.error or not done.state:
         return Refused("guarded run", error=done.error or "it ended before as long")
@@ -84,7 +84,7 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guarded run", error=acting.error)
     if said := done.warnings + acting.warnings:
         return Refused("warned", error=said[0])
-    why = " No output scale is known: it acts through the weights alone."
+    why = " No output scale is known: a beta_star of yours acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "

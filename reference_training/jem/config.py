@@ -36,6 +36,8 @@ class JemConfig(ImageConfig):
     """A scenario of the paper's Appendix M.1, or that of the digits."""
     beta_star: float = 2.0
     """Exponent of the guard's weights on raw outputs; 0 is the standard trainer."""
+    finer_steps: bool = False
+    """Take the sampler's steps finer once they are too long for f (guard's substeps="auto")."""
     variant: VariantName = "default"
     """Variant of the guarded loss."""
     action: ActionName = "warn"
@@ -167,6 +169,9 @@ class JemConfig(ImageConfig):
             f"dropout is {self.dropout}, expected a share from 0 to less than 1": (
                 not 0 <= self.dropout < 1
             ),
+            "finer_steps needs samples, and a network that is not compiled: expected a positive "
+            "p_x_weight or p_x_y_weight, and compile auto or no": self.finer_steps
+            and (not self.has_samples or self.compile == "yes"),
             "unconditional needs the term of p(x), and has no f(x, y): expected a positive "
             "p_x_weight, p_x_y_weight 0 and class_conditional off": self.unconditional
             and (not self.p_x_weight or self.p_x_y_weight or self.class_conditional),

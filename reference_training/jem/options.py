@@ -22,7 +22,7 @@ GROUPS = {
         data_noise train_images valid_images test_images image_size
         checkpoint_every""",
     "sampler": "sgld_steps step_size noise_std buffer_size reinit_rate",
-    "guard": "beta_star variant action",
+    "guard": "beta_star finer_steps variant action",
     "evaluation": """eval_every quality_samples alert_context alert_window stop_after features""",
     "hardware": "device precision compile threads",
 }

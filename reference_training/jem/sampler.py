@@ -19,10 +19,12 @@ def make_sampler(
     count: int,
     generator: torch.Generator,
     next_steps: Callable[[], int] | None = None,
+    *,
+    as_graph: bool = True,
 ) -> Callable[..., Tensor]:
     """JEM's sampler: persistent chains from the buffer, a few Langevin steps, written back.
 
-    On a GPU all steps of a call are one CUDA graph, one for each number of them.
+    On a GPU all steps of a call may be one CUDA graph, one for each number of them.
 
     Args:
         settings: of the chains.
@@ -30,6 +32,7 @@ def make_sampler(
         generator: source of the noise, on the device of the chains.
         next_steps: asked at every call for the number of steps
             (:meth:`ebmguard.Guard.next_steps`); None: as the settings have it.
+        as_graph: on a GPU; a guard sees no step inside a graph, and makes none finer.
 
     Returns:
         a function (network, buffer, labels (n,) int64 or None) -> samples (n, C, H, W). With
@@ -50,7 +53,7 @@ def make_sampler(
                 noise=noise,
             )
 
-    chain = graphed(climb, device)
+    chain = graphed(climb, device) if as_graph else climb
 
     def sample_q(f: nn.Module, buffer: ReplayBuffer, labels: Tensor | None = None) -> Tensor:
         x0, rows = buffer.sample(count if labels is None else len(labels), labels)

@@ -65,7 +65,9 @@ class Trainer:
         # All of a step's images and samples pass through the network at once, which is also what
         # several ranks need: their gradients are averaged in one backward pass.
         classifier = Classifier(network)
-        compile_modules(config.compile, config.precision, device, network, classifier)
+        # The guard sees no step inside compiled code.
+        compiled = "no" if config.finer_steps else config.compile
+        compile_modules(compiled, config.precision, device, network, classifier)
         self._classify = ranks.parallel(classifier)
         make: Any = {"adam": torch.optim.Adam, "sgd": partial(torch.optim.SGD, momentum=0.9)}
         self.optimizer: torch.optim.Optimizer = make[config.optimizer](
@@ -95,10 +97,14 @@ class Trainer:
 
         def guarded(**how: Any) -> Guard:
             count = ranks.share(settings.n_neg)
-            own = guard(
+            is_finer = config.finer_steps
+            own: Guard = guard(
                 None,
-                make_sampler(settings, count, self.rng, lambda: own.next_steps()),
+                make_sampler(
+                    *(settings, count, self.rng, lambda: own.next_steps()), as_graph=not is_finer
+                ),
                 beta_star=config.beta_star,
+                substeps="auto" if is_finer else 1,
                 output_scale=settings.output_scale,
                 variant=config.variant,
                 action=config.action,

@@ -69,6 +69,7 @@ class ShortRun(Task):
             None,
             make_sampler(settings, device),
             beta_star=config.beta_star,
+            substeps=1,  # steps as published
             output_scale=settings.output_scale,
             action=config.action,
             **record.for_guard,

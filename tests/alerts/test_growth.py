@@ -283,6 +283,46 @@ def test_the_remedies_follow_level_and_side(gap, remedies):
     assert (Remedy.MORE_STEPS in alert.remedies) == (gap > 0)
 
 
+# -- a gap that one of few negatives carries -------------------------------------------------------
+
+
+def of_few(jump: float, share: float, negatives: int = 4, **changes: float) -> Row:
+    """A row whose gap of the given size is carried by a share of the negatives."""
+    beside = {"grad_scale": negatives / (negatives + 1), "f_neg__mean": 2 - jump}
+    side = "f_neg__min" if jump > 0 else "f_neg__max"
+    return make_row(**beside | {side: 2 - jump / share, "energy_gap": jump} | changes)
+
+
+@pytest.mark.parametrize("jump", [50.0, -50.0])
+def test_one_of_few_negatives_makes_no_error_in_a_single_row(jump):
+    one = of_few(jump, 1 / 4)
+    assert found(GROWTH, [*STANDING, one, make_row(), one, make_row()]) == [None] * SETTLED + [
+        *(WARN, None, WARN, None)
+    ]
+    assert found(GROWTH, [*STANDING, one, one, one])[-3:] == [WARN, ERROR, ERROR]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        of_few(50.0, 1.0),  # all of them
+        of_few(50.0, 1 / 64, negatives=64),  # of many
+        of_few(50.0, 1 / 4, beta_star=-1.0),  # how many there are is not known
+        of_few(5000.0, 1 / 2),  # the rest alone is over the limit
+        of_few(50.0, 1 / 4, f_neg__mean=math.nan),
+        of_few(50.0, 1 / 4) | {"energy_gap": 2e300, "f_pos/std": math.inf},
+        *[{k: x for k, x in of_few(50.0, 1 / 4).items() if k != tag}
+          for tag in ("grad_scale", "f_neg/min", "f_neg/mean", "beta_star")],
+    ],
+)  # fmt: skip
+def test_any_other_gap_out_of_line_is_an_error_at_once(row):
+    assert found(GROWTH, [*STANDING, row])[-1] is ERROR
+
+
+def test_before_a_run_has_found_its_scale_one_of_few_is_an_error_at_once():
+    assert found(GROWTH, [*STANDING[:5], of_few(50.0, 1 / 4)])[-1] is ERROR
+
+
 # -- what it does not know, and what must not matter -----------------------------------------------
 
 
@@ -340,6 +380,13 @@ def test_the_unit_of_the_energies_does_not_matter(drawn, exponent):
     assert [(a.level, a.step, a.value) for a in told] == [
         (a.level, a.step, a.value * unit) for a in expected
     ]
+
+
+@pytest.mark.parametrize("unit", [2.0**-10, 2.0**10])
+def test_where_the_samplers_steps_are_known_they_give_the_unit(unit):
+    for name in ("a doubling", "unknown", "steep_lr"):
+        rows = [row | {"sampler/unit": unit} for row in scaled(STORIES[name], unit)]
+        assert found(GROWTH, rows) == found(GROWTH, STORIES[name])
 
 
 @settings(max_examples=30)

@@ -11,15 +11,16 @@ import pytest
 from ebmguard.alerts import Course, Judge, Level, Verdict
 
 CALM, HUGE = (0.5, 1.0), (500.0, 1.0)
+UNTRAINED, WILD, TRAINED = (0.02, 0.03), (-200.0, 10.0), (0.6, 1.5)
 NAN = (math.nan, math.nan)
 
 
-def told(*stretches: tuple[int, tuple[float, float]], judge: Judge | None = None) -> Course:
+def told(*stretches: tuple[int, tuple[float, float]], overlap: float = 0.45) -> Course:
     """After so many rows of a gap and a spread each; those of NaN have energies that are none."""
-    judge, course = judge or Judge(), Course()
+    judge, course = Judge(), Course()
     rows = [pair for count, pair in stretches for _ in range(count)]
     for step, (gap, spread) in enumerate(rows):
-        row = {"energy_gap": gap, "f_pos/std": spread, "energy_overlap": 0.45}
+        row = {"energy_gap": gap, "f_pos/std": spread, "energy_overlap": overlap}
         row["nonfinite/energies"] = float(gap != gap)
         alerts = judge.observe(step, row)
         worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
@@ -55,6 +56,13 @@ def told(*stretches: tuple[int, tuple[float, float]], judge: Judge | None = None
             "recovered at step 114 (energy_blowup)",
         ),
         ([(100, CALM), (2, NAN), (200, CALM)], Verdict("recovered", 111, "nonfinite"), None),
+        # The two rows of an untrained network are no range that a healthy run comes back to.
+        ([(2, UNTRAINED), (1, WILD), (63, TRAINED)], Verdict("lost", 2, "energy_blowup"), None),
+        (
+            [(2, UNTRAINED), (1, WILD), (300, TRAINED)],
+            Verdict("recovered", 66, "energy_blowup"),
+            None,
+        ),
         (
             [(100, CALM), (5, HUGE), (90, CALM), (50, HUGE)],
             Verdict("lost", 195, "energy_blowup"),
@@ -66,6 +74,12 @@ def test_verdicts(stretches: Sequence[tuple[int, tuple[float, float]]], verdict,
     found = told(*stretches).verdict
     assert found == verdict
     assert line is None or str(found) == line
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.9, math.nan])
+def test_energies_that_do_not_touch_are_no_range_either(overlap):
+    course = told((2, UNTRAINED), (1, WILD), (300, TRAINED), overlap=overlap)
+    assert course.verdict == Verdict("lost", 2, "energy_blowup")
 
 
 def test_a_rollback_saves_until_the_next_error():

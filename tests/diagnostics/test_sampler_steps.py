@@ -14,6 +14,7 @@ from torch.distributions import Normal
 from ebmguard.diagnostics import (
     ChainState,
     drift_to_noise,
+    energy_unit,
     metropolis_acceptance,
     named_samples,
     oriented,
@@ -50,6 +51,15 @@ def test_ratio_is_that_of_the_lengths_of_drift_and_noise():
 def test_ratio_is_unknown_without_noise(noise_std):
     norm = torch.tensor([0.0, 1.0])
     assert drift_to_noise(norm, entries=4, step_size=1.0, noise_std=noise_std).isnan().all()
+
+
+@pytest.mark.parametrize("noise_std", [0.01, 0.2, 0.0])
+@pytest.mark.parametrize("scale", [2.0**-10, 2.0**10])
+def test_the_unit_of_energies_goes_with_the_energies(scale, noise_std):
+    """f times c with steps over c is the same chain; JEM's unit is 1."""
+    unit = energy_unit(step_size=0.25, noise_std=noise_std)
+    assert energy_unit(step_size=0.25 / scale, noise_std=noise_std) == scale * unit > 0
+    assert energy_unit(step_size=1.0, noise_std=0.01) == 1
 
 
 def test_ratio_of_a_still_energy_is_zero():

@@ -80,6 +80,8 @@ def test_the_steps_that_give_the_output_scale_are_known_everywhere(scale):
     g.loss_fn(*energies())
     assert g.last["energy_gap_scaled"] == pytest.approx(4.0 * g.last["energy_gap"])
     assert g.last["sampler/drift_to_noise"] > 0
+    own = 0.01 / (STEPS["step_size"] * STEPS["noise_std"])
+    assert g.last["sampler/unit"] == pytest.approx(own)
     assert 0 <= g.last["sampler/acceptance"] <= 1
     assert [problem.name for problem in g.check() if problem.name == "output_scale"] == []
 

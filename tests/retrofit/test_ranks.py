@@ -22,7 +22,7 @@ JOINED = {
     *("nonfinite/pos", "nonfinite/neg", "nonfinite/energies", "nonfinite/samples"),
     *("nonfinite/gradients", "sampler/grad_norm", "sampler/grad_norm_max", "alert_level"),
     *("sampler/evaluations", "sampler/drift_to_noise", "sampler/clamped", "sampler/acceptance"),
-    *("sampler/substeps", "sampler/repeated", "unpaired", "ref/unpaired"),
+    *("sampler/unit", "sampler/substeps", "sampler/repeated", "unpaired", "ref/unpaired"),
     *("optim/grad_norm", "optim/update_norm", "optim/amplification"),
     *(f"{x}mixture/{name}/weight" for x in ("", "ref/") for name in ("climbs", "jumps")),
     *(f"mixture/{name}/energy_gap" for name in ("climbs", "jumps")),

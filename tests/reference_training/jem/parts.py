@@ -167,8 +167,8 @@ def nan_samples(*calls: int) -> Iterator[None]:
     for call in calls:
         faults.nan_sample(at=call)
 
-    def faulty(*args: Any) -> Any:
-        return faults.sampler(make_sampler(*args))
+    def faulty(*args: Any, **how: Any) -> Any:
+        return faults.sampler(make_sampler(*args, **how))
 
     with pytest.MonkeyPatch.context() as patched, faults:
         patched.setattr(trainer, "make_sampler", faulty)

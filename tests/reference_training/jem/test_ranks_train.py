@@ -49,7 +49,7 @@ def test_two_ranks_train_as_one_process_with_the_joined_batch(seen, tmp_path, mo
 
     steps = iter(range(STEPS))
 
-    def sampler(settings, count, generator, pace):
+    def sampler(settings, count, generator, pace, **_):
         def sample_q(network, buffer, labels=None):
             step = next(steps)
             network(buffer.samples[:1])  # the guard is right to ask for it

@@ -338,3 +338,19 @@ def test_the_sampler_asks_the_guard_for_its_steps(tmp_path):
     trainer.step(0)
     last = trainer.loss_fn.guard.last
     assert last["sampler/steps"] == last["sampler/evaluations"] == trainer.settings.sgld_steps
+
+
+def test_steps_become_finer_where_that_is_asked_for(tmp_path):
+    """Steps 3,000 times as long as published are too long from the start."""
+    rows: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    for finer_steps, own in rows.items():
+        settings = {"sgld_steps": 4, "step_size": 3000.0, "finer_steps": finer_steps}
+        trainer = made(config_for(tmp_path, beta_star=0.0, **settings))
+        for step in range(12):
+            trainer.step(step)
+            last = trainer.loss_fn.guard.last
+            own.append((last["energy_gap"], last["sampler/substeps"]))
+    # From row 10 on a median of five counts, and the row after it is the first of finer steps.
+    assert rows[True][:11] == rows[False][:11]
+    assert [substeps for _, substeps in rows[True]] == [1] * 11 + [4]
+    assert [substeps for _, substeps in rows[False]] == [1] * 12
