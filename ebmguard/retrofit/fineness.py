@@ -56,7 +56,7 @@ class Fineness(Stateful):
         self.least = 1  # that a rollback has asked for
         self._is_auto, self._settings = asked == "auto", settings
         self._recent: list[float] = []  # the sharpness of rows at this N
-        self._looks = _LOOKS  # that are left
+        self._looks, self._looked = _LOOKS, -1  # that are left; the step of the last one
         self._why = ""  # it was
         self._sharp: int | None = None  # the last step at which drifts turned round
         self._has_said = self._has_acted = False
@@ -89,6 +89,7 @@ class Fineness(Stateful):
             if n == 1 and not (self._is_auto and self.sharpness > _HALF):
                 return None
             if not any(map(is_compiled, parts)):
+                self._looked = step
                 return Substeps(None)
             self._give_up("it is compiled by torch.compile")
         if self.moves is None or (n == 1 and self.moves.bound == math.inf):
@@ -136,11 +137,14 @@ class Fineness(Stateful):
 
     def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert."""
-        if (missed := row.get(SUBSTEPS_MISSED, 0.0)) > _MISSED:
+        missed = row.get(SUBSTEPS_MISSED, 0.0)
+        if self.moves is None or step <= self._looked:
+            pass  # read late: of what was seen before
+        elif missed > _MISSED:
             self.moves, self._looks = None, max(self._looks - 1, 0)
             if not self._looks:
                 self._give_up("its steps change from call to call")
-        elif self.moves is not None and missed <= _MISSED:
+        elif missed <= _MISSED:
             self._looks = min(_LOOKS, self._looks + 1)
         sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
@@ -153,8 +157,9 @@ class Fineness(Stateful):
         now, is_sure = self.sharpness, len(self._recent) == _ROWS
         if not self._is_auto or step < _FROM:
             return []
-        # Once it acts a row is enough: a run may have few left.
-        if now > _TURNS and n < MOST and (is_sure or n > 1):
+        if n > 1:  # once it acts a row is enough: a run may have few left
+            now, is_sure = sharpness, True
+        if now > _TURNS and n < MOST and is_sure:
             return self._set(min(MOST, _TIMES * n), step, now)
         if n > self.least and self._calm >= self._wait:
             return self._set(n // _TIMES, step, now)
@@ -176,15 +181,10 @@ class Fineness(Stateful):
         return [Alert(*what, remedies=(Remedy.SUBSTEPS,))] if is_first else []
 
     def _saved(self) -> Mapping[str, Any]:
-        names: dict[str, Any] = {
-            "times": int,
-            "least": int,
-            "_looks": int,
-            "_why": str,
-            "_calm": int,
-        }
+        counts = "times", "least", "_looks", "_looked", "_calm", "_wait"
+        names: dict[str, Any] = dict.fromkeys(counts, int)
         names |= dict.fromkeys(("_has_said", "_has_acted", "_fell"), bool)
-        names |= {"_sharp": int | None, "_wait": int}
+        names |= {"_why": str, "_sharp": int | None}
         return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
 
 

@@ -99,9 +99,10 @@ class Gradients:
     def follows(self) -> Tensor | None:
         """Sums over chains and consecutive drifts g, g' of the call, of ⟨g, g'⟩ and of ⟨g, g⟩.
 
-        ``(2,)``, or ``(*models, 2)``; None before the second drift, or where they are not seen.
+        ``(2,)``, or ``(*models, 2)``; None before the second drift, or where they are not seen, or
+        not told apart by model throughout.
         """
-        if not self._products:
+        if len({x.shape for x in self._products}) != 1:
             return None
         pairs = torch.stack(self._products, -1)
         return pairs.reshape(*pairs.shape[:-1], -1, 2).sum(-2)

@@ -195,7 +195,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
     elif changes:
         size, noise = sizes[0]
     scale = _scale(size, noise)
-    error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / noise)
+    error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / (noise or 1))
     # The shortest number in reach is what its author would have typed.
     tolerance = max(_SURE * error, _ROUNDING * scale)
     near = (float(f"{scale:.{digits}g}") for digits in range(1, 17))
@@ -243,7 +243,8 @@ def _factor(seen: Evaluation) -> float:
 
 def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """The mean of numbers and standard errors, weighted by these, and its own."""
-    weights = [1 / max(error, 1e-12 * abs(value), 1e-300) ** 2 for value, error in values]
+    least = 1e-12 * max(abs(value) for value, _ in values) or 1.0
+    weights = [1 / max(error, least) ** 2 for _, error in values]
     total = sum(weights)
     mean = sum(w * value for w, (value, _) in zip(weights, values, strict=True)) / total
     return mean, total**-0.5

@@ -464,9 +464,16 @@ def test_settings_out_of_range(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr": 0.0}, {"sgld_steps": -1.0}, {"beta_star": 0.0}, {"beta_factor": -0.5}]
+    "change",
+    [
+        {"lr": 0.0},
+        {"sgld_steps": -1.0},
+        {"beta_star": 0.0},
+        {"beta_factor": -0.5},
+        {"substeps": 0},
+    ],
 )
-def test_changes_out_of_range(change: dict[str, float]) -> None:
+def test_changes_out_of_range(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="Change"):
         Change(**change)
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ebmguard.sampling import Measured, Recording
-from tests.parts import gradient_at
+from tests.parts import Bowl, gradient_at
 from tests.runs import frozen, randomness
 from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, short, starts
 from tests.sampling.table import OF_CODEBASES, agrees, measure, measure_codebase
@@ -140,3 +140,19 @@ def test_two_steps_without_the_last_noise_are_those_of_the_first() -> None:
         return x + STEP * gradient_at(f, x)
 
     assert agrees(Loop(), found := measure(Loop(sample))), found
+
+
+def test_chains_that_begin_where_their_first_noise_is_are_no_fault() -> None:
+    """As where a seed is set twice. In a bowl a step is then along x, noise and all."""
+    points = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        points.append(torch.randn(1000, 3, dtype=torch.float64))
+    torch.manual_seed(0)
+    bowl = Bowl()
+    with Recording() as seen:
+        for _ in range(2):
+            x = points[-1]
+            points.append(x + STEP * gradient_at(bowl, x) + noise(x))
+    found = Measured.of(seen.evaluations, seen.draws.log, points[-1])
+    assert found.verdict.startswith("sizes change along the chain (from no noise to ")
