@@ -11,7 +11,7 @@ torch.manual_seed(0)
 f = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
 optimizer = torch.optim.Adam(f.parameters(), lr=1e-3)
 faults = FaultInjector()  # stands for bad luck
-faults.exploding_lr(300, optimizer, factor=1000.0)
+faults.exploding_lr(300, optimizer, factor=1e4)
 chains = torch.randn(500, 2)
 
 
@@ -23,7 +23,7 @@ def sample_q(f, rows):
 loss_fn, sample_q = g = guard(
     None,
     sample_q,
-    beta_star=0,  # the standard trainer; the guard watches it
+    substeps=1,  # so that it is lost; finer steps would keep it
     model=f,
     optimizer=optimizer,
     buffer=chains,

@@ -138,14 +138,13 @@ class Fineness(Stateful):
     def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert."""
         missed = row.get(SUBSTEPS_MISSED, 0.0)
-        if self.moves is None or step <= self._looked:
-            pass  # read late: of what was seen before
-        elif missed > _MISSED:
-            self.moves, self._looks = None, max(self._looks - 1, 0)
-            if not self._looks:
-                self._give_up("its steps change from call to call")
-        elif missed <= _MISSED:
-            self._looks = min(_LOOKS, self._looks + 1)
+        if self.moves is not None and step > self._looked:  # else it is of what was seen before
+            if missed > _MISSED:
+                self.moves, self._looks = None, max(self._looks - 1, 0)
+                if not self._looks:
+                    self._give_up("its steps change from call to call")
+            elif missed <= _MISSED:
+                self._looks = min(_LOOKS, self._looks + 1)
         sharpness, n = row.get(SHARPNESS, math.nan), self.in_force
         # What is read late may be of another N.
         if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != n:
@@ -157,9 +156,8 @@ class Fineness(Stateful):
         now, is_sure = self.sharpness, len(self._recent) == _ROWS
         if not self._is_auto or step < _FROM:
             return []
-        if n > 1:  # once it acts a row is enough: a run may have few left
-            now, is_sure = sharpness, True
-        if now > _TURNS and n < MOST and is_sure:
+        # Once it acts the first rows at this N are enough: a run may have few left.
+        if now > _TURNS and n < MOST and (is_sure or n > 1):
             return self._set(min(MOST, _TIMES * n), step, now)
         if n > self.least and self._calm >= self._wait:
             return self._set(n // _TIMES, step, now)
@@ -191,7 +189,7 @@ class Fineness(Stateful):
 def check_times(asked: object) -> None:
     """Refuse, with a ``ConfigError``, what is neither "auto" nor a whole number of 1 or more."""
     is_whole = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
-    if not is_whole and asked != "auto":
+    if not is_whole and not (isinstance(asked, str) and asked == "auto"):
         raise ConfigError(
             f'substeps={asked!r}; expected "auto", or the number of finer steps, 1 or more, that '
             "each of the sampler's is taken as; 1 leaves it as it is."
