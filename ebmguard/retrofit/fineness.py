@@ -191,7 +191,7 @@ class Fineness(Stateful):
 def check_times(asked: object) -> None:
     """Refuse, with a ``ConfigError``, what is neither "auto" nor a whole number of 1 or more."""
     is_whole = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
-    if not is_whole and asked != "auto":
+    if not is_whole and not (isinstance(asked, str) and asked == "auto"):
         raise ConfigError(
             f'substeps={asked!r}; expected "auto", or the number of finer steps, 1 or more, that '
             "each of the sampler's is taken as; 1 leaves it as it is."
