@@ -18,6 +18,7 @@ from tests.trace.exits import EXITS
 from tests.trace.field import STRUCTURES, Structure
 
 RIGHT = [name for name in STRUCTURES if name not in EXITS]
+BETA_STAR = 0.5  # of guards that act
 Replay = Callable[[Structure, float | None], script.Replay]
 
 
@@ -63,8 +64,8 @@ def test_the_lines_are_right(name, replay, capsys, monkeypatch):
     assert status == 0, out
     for words in structure.says:
         assert words in out, out
-    found = script.replay(path, [], 3, printed[0].texts())
-    acting = replay(structure, structure.right)
+    found = script.replay(path, [], 3, printed[0].texts(), beta_star=BETA_STAR)
+    acting = replay(structure, structure.right, beta_star=BETA_STAR)
     assert not acting.error
     assert not acting.warnings
     assert found.state == acting.state, next(iter(printed[0].texts().values()))
@@ -85,7 +86,7 @@ def test_the_way_out_works(name, replay, capsys):
         for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
             assert f'{call[:-1]}, log_dir="runs/1")' in out, out
     plain = replay(structure, {})
-    acting = replay(structure, structure.right, beta_star=0.5)
+    acting = replay(structure, structure.right, beta_star=BETA_STAR)
     off = replay(structure, structure.right, beta_star=0.0)
     assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
     assert off.losses >= 3
