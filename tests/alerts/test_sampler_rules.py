@@ -63,7 +63,8 @@ def train(
 
     alerts: list[Alert] = []
     rows: list[dict[str, float]] = []
-    loss_fn, sampler = guard(None, sample_q, beta_star=beta_star, on_alert=alerts.append)
+    told = {"beta_star": beta_star, "substeps": 1}  # the rules see the steps as they are
+    loss_fn, sampler = guard(None, sample_q, on_alert=alerts.append, **told)
     loss_fn.guard.attach(
         model=f,
         optimizer=optimizer,
