@@ -63,8 +63,10 @@ def train(
 
     alerts: list[Alert] = []
     rows: list[dict[str, float]] = []
-    told = {"beta_star": beta_star, "substeps": 1}  # the rules see the steps as they are
-    loss_fn, sampler = guard(None, sample_q, on_alert=alerts.append, **told)
+    # The rules see the steps as they are.
+    loss_fn, sampler = guard(
+        None, sample_q, substeps=1, beta_star=beta_star, on_alert=alerts.append
+    )
     loss_fn.guard.attach(
         model=f,
         optimizer=optimizer,
