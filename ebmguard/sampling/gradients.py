@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.utils.hooks import RemovableHandle
+
+from .recording import is_wrapped
 
 __all__ = ["Gradients"]
 
@@ -122,7 +123,7 @@ class Gradients:
         if self._is_new:
             self._is_new = False
             self.count += 1
-        if is_functorch_wrapped_tensor(grad):
+        if is_wrapped(grad):
             # One sample inside vmap: no norm can be told, nor marked from inside a transform.
             self.norm, self._chooses = None, False
             self._before, self._products = None, []

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -20,7 +20,7 @@ from ..errors import SamplerError
 
 __all__ = [
     *("Draw", "Draws", "Evaluation", "Recording"),
-    *("find_module", "is_capturing", "other_networks", "variables_of"),
+    *("find_module", "is_capturing", "is_wrapped", "other_networks", "variables_of"),
 ]
 
 _NONE = slice(0)
@@ -163,7 +163,7 @@ class Recording:
         finally:
             self._is_inside = False
         is_node = isinstance(output, Tensor) and output.grad_fn is not None
-        if seen is not None and is_node and not is_functorch_wrapped_tensor(output):
+        if seen is not None and is_node and not is_wrapped(output):
             seen.output = output.detach().clone()  # compiled networks may reuse its memory
             self._hook(seen, output, "cotangent")
         noted = self._on_call and self._on_call(energy, args, kwargs, output)
@@ -229,9 +229,13 @@ def is_capturing() -> bool:
     return bool(initialised) and torch.cuda.is_current_stream_capturing()
 
 
+def is_wrapped(x: Tensor) -> bool:
+    """Whether it is of a functional transform or of batched gradients, and must not outlive it."""
+    return bool(is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x))
+
+
 def _is_plain(x: Tensor) -> bool:
-    """Not inside a functional transform, whose tensors must not outlive it, nor in a capture."""
-    return not (is_functorch_wrapped_tensor(x) or is_capturing() or torch.compiler.is_compiling())
+    return not (is_wrapped(x) or is_capturing() or torch.compiler.is_compiling())
 
 
 def _leaf_behind(x: Tensor) -> Tensor | None:

@@ -18,10 +18,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 
 from .moves import Moves
-from .recording import Draws, Evaluation
+from .recording import Draws, Evaluation, is_wrapped
 
 __all__ = ["Substeps"]
 
@@ -94,7 +93,7 @@ class Substeps(Draws):
         """
         given = [*args, *kwargs.values()]
         moving = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
-        if len(moving) != 1 or is_functorch_wrapped_tensor(given[moving[0]]):
+        if len(moving) != 1 or is_wrapped(given[moving[0]]):
             self.why = "it moves several inputs of the network" if moving else self.why
             return function(*args, **kwargs)
         x = given[moving[0]]
@@ -122,8 +121,9 @@ class Substeps(Draws):
                 return torch.autograd.grad(found, z, back)[0]
 
         def returned(own: Tensor) -> Tensor | None:
-            if torch.is_grad_enabled():
-                self.why = "it differentiates its gradient"
+            if torch.is_grad_enabled() or is_wrapped(own):
+                kind = "batches" if is_wrapped(own) else "differentiates"
+                self.why = f"it {kind} its gradient"
                 return None
             if self.moves is None:
                 self._inner = own.clone()

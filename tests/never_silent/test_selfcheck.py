@@ -220,6 +220,14 @@ def differences(f: nn.Module) -> Any:
     return lambda x: torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in steps], 1).detach()
 
 
+def batched(f: nn.Module) -> Any:
+    def gradient(x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(f(x), x, torch.eye(len(x)), is_grads_batched=True)[0].sum(0)
+
+    return gradient
+
+
 @torch.no_grad()
 def metropolis(f: nn.Module, x: Tensor) -> Tensor:
     y = x + 0.2 * torch.randn_like(x)
@@ -231,6 +239,7 @@ BLIND = {
     "vmap": (transformed(lambda f: vmap(grad(lambda x: f(x[None]).sum()))), "torch.func"),
     "functional_call": (transformed(called), "torch.func"),
     "jacrev": (transformed(lambda f: vmap(jacrev(lambda x: f(x[None]).sum()))), "torch.func"),
+    "is_grads_batched": (transformed(batched), "batched"),
     "differences": (transformed(differences), "it takes none"),
     "no gradient": (metropolis, "it takes none"),
 }

@@ -25,10 +25,9 @@ from tests.ranks import be_rank, rank_fixtures
 from tests.runs import frozen, randomness
 
 A, C, STEPS, CHAINS = 0.1, 0.05, 6, 1000
-STEADY = 2.2
 # Sharpness of whole steps: over 1 from row 16 on, the median of five from row 18 on. In four finer
 # ones it is over 1 from row 25 on, their median from row 27 on, and in sixteen no more.
-HEIGHTS = [STEADY + t / 2 for t in range(25)] + [45.0] * 6
+HEIGHTS = [2.2 + t / 2 for t in range(25)] + [45.0] * 6
 FINENESS = [1] * 19 + [4] * 9 + [16] * 3
 started, folder, seen = rank_fixtures("tests.retrofit.test_fineness", 2)
 
@@ -80,6 +79,17 @@ def test_the_rule(name: str, asked: Any) -> None:
             found[i] = before = fineness.in_force
     assert found == (expected if asked == "auto" else {})
     assert [alert.step - start for alert in alerts] == [*found][:1]
+
+
+def test_a_late_row_of_what_was_seen_before_is_not_looked_at_again() -> None:
+    fineness = Fineness(4, guard()._loop.settings)
+    looking, moves = fineness.of_call(5, 0, ()), Moves([[A, C]], [[0, -1]])
+    assert looking is not None
+    assert looking.moves is None
+    fineness.moves = moves
+    for step, is_kept in ((4, True), (5, True), (6, False)):
+        fineness.read(step, {"sampler/substeps_missed": 1.0})
+        assert (fineness.moves is moves) == is_kept
 
 
 @pytest.mark.parametrize("asked", [0, -4, True, "on", 2.5, None])
@@ -242,7 +252,11 @@ compiled._torchdynamo_orig_callable = langevin  # type: ignore[attr-defined]
 
 @pytest.mark.parametrize(
     ("sampler", "why"),
-    [(momentum, "it has momentum"), (compiled, "torch.compile"), (of_numpy, "")],
+    [
+        (momentum, "it has momentum"),
+        (compiled, "torch.compile"),
+        (of_numpy, "that torch did not draw"),
+    ],
 )
 @pytest.mark.parametrize("height", [14.0, 3.0])
 def test_what_cannot_be_divided_says_so_once_when_it_is_needed(
@@ -307,17 +321,17 @@ def test_samples_as_many_as_members_or_not_are_no_fault(sizes: tuple[int, int]) 
 
 
 def test_ranks_stay_in_step(seen: list[Any]) -> None:
-    """Their chains differ in number and in sharpness, of which the mean counts."""
+    """Their chains differ in sharpness, of which the mean counts."""
     first, second = seen
     assert first["rows"] == second["rows"]
     assert [n for n, _ in first["rows"]] == first["expected"]
-    # The finer steps of each draw their own numbers.
+    # Of one height, start and noise: only the numbers of the finer steps are each one's own.
     assert not torch.equal(first["last"], second["last"])
 
 
 def of_rank(ranks: Any, folder: Path) -> dict[str, Any]:
     rank = torch.distributed.get_rank()
-    heights = [h * (0.8 + 0.4 * rank) for h in HEIGHTS]
+    heights = [h * (0.8 + 0.4 * rank) for h in HEIGHTS[:-1]] + HEIGHTS[-1:]
     run = Run(heights=heights, process_group=torch.distributed.group.WORLD).go()
     rows = [*zip(run.column("substeps"), run.column("sharpness"), strict=True)]
     return {"rows": rows, "last": run.samples[-1], "expected": FINENESS}

@@ -377,6 +377,15 @@ def twice_differentiated(f: Any, x: Tensor) -> Tensor:
     return x.detach()
 
 
+def batched(f: Any, x: Tensor) -> Tensor:
+    for _ in range(STEPS):
+        x = x.detach().requires_grad_()
+        each = torch.eye(len(x), dtype=x.dtype)
+        (g,) = torch.autograd.grad(f(x), x, each, is_grads_batched=True)
+        x = x + A * g.sum(0) + C * torch.randn_like(x)
+    return x.detach()
+
+
 def two_inputs(f: Any, x: Tensor) -> Tensor:
     z = torch.zeros_like(x)
     for _ in range(STEPS):
@@ -407,6 +416,7 @@ class OfTwo(Net):
     ("f", "sample", "why"),
     [
         (Net, twice_differentiated, "it differentiates its gradient"),
+        (Net, batched, "it batches its gradient"),
         (OfTwo, two_inputs, "it moves several inputs"),
         (Net, metropolis, "Metropolis test"),
         (Net, softplus, "a function of the network's output"),
