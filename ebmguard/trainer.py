@@ -55,7 +55,7 @@ _REMOVED = {
     "adapt": 'Leave it out: substeps="auto" takes finer steps where the chains need them',
     "beta_stars": "Average the losses of several exponents yourself, each that of "
     "ebmguard.objective.contrastive_loss",
-    "steer": "Leave beta_star= out: the guard chooses it",
+    "steer": "Leave beta_star= out, or give it a number or a function of the step",
     "reduce": "Heads (B, K) are summed. For their mean pass f.mean(1) to the loss, and let the "
     "sampler differentiate that",
 }

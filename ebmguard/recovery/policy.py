@@ -117,8 +117,12 @@ class Recovery:
                 yield f"SGLD steps x {change.sgld_steps:g} (their number is unknown)"
 
 
-_WORDS = {"lr": "learning rate", "largest_lr": "largest learning rate", "sgld_steps": "SGLD steps"}
-_WORDS["substeps"] = "finer steps of each SGLD step"
+_WORDS = {
+    "lr": "learning rate",
+    "largest_lr": "largest learning rate",
+    "sgld_steps": "SGLD steps",
+    "substeps": "finer steps of each SGLD step",
+}
 
 
 @dataclass(frozen=True)

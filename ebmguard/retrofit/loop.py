@@ -188,7 +188,7 @@ class Loop:
         self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
         last = () if seen is None else seen.evaluations[-2:]
         parts_of = call.parts if isinstance(call, Mixture) else None
-        times = 1 if finer is None or looks else self.fineness.in_force
+        times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
         drifts = trainer, tempering, result, last, parts_of
         sizes = self.first_calls.sizes

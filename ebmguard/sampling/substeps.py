@@ -52,7 +52,7 @@ class Substeps(Draws):
         super().__init__()
         self.follow: Callable[[Tensor], object] = lambda _: None
         self.why, self.missed = "", cast("Tensor | None", None)
-        self.moves, self._times = moves, times
+        self.moves, self.times = moves, times
         self._seed, self._states = seed, list[Tensor]()  # of the random numbers of the finer steps
         self._is_inside = False
         self._count = 0  # of the draws
@@ -80,7 +80,7 @@ class Substeps(Draws):
         self._waits_for = None
         if values.numel() == rest.numel() and self._to is not None:
             with torch.no_grad():
-                values.mul_(self._times**-0.5)
+                values.mul_(self.times**-0.5)
                 self._to = self._to + factor * values.reshape(rest.shape)
                 values.add_(rest.reshape(values.shape) / factor)
 
@@ -150,7 +150,7 @@ class Substeps(Draws):
         began: int,
     ) -> Tensor | None:
         """The gradient that the sampler gets for a step from x, where its own would be ``own``."""
-        index, self._steps, n = self._steps, self._steps + 1, self._times
+        index, self._steps, n = self._steps, self._steps + 1, self.times
         (a, c), place = moves.sizes[min(index, len(moves.sizes) - 1)], [0, -1]
         if moves.places:
             place = moves.places[min(index, len(moves.places) - 1)]
