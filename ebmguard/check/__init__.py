@@ -40,6 +40,12 @@ _UNSEEN = (
     "another module, in forward mode (torch.func.jvp), or in code that torch.compile has compiled",
     "guard(..., model=f), the module that it calls; nothing, where it needs no gradient.",
 )
+_STUCK = (
+    "exactly 0 in every row: the chains move, and not a bit of their gradient changes. "
+    "Autocast does this to a leaf that the sampler moves by x.data: it keeps its first cast of x.",
+    "torch.autocast(..., cache_enabled=False) around the sampler, or a new leaf for each step, "
+    "x = x.detach().requires_grad_(); nothing, where f is linear in x.",
+)
 _REASONS = {
     _EVALUATIONS: "a CUDA graph's replays cannot be counted",
     SHARPNESS: "a sampler call takes one gradient, and it needs two that follow each other",
@@ -69,6 +75,8 @@ def find_problems(setup: Setup) -> list[Problem]:
         except _UNKNOWABLE:
             if not setup.is_running:
                 raise
+    if setup.is_stuck:
+        found.append(warn("stuck", SHARPNESS, *_STUCK))
     return in_order([*found, *of_unknown(setup.unknown)])
 
 
@@ -77,10 +85,12 @@ class SelfCheck:
 
     Attributes:
         unknown: diagnostics that were NaN in every row so far.
+        is_stuck: whether the sampler's sharpness was 0 in all of the first rows.
     """
 
     def __init__(self) -> None:
-        self.unknown = frozenset[str]()
+        self.unknown, self.is_stuck = frozenset[str](), False
+        self._flat = 0
         self._rows = 0
         self._nan, self._known = set[str](), set[str]()
         self._said = set[str]()
@@ -93,6 +103,8 @@ class SelfCheck:
         nan = {tag for tag, value in row.items() if math.isnan(value)}
         self._nan |= nan
         self._known |= row.keys() - nan
+        self._flat += row.get(SHARPNESS) == 0
+        self.is_stuck = self._flat == self._rows >= _TWICE
         if self._rows >= _TWICE:  # what an optimizer does is measured in the slow tier
             left = self._nan - self._known - {tag.removeprefix(REFERENCE) for tag in self._known}
             is_slow = self._rows >= _SLOW

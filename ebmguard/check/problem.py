@@ -56,6 +56,7 @@ class Setup:
         chains: "kept" where a rollback takes those along that the loop feeds back, "copied" where
             it cannot.
         unknown: diagnostics that were NaN in every row so far.
+        is_stuck: whether all gradients of a sampler call were equal, in every row so far.
         is_running: whether steps go on: nothing is raised, and no tensor is read.
         example: a batch of inputs to try the model on.
     """
@@ -77,6 +78,7 @@ class Setup:
     not_followed: tuple[str, ...] = ()
     chains: str = ""
     unknown: frozenset[str] = frozenset()
+    is_stuck: bool = False
     is_running: bool = False
     example: Tensor | None = None
 

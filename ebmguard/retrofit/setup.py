@@ -40,6 +40,7 @@ def setup_of(loop: Any, now: StrengthAt, example: Tensor | None, *, is_running: 
         not_followed=tuple(followed),
         chains="" if recoverer is None else recoverer.chains.found,
         unknown=loop.self_check.unknown,
+        is_stuck=loop.self_check.is_stuck,
         is_running=is_running,
         example=example,
     )

@@ -145,3 +145,31 @@ def test_an_example_must_be_a_tensor():
     g, _ = make()
     with pytest.raises(ConfigError, match="example= is a list"):
         g.check([1.0])
+
+
+@pytest.mark.parametrize(
+    ("caches", "is_new", "is_stuck"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+    ids=["one leaf", "no cache", "a leaf for each step"],
+)
+def test_a_leaf_whose_cast_autocast_keeps(caplog, caches, is_new, is_stuck):
+    f = Energy()
+    optimizer = torch.optim.Adam(f.parameters())
+
+    def in_bfloat16(x):
+        x = x.detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=caches):
+            for _ in range(4):
+                (slope,) = torch.autograd.grad(f(x).sum(), x)
+                if is_new:
+                    x = (x + slope + 0.1 * torch.randn_like(x)).detach().requires_grad_()
+                else:
+                    x.data += slope + 0.1 * torch.randn_like(x)
+        return x.detach()
+
+    loss_fn, sample = g = guard(None, in_bfloat16, model=f, optimizer=optimizer)
+    for _ in range(4):
+        loss_fn(f(X), f(sample(torch.randn_like(X)))).backward()
+        optimizer.step()
+    assert ("stuck" in names(g)) == is_stuck
+    assert caplog.text.count("cache_enabled=False") == is_stuck
