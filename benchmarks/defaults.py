@@ -18,14 +18,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ebmguard import BudgetSpentError
+from ebmguard import BudgetSpentError, Level
+from ebmguard.reference_training.engine.run_folder import read_json
 
 from . import beta_star, discrete, why_lost
 from . import default_rule as rule
@@ -73,6 +74,8 @@ DISCRETE: dict[str, tuple[Callable[..., discrete.Trained], float]] = {
 LENGTHS = {150: 300, 250: 500}
 """Of runs that were short in beta_star."""
 KEPT, FRESH, FRESH_STEPS = 1000, 256, 200
+PARTS = {"e": "late", "f": "error"}
+"""What the row of "c" calls the update at which an arm parts from it; before it they are one."""
 SHARPNESS, SUBSTEPS, FINEST = "sampler/sharpness", "sampler/substeps", 16
 
 
@@ -121,20 +124,25 @@ def frechet(p: tuple[Tensor, Tensor], q: tuple[Tensor, Tensor]) -> float:
 
 
 class Late:
-    """β* that is 0 until the finest steps are too long, by the rows that it is shown."""
+    """β* that is 0 until the finest steps are too long, by the rows that it is shown.
+
+    Attributes:
+        since: how many rows it took; None as long as it is 0.
+    """
 
     def __init__(self, most: float) -> None:
-        self.value, self.most = 0.0, most
-        self.seen: deque[float] = deque(maxlen=5)
+        self.most, self.since = most, cast("int | None", None)
+        self.rows, self.seen = 0, deque[float](maxlen=5)
 
     def __call__(self, step: int) -> float:
-        return self.value
+        return 0.0 if self.since is None else self.most
 
     def observe(self, row: Mapping[str, float]) -> None:
+        self.rows += 1
         is_finest = row.get(SUBSTEPS, 1) >= FINEST
         self.seen.append(row.get(SHARPNESS, math.nan) if is_finest else math.nan)
-        if len(self.seen) == 5 and np.median(self.seen) > 1:  # NaN is not
-            self.value = self.most
+        if self.since is None and len(self.seen) == 5 and np.median(self.seen) > 1:  # NaN is not
+            self.since = self.rows
 
 
 class Kept(Sparing):
@@ -172,8 +180,16 @@ def options_of(arm: str, most: float) -> dict[str, Any]:
     return {name: stars.get(x, x) for name, x in ARMS[arm].items()}
 
 
-def measure(_: Path, setting: str, arm: str, seed: int) -> dict[str, Any]:
-    """Train until the run has its length, or has been broken for a while."""
+def measure(folder: Path, setting: str, arm: str, seed: int) -> dict[str, Any]:
+    """Train until the run has its length, or has been broken for a while.
+
+    What never parts from arm "c", where that has been measured here, is no other run.
+    """
+    if arm in PARTS and setting not in DISCRETE:
+        of_c = folder.with_name(folder.name.replace(f"_{arm}_s", "_c_s") + ".json")
+        row = read_json(of_c) if of_c.is_file() else {}
+        if PARTS[arm] in row and row[PARTS[arm]] is None:
+            return row
     if setting in DISCRETE:
         return measure_discrete(setting, arm, seed)
     if setting in NETWORKS:
@@ -190,12 +206,12 @@ def measure(_: Path, setting: str, arm: str, seed: int) -> dict[str, Any]:
         own = dataclasses.replace(run, sgld_steps=FINER * run.sgld_steps, **sizes)
     options = options_of(arm, min(MOST, (run.output_scale or math.inf) / 2))
     trainer, star = Kept(own, **options), options["beta_star"]
+    late = star if isinstance(star, Late) else Late(0.0)
     begun, rows, is_ended = time.process_time(), [], False
     try:
         for row in itertools.islice(watched(trainer, aftermath), updates):
             rows.append(row)
-            if isinstance(star, Late):
-                star.observe(row)
+            late.observe(row)
     except BudgetSpentError:  # the guard calls the run lost, and has no rollback left
         is_ended = True
     trainer.guard.close()
@@ -203,6 +219,8 @@ def measure(_: Path, setting: str, arm: str, seed: int) -> dict[str, Any]:
     known = fate(rows, run.scale)
     known |= {"fate": "dead", "death": len(rows)} if is_ended and known["death"] is None else {}
     known |= acted(rows, own.sgld_steps) | {"parameters": bits(trainer.network)}
+    errors = [alert.step for alert in trainer.guard.alerts if alert.level is Level.ERROR]
+    known |= {"late": late.since, "error": min(errors, default=None)}
     distance = Distance(trainer.data.x, trainer.data.held_out)
     known |= {"rollbacks": len(trainer.guard.rollbacks), "buffer": distance(trainer.samples())}
     return known | {"fresh": distance(trainer.fresh(run)), "seconds": seconds}

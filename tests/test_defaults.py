@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ def test_beta_star_comes_where_the_finest_steps_are_too_long_for_five_rows():
     assert values == [0.0] * 24 + [2.0]
     star.observe({defaults.SUBSTEPS: 16, defaults.SHARPNESS: math.nan})
     assert star(0) == 2.0
+
+
+def test_what_never_parts_from_finer_when_needed_is_not_run_again(tmp_path, monkeypatch):
+    row = {"late": None, "error": 7}
+    (tmp_path / "cd_c_s0.json").write_text(json.dumps(row))
+    monkeypatch.delattr(defaults, "Kept")
+    assert defaults.measure(tmp_path / "cd_e_s0", "tabular-ebm-cd-09", "e", 0) == row
+    for arm in "fd":
+        with pytest.raises(NameError, match="Kept"):
+            defaults.measure(tmp_path / f"cd_{arm}_s0", "tabular-ebm-cd-09", arm, 0)
 
 
 def runs(of_arm: dict[str, Any], part: str = "settings", seeds: int = 2) -> list[dict[str, Any]]:
