@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     ("errors", "tags", "energies", "trainer", "ranks"),
     ("objective", "sampling", "samplers", "alerts", "sinks", "faults"),
-    ("diagnostics", "recovery", "check", "likelihood"),
+    ("diagnostics", "recovery", "check"),
     ("retrofit",),
     ("report",),
     ("trace", "cli"),
