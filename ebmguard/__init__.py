@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from . import diagnostics, errors, likelihood, objective, recovery, samplers, sinks
+    from . import diagnostics, errors, objective, recovery, samplers, sinks
     from .alerts import Alert, Level
     from .errors import BudgetSpentError, DivergenceError, EbmguardError
     from .objective import contrastive_loss
@@ -36,7 +36,6 @@ __all__ = [
     "diagnostics",
     "errors",
     "guard",
-    "likelihood",
     "objective",
     "recovery",
     "samplers",

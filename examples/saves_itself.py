@@ -1,17 +1,15 @@
-"""A run that saves itself: its learning rate explodes, it goes back. Needs ebmguard[cli]."""
+"""A run that saves itself: a batch of garbage spoils it, it goes back. Needs ebmguard[cli]."""
 
 import torch
 from torch import nn
 
 from ebmguard import Recovery, guard
-from ebmguard.faults import FaultInjector
 from ebmguard.samplers import sgld
 
 torch.manual_seed(0)
 f = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1))
 optimizer = torch.optim.Adam(f.parameters(), lr=1e-3)
-faults = FaultInjector()  # stands for bad luck
-faults.exploding_lr(300, optimizer, factor=1e4)
+unlucky = 300  # the step that gets a batch of garbage
 chains = torch.randn(500, 2)
 
 
@@ -23,7 +21,6 @@ def sample_q(f, rows):
 loss_fn, sample_q = g = guard(
     None,
     sample_q,
-    substeps=1,  # so that it is lost; finer steps would keep it
     model=f,
     optimizer=optimizer,
     buffer=chains,
@@ -32,9 +29,10 @@ loss_fn, sample_q = g = guard(
     log_dir="runs/saves_itself",
 )
 while g.step < 500:  # which a rollback takes back
-    faults.tick()
     angle = 2 * torch.pi * torch.rand(128)
     x = torch.stack([angle.cos(), angle.sin()], 1) + 0.1 * torch.randn(128, 2)
+    if g.step == unlucky:  # once, also where a rollback repeats the step
+        x, unlucky = 1e4 * x, None
     loss = loss_fn(f(x), f(sample_q(f, torch.randperm(500)[:128])))
     optimizer.zero_grad()
     loss.backward()

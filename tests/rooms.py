@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[1]
 # stand before it in the list.
 LAYERS = (
     ("errors", "tags", "energies", "trainer", "ranks"),
-    ("objective", "sampling", "samplers", "alerts", "sinks", "faults"),
-    ("diagnostics", "recovery", "check", "likelihood"),
+    ("objective", "sampling", "samplers", "alerts", "sinks"),
+    ("diagnostics", "recovery", "check"),
     ("retrofit",),
     ("report",),
     ("trace", "cli"),

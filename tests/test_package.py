@@ -40,7 +40,7 @@ MAPPED = {
 }
 HOUSE = House()
 # 16,000 lines are the goal; it must not grow away from it.
-ROOMS, LINES, LINES_OF_A_FILE = 22, 18_650, 380
+ROOMS, LINES, LINES_OF_A_FILE = 19, 17_800, 380
 # The guard as people import it: without what stands above it and beside it.
 CORE = House(without=(FACADE, MAIN, "trace"))
 EXTRAS_ONLY = (
@@ -149,7 +149,7 @@ def test_the_house_is_small() -> None:
     assert HOUSE.rooms == {FACADE, MAIN, *(room for floor in LAYERS for room in floor)}
     assert len(HOUSE.rooms) <= ROOMS
     assert max(CORE.heights().values()) <= len(LAYERS)
-    assert len(CORE.arrows) <= 57
+    assert len(CORE.arrows) <= 46
     lines = {module.name: module.lines for module in HOUSE.modules}
     assert sum(lines.values()) <= LINES
     assert max(lines.values()) <= LINES_OF_A_FILE, max(lines, key=lambda name: lines[name])

@@ -22,14 +22,14 @@ import torch
 from torch import Tensor, nn
 
 import ebmguard
-from ebmguard import alerts, check, faults, objective, recovery, samplers, sinks
+from ebmguard import alerts, check, objective, recovery, samplers, sinks
 from ebmguard.diagnostics import buffer_diagnostics
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import Guard, guard
 from ebmguard.trainer import Told
 from tests.parts import Energy, climb
 
-ROOMS = (alerts, check, faults, objective, recovery, samplers, sinks)
+ROOMS = (alerts, check, objective, recovery, samplers, sinks)
 # What these hand out to be read, and what only the guard calls.
 NOT_CALLED = {
     *(
@@ -50,7 +50,6 @@ NOT_CALLED = {
         "Setup",
         "find_problems",
         "in_order",
-        "Injected",
         "Exponent",
         "Terms",
         "usable",
@@ -77,7 +76,7 @@ def f(x: Tensor) -> Tensor:
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """What can be called, by name, with arguments that are right."""
     pos, neg, log_q = torch.randn(6), torch.randn(4), (torch.zeros(6), torch.zeros(4))
-    x, rng, energy = torch.randn(4, 2), torch.Generator(), Energy()
+    x, rng = torch.randn(4, 2), torch.Generator()
     steps: dict[str, Any] = {"step_size": 0.1, "noise_std": 0.1, "generator": rng}
     chains = samplers.start_chains(f, x)
     sides = {"f_pos": pos, "f_neg": neg}
@@ -86,8 +85,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     bound = alerts.Bound("ess", "below", 0.1, 5, alerts.Remedies((), (), ()))
     remedies = {"zero": (), "positive": (), "negative": ()}
     buffer = samplers.ReplayBuffer(8, (2,), reinit_rate=0.1, generator=rng)
-    optimizer = torch.optim.SGD(energy.parameters(), lr=0.1)
-    injector = faults.FaultInjector(lambda: 0)
     shares = {**sides, "groups": groups, "log_q": log_q}
     rules: dict[str, Any] = {
         name: (getattr(alerts, name), {})
@@ -135,13 +132,6 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "as_sink": (sinks.as_sink, {"obj": sinks_logger()}),
         "lock_folder": (sinks.lock_folder, {"folder": Path("runs")}),
         "read_jsonl": (sinks.read_jsonl, {"path": "rows.jsonl"}),
-        "FaultInjector": (faults.FaultInjector, {}),
-        "FaultInjector.sampler": (injector.sampler, {"sampler": f}),
-        "FaultInjector.nan_sample": (injector.nan_sample, {"at": 3}),
-        "FaultInjector.frozen_sampler": (injector.frozen_sampler, {"at": 3}),
-        "FaultInjector.energy_spike": (injector.energy_spike, {"at": 3, "model": energy}),
-        "FaultInjector.corrupt_buffer": (injector.corrupt_buffer, {"at": 3, "buffer": x}),
-        "FaultInjector.exploding_lr": (injector.exploding_lr, {"at": 3, "optimizer": optimizer}),
         "buffer_diagnostics": (buffer_diagnostics, {"buffer": x}),
     }
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ebmguard.likelihood import Bernoulli, Bracket, Gaussian, Path, bracket_log_z
-
+from ..likelihood import Bernoulli, Bracket, Gaussian, Path, bracket_log_z
 from .rbm import GaussianBernoulliRBM
 
 __all__ = ["Independent", "bracket", "joint_path"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from ebmguard.likelihood import enumerated_log_z
+from ..likelihood import enumerated_log_z
 
 __all__ = ["MOST_ENUMERATED", "GaussianBernoulliRBM"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ebmguard.likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ebmguard.samplers import hmc
 
 from ..data import ImageData
+from ..likelihood import Bracket, Estimate, Path, forward, pilot, reverse
 from ..plots.numbers import table_of
 
 SEED = 0

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import Path as Annealed
-from ebmguard.likelihood import quadrature_log_z
 
 from ..engine.checkpoints import load_all_ranks
 from ..engine.run_folder import read_config
+from ..likelihood import Path as Annealed
+from ..likelihood import quadrature_log_z
 from ..plots.numbers import NONE, markdown_table
 from ..toy.config import ToyConfig
 from ..toy.distributions import DISTRIBUTIONS

@@ -20,8 +20,8 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import Gaussian
 
+from ..likelihood import Gaussian
 from ..plots.canvas import COLOURS, DARK, plain
 from ..plots.numbers import NONE
 from ..shortrun.flow import density as of_flow

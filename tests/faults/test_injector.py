@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.faults import FaultInjector, Injected
 from ebmguard.samplers import ReplayBuffer
+from tests.faults.injector import FaultInjector, Injected
 from tests.parts import Energy, langevin
 
 AT = 3

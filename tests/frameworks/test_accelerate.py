@@ -12,7 +12,7 @@ from accelerate.tracking import GeneralTracker
 
 from ebmguard.adapters.accelerate import AcceleratorSink
 from ebmguard.errors import NonFiniteError
-from ebmguard.faults import FaultInjector
+from tests.faults.injector import FaultInjector
 from tests.frameworks.accelerate_loop import Run, make_accelerator
 from tests.frameworks.parts import N_BATCHES, Before, run_the_page
 from tests.parts import Memory

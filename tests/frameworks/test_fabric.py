@@ -15,7 +15,7 @@ from torch import Tensor
 from ebmguard import guard
 from ebmguard.adapters.fabric import FabricSink, attach
 from ebmguard.errors import NonFiniteError
-from ebmguard.faults import FaultInjector
+from tests.faults.injector import FaultInjector
 from tests.frameworks.parts import (
     N_BATCHES,
     OUTPUT_SCALE,

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from ebmguard import Recovery, guard
 from ebmguard.adapters.lightning import GuardCallback, GuardedModule, _Schedulers
 from ebmguard.errors import ConfigError, NonFiniteError
-from ebmguard.faults import FaultInjector
 from ebmguard.recovery import Change
 from ebmguard.sinks import read_jsonl
+from tests.faults.injector import FaultInjector
 from tests.frameworks.lightning_parts import WARNS, DeepEnergyModel, Guarded, make_trainer
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, Before, Sampler, data, make_net

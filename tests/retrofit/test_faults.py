@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Guard, Level, Recovery, guard
-from ebmguard.faults import FaultInjector
 from ebmguard.samplers import ReplayBuffer, sgld
+from tests.faults.injector import FaultInjector
 
 BATCH = 32
 AT = 40

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ebmguard.likelihood import Bernoulli, Gaussian, Schedule, forward
 from ebmguard.reference_training.bism.annealed import Independent, bracket, joint_path
+from ebmguard.reference_training.likelihood import Bernoulli, Gaussian, Schedule, forward
 
 from .parts import binary_states, rbm, rng
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import quadrature_log_z
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
+from ebmguard.reference_training.likelihood import quadrature_log_z
 
 from .parts import binary_states, rbm, rng
 

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from ebmguard.faults import FaultInjector
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.run_folder import ROW_FILES
@@ -30,6 +29,7 @@ from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.shortrun import train as shortrun_train
 from ebmguard.samplers import ReplayBuffer
 from ebmguard.sinks import read_jsonl
+from tests.faults.injector import FaultInjector
 from tests.parts import PATIENCE
 
 SMALL: dict[str, Any] = {

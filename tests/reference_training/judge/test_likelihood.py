@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from ebmguard.likelihood import Path, bracket_log_z, quadrature_log_z
 from ebmguard.reference_training.judge.likelihood import Cube, described, measure
+from ebmguard.reference_training.likelihood import Path, bracket_log_z, quadrature_log_z
 
 CUBE = Cube(1.5, torch.zeros(2, dtype=torch.float64))
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from ebm.samplers.base import Sampler
 
-from ebmguard.likelihood import Path, Schedule, forward, pilot, reverse
-from tests.likelihood.parts import WIDE, modes, rng
+from ebmguard.reference_training.likelihood import Path, Schedule, forward, pilot, reverse
+from tests.reference_training.likelihood.parts import WIDE, modes, rng
 
 BETAS = (0.0, 0.1, 0.35, 0.5, 0.9, 1.0)
 

@@ -11,9 +11,10 @@ from itertools import pairwise
 import torch
 from torch import Generator, Tensor
 
-from ..errors import ConfigError, ShapeError
-from ..samplers import hmc
-from ..samplers.sgld import Energy, check_count
+from ebmguard.errors import ConfigError, ShapeError
+from ebmguard.samplers import hmc
+from ebmguard.samplers.sgld import Energy, check_count
+
 from .exact import Density
 
 __all__ = ["Estimate", "Path", "Schedule", "forward", "pilot", "reverse"]

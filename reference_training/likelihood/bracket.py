@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Generator, Tensor
 
-from ..errors import ConfigError
+from ebmguard.errors import ConfigError
+
 from .annealing import Estimate, Path, forward, pilot, reverse
 
 __all__ = ["Bracket", "bracket_log_z"]

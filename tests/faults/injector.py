@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .errors import ConfigError
-from .trainer import finite_number
+from ebmguard.errors import ConfigError
+from ebmguard.trainer import finite_number
 
 __all__ = ["FaultInjector", "Injected"]
 

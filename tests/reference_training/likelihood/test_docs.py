@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-PAGE = (Path(__file__).parents[2] / "docs" / "samplers.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "samplers.md").read_text()
 PAGE = PAGE.split("\n## Likelihoods\n")[1]
 
 

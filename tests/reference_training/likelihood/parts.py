@@ -9,7 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from ebmguard.likelihood import Bernoulli, Gaussian, Path, enumerated_log_z, quadrature_log_z
+from ebmguard.reference_training.likelihood import (
+    Bernoulli,
+    Gaussian,
+    Path,
+    enumerated_log_z,
+    quadrature_log_z,
+)
 
 WIDE = torch.float64
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import enumerated_log_z, quadrature_log_z
+from ebmguard.reference_training.likelihood import enumerated_log_z, quadrature_log_z
 
 
 @pytest.mark.parametrize("bits", [1, 5, 16])

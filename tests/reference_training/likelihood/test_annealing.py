@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.likelihood import Path, Schedule, forward, pilot, reverse
 from ebmguard.objective import weights
-from tests.likelihood.parts import (
+from ebmguard.reference_training.likelihood import Path, Schedule, forward, pilot, reverse
+from tests.reference_training.likelihood.parts import (
     WIDE,
     Known,
     bernoulli_rbm,

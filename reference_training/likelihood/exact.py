@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import ConfigError
-from ..samplers.sgld import Energy
+from ebmguard.errors import ConfigError
+from ebmguard.samplers.sgld import Energy
 
 __all__ = ["Bernoulli", "Density", "Gaussian", "enumerated_log_z", "quadrature_log_z"]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import Bracket, Estimate, bracket_log_z
-from tests.likelihood.parts import WIDE, modes, rng
+from ebmguard.reference_training.likelihood import Bracket, Estimate, bracket_log_z
+from tests.reference_training.likelihood.parts import WIDE, modes, rng
 
 NONE = torch.zeros(0, dtype=WIDE)
 

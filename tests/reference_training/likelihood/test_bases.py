@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.likelihood import Bernoulli, Gaussian
-from tests.likelihood.parts import rng
+from ebmguard.reference_training.likelihood import Bernoulli, Gaussian
+from tests.reference_training.likelihood.parts import rng
 
 
 def images(count: int) -> Tensor:
