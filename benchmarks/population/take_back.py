@@ -1,4 +1,4 @@
-"""Deaths of the population taken back by rollbacks, each to three times its step."""
+"""Deaths of the population taken back by rollbacks: each to three times its step, at least 300."""
 
 from __future__ import annotations
 
@@ -13,34 +13,39 @@ import torch
 from benchmarks.grid import RESULTS
 from ebmguard import BudgetSpentError
 
-from .families import GROUPS, group_of
-from .fates import fate_of
-from .judged import load
+from .families import GROUPS
+from .fates import LOST, fate_of, medians
+from .judged import Recorded, load
 from .record import traced
 from .trainer import Trainer
 
 TABLE = RESULTS / "taken_back.csv"
 REMEDY = "ladder, finer steps first"
-TIMES = 3
+TIMES, LEAST_STEPS = 3, 300
 
 
-def taken_back(name: str, death: int) -> dict[str, Any]:
+def taken_back(recorded: Recorded) -> dict[str, Any]:
     """What became of a run with ``action="rollback"``; later attempts at a step count."""
     torch.set_num_threads(1)
-    run = next(run for group in GROUPS for run in group_of(group) if run.name == name)
-    trainer = Trainer(replace(run, steps=TIMES * death), action="rollback", substeps="auto")
+    run, death = recorded.run, recorded.fate.death
+    assert death is not None
+    steps = max(TIMES * death, LEAST_STEPS)
+    trainer = Trainer(replace(run, steps=steps), action="rollback", substeps="auto")
     rows: dict[int, dict[str, float]] = {}
     fate = ""
     try:
-        while (step := trainer.guard.step) < TIMES * death:
+        while (step := trainer.guard.step) < steps:
             rows[step] = trainer.step()
     except BudgetSpentError:
         fate = "spent"
-    found = fate_of(traced([rows[step] for step in sorted(rows)]), scale=run.scale)
+    # Such a run may have had no time to learn much, but is to get to where it had been.
+    reached = float(medians(recorded.skill[:death]).max())
+    least = max(reached - LOST, float(recorded.trace["skill"][0]) + LOST / 2)
+    found = fate_of(traced([rows[step] for step in sorted(rows)]), least, run.scale)
     rollbacks = trainer.guard.rollbacks
     trainer.guard.close()
     return {
-        "run": name,
+        "run": run.name,
         "family": run.family,
         "remedy": REMEDY,
         "fate": fate or found.name,
@@ -53,10 +58,9 @@ def taken_back(name: str, death: int) -> dict[str, Any]:
 def take_back(workers: int, table: Path = TABLE) -> None:
     """The rows of the shipped ladder in the table, for the runs that others were tried on."""
     known = pd.read_csv(table)
-    deaths = {each.run.name: each.fate.death for group in GROUPS for each in load(group)}
-    names = list(dict.fromkeys(known["run"]))
+    runs = {each.run.name: each for group in GROUPS for each in load(group)}
     with ProcessPoolExecutor(workers) as pool:
-        rows = [*pool.map(taken_back, names, [deaths[name] for name in names])]
+        rows = [*pool.map(taken_back, [runs[name] for name in known["run"].unique()])]
     new = pd.concat([known[known["remedy"] != REMEDY], pd.DataFrame(rows)])
     new.sort_values(["run", "remedy"]).to_csv(table, index=False)
     print(new.groupby(["remedy", "fate"]).size().unstack(fill_value=0).to_string())
