@@ -68,6 +68,8 @@ class _Calls:
     The hook of a copy of the module, or of one that is read from a file, keeps nothing.
     """
 
+    only_looks = True  # and returns no other output
+
     def __init__(self, tempering: Tempering | None = None) -> None:
         self.tempering = tempering
         self.handle: RemovableHandle | None = None

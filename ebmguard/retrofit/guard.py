@@ -205,7 +205,8 @@ class Guard:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
         Returns:
-            a tensor of the output's shape and dtype; at β = 0 the output itself.
+            a tensor of the output's shape and dtype; at β = 0 the output itself. Several numbers a
+            sample, such as logits, keep their values; what flows back to them is multiplied.
 
         Raises:
             SamplerError: not a tensor, called inside a sampler that is guarded already, or while
@@ -222,7 +223,8 @@ class Guard:
             )
         loop.is_inline = True
         loop.begin_sampling()
-        return scale(output, loop.strength_at(self.step).factor_of_samples)
+        factor = loop.strength_at(self.step).factor_of_samples
+        return scale(output, factor, len(loop.settings.models))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -161,22 +161,24 @@ class Loop:
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
         parts = call, trainer.model, *args, *kwargs.values()
-        recording = seen = self.first_calls.recording(parts)
         attempt = 0 if recoverer is None else recoverer.attempt
         finer = self.fineness.of_call(self.rows.step, attempt, parts)
         looks = finer is not None and finer.moves is None
+        drift = self.first_calls.drift(parts, now, is_finer=finer is not None)
         if finer is not None and looks:
-            seen = self.fineness.recording(finer)
+            drift = self.fineness.drift(finer)
+        seen: Recording | None = drift
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
-        own = call, args, kwargs, trainer, self.strength, now, seen, finer
+        substeps = drift.looking if finer is None and drift is not None else finer
+        own = call, args, kwargs, trainer, self.strength, now, seen, substeps, drift
         result, tempering = self.sampling.run(*own)
         if recoverer is not None:
             recoverer.chains.leave(result)
-        if recording is not None and seen is not None:
-            self.first_calls.take(seen, tempering, result)
-        if finer is not None and seen is not None and looks:
-            self.fineness.looked(seen, finer, result)
+        if drift is not None:
+            self.first_calls.take(drift, call, tempering, result)
+        if finer is not None and drift is not None and looks:
+            self.fineness.looked(drift, finer, result)
         if awaits:
             acts = self.strength.is_scheduled or not now.is_off
             strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)
