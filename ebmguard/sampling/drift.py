@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,17 +45,28 @@ class Drift(Recording):
 
     Attributes:
         is_sure: whether outputs that differ were followed: where all are one, all functions are.
-        joins: whether other terms joined that gradient.
         follows: the function of several outputs that the sampler follows: "sum", "logsumexp",
             "one output" or "another function"; empty where it is not seen.
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
         super().__init__(ends=ends)
-        self.looking, self.joins, self.follows, self.is_sure = looking, False, "", False
+        self.looking, self.follows, self.is_sure = looking, "", False
+        # Of each backward pass: how many calls it reached; their inputs, and what joined there.
+        self._calls = Counter[int]()
+        self._joined: dict[int, list[tuple[int, bool]]] = {}
         self._batch_dim, self._first = batch_dim, torch.empty(0)
-        self._uneven: list[Tensor] = []  # what came back to outputs of one number a sample
+        # What came back to outputs of one number a sample, unless all samples have the same.
+        self._uneven: list[Tensor] = []
         self._is_hidden, self._uniform = False, -1
+
+    @property
+    def joins(self) -> bool:
+        """Whether other terms joined the gradient that came through the network alone."""
+        # A call at -x gives x a gradient, too.
+        passes = [(self._calls[i], each) for i, each in self._joined.items()]
+        alone = [x for calls, x in passes if len({of for of, _ in x}) == 1 and len(x) == calls]
+        return any(differs for each in alone for _, differs in each)
 
     @property
     def is_tested(self) -> bool:
@@ -70,7 +82,8 @@ class Drift(Recording):
             return _ELSEWHERE
         if self.joins or self._is_joined_behind() or self._is_joined_beside(result):
             return _JOINED
-        return "" if len(self._uneven) != 1 and are_one(self._uneven) else _BENT
+        is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
+        return "" if is_told and are_one(self._uneven) else _BENT
 
     def call(
         self, energy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -91,6 +104,7 @@ class Drift(Recording):
 
     def _came_back(self, output: Tensor, cotangent: Tensor) -> None:
         self.draws.reached += 1
+        self._calls[torch._C._current_graph_task_id()] += 1
         if is_wrapped(cotangent) or not cotangent.numel():
             return
         c, per_sample = cotangent.detach(), output.shape[self._batch_dim + 1 :]
@@ -99,14 +113,16 @@ class Drift(Recording):
         is_even = not differ(c, c.flatten()[0])
         if math.prod(per_sample) > 1:
             self.follows = "sum" if is_even else function_of(output, c)
-        elif not is_even:
+        elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 
     def _keep(self, seen: Evaluation) -> None:
         if self.looking is not None:
             self.looking.look(seen)
         inner, whole = seen.inner_gradient, seen.gradient
-        self.joins |= inner is not None and whole is not None and differ(inner, whole)
+        joins = inner is not None and whole is not None and differ(inner, whole)
+        at = torch._C._current_graph_task_id()
+        self._joined.setdefault(at, []).append((seen.of, joins))
         super()._keep(seen)
 
     def _is_joined_beside(self, result: object) -> bool:
@@ -120,8 +136,11 @@ class Drift(Recording):
         noises = [
             d for d in draws.log[: seen[1].draws_before] if d and not torch.equal(d.values, x)
         ]
-        alone, joined = (solve(x, gradient, end, [*noises[-4:], *more]) for more in ([], others))
-        return bool(alone.why) and not joined.why
+        if not solve(x, gradient, end, noises[-4:]).why:
+            return False
+        joined = (solve(x, gradient, end, [*noises[-4:], other]) for other in others)
+        least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
+        return any(not step.why and bool(abs(step.step) > least) for step in joined)
 
     def _is_joined_behind(self) -> bool:
         """Whether terms join where the input is what the sampler moves, in another shape."""
