@@ -85,7 +85,6 @@ class Sampling:
         now: StrengthAt,
         recording: Recording | None,
         substeps: Substeps | None,
-        drift: Drift | None,
     ) -> tuple[Any, Tempering | None]:
         """Run the sampler on the tempered energy; returns its result, and what tempered it.
 
@@ -110,10 +109,12 @@ class Sampling:
             if tempering is None or tempering.energy != trainer.energy:
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
+        drift = recording if isinstance(recording, Drift) else None
         if tempering is None:
             result = call(*args, **kwargs)
         else:
-            result = tempering.run(call, args, kwargs, factor, recording, substeps)
+            finer = drift.looking if substeps is None and drift is not None else substeps
+            result = tempering.run(call, args, kwargs, factor, recording, finer)
         wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:

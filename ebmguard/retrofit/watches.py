@@ -64,8 +64,10 @@ class FirstCalls(Stateful):
         self._settings = settings
         self._has_watched = self._has_said = False
 
-    def drift(self, parts: Sequence[object], now: StrengthAt, *, is_finer: bool) -> Drift | None:
-        """A recorder for this call of sampler, arguments and energy module; None: do not record."""
+    def drift(
+        self, parts: Sequence[object], now: StrengthAt, finer: Substeps | None
+    ) -> Drift | None:
+        """A recorder for this call of sampler, energy module and arguments; None: do not record."""
         name = _name_of(parts[0])
         left = self._tempered_left.get(name, _CALLS) if now.must_temper else 0
         if not (self.calls_left or left):
@@ -77,7 +79,7 @@ class FirstCalls(Stateful):
             return None
         if left:
             self._tempered_left[name] = left - 1
-        looking = None if is_finer or now.is_off else Substeps(None)
+        looking = None if finer or now.is_off else Substeps(None)
         return Drift(len(self._settings.models), looking, _ENDS)
 
     def take(self, drift: Drift, call: object, tempering: Tempering | None, result: object) -> None:
