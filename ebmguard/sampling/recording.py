@@ -269,9 +269,13 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     """The only module among a sampler's arguments, bound ones included.
 
     A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
+    Where there is none, the only one that a sampler object has as an attribute is taken.
     SamplerError if there is none, or more than one.
     """
     found = _modules(sampler, args, kwargs)
+    if not found:
+        kept = getattr(getattr(sampler, "__self__", sampler), "__dict__", {}).values()
+        found = [*dict.fromkeys(x for x in kept if isinstance(x, nn.Module))]
     if len(found) == 1:
         return found[0]
     what = "No energy module among the sampler's arguments; it is probably a closure or a global."
