@@ -51,6 +51,11 @@ _OTHER = (
     "is trained is not the one that is sampled. Pass what the sampler follows on both sides: "
     "net(x).logsumexp(1) of a classifier's logits."
 )
+_MEANS = (
+    "f_neg is one number of the %d energies of each row of samples, which makes one negative of "
+    'them. Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), with shapes (N,) and '
+    "(N, M)."
+)
 _CALLED = {
     "sum": "the sum (all of them are summed)",
     "logsumexp": "the logsumexp",
@@ -230,6 +235,10 @@ class FirstLosses:
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
+        is_one = _holds([x for x in every if x.shape[1] == 1], pos)
+        for out in every if is_one else ():
+            if out.shape[1] > 1 and len(out) == len(neg) and "sum" in _functions(out, total):
+                raise LossError(_MEANS % out.shape[1])
         for out in known:
             names = _functions(out, total) if out.shape[0] == len(neg) and out.shape[1] > 1 else ()
             if names and self._follows in _CALLED and self._follows not in names:
