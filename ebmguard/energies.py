@@ -15,18 +15,21 @@ __all__ = [
     "SMALLEST",
     "BetaStar",
     "Groups",
+    "Labels",
     "LogQ",
     "Variant",
     "check_energies",
     "check_log_q",
     "check_variant",
     "heads_summed",
+    "in_rows",
     "per_sample",
     "widened",
 ]
 
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
-Groups: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # y_pos, y_neg, scale
+Labels: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # y_pos, y_neg, scale
+Groups: TypeAlias = Labels | Literal["rows"]
 LogQ: TypeAlias = tuple[Tensor, Tensor]  # log densities of the positives, of the negatives
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]  # of contrastive_loss
 
@@ -84,7 +87,8 @@ def check_energies(
         raise ShapeError(
             f"f_pos has shape {tuple(f_pos.shape)} and f_neg {tuple(f_neg.shape)}: after the batch "
             "dimension both must agree, or their difference would broadcast to a matrix. Squeeze "
-            "or index the extra dimension of one of them."
+            "or index the extra dimension of one of them. If each row of f_neg holds the negatives "
+            'of its own positive, as in conditional models f(x, y), pass groups="rows".'
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
@@ -97,10 +101,12 @@ def check_energies(
             raise ConfigError(
                 f'groups are defined for variant="default" and "no_pos", not for {variant!r}.'
             )
+        if isinstance(groups, str):
+            groups = (f_pos, f_neg)
         is_known = isinstance(groups, tuple | list) and len(groups) in (2, 3)
         if not is_known or not all(isinstance(x, Tensor) for x in groups):
             what = "groups must be a pair (y_pos, y_neg) of tensors of labels"
-            raise ShapeError(f"{what}, or these and each positive's output scale.")
+            raise ShapeError(f'{what}, or these and each positive\'s output scale, or "rows".')
         for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
             if x.shape != (count,):
                 what = "number" if name == "scale" else "label"
@@ -119,6 +125,29 @@ def check_energies(
             )
         check_log_q(log_q[0], f_pos, beta_star, name="log_q_pos")
         check_log_q(log_q[1], f_neg, beta_star, name="log_q_neg")
+
+
+def in_rows(
+    f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
+) -> tuple[Tensor, Tensor, LogQ | None]:
+    """Energies and log-densities as vectors, where ``groups="rows"``; else as they are.
+
+    Of energies ``(N,)`` or ``(N, 1)``, and ``(N, M)``, row i holds the negatives of positive i.
+    A ShapeError where they have other shapes, and on another word.
+    """
+    if not isinstance(groups, str):
+        return f_pos, f_neg, log_q
+    if groups != "rows":
+        raise ShapeError(f'groups={groups!r}; expected "rows", or tensors of labels.')
+    for pos, neg in ((f_pos, f_neg), log_q or (f_pos, f_neg)):
+        shapes = [tuple(getattr(x, "shape", ())) for x in (pos, neg)]
+        if len(shapes[1]) != 2 or shapes[0] not in (shapes[1][:1], (*shapes[1][:1], 1)):
+            raise ShapeError(
+                f'groups="rows": shapes {shapes[0]} of positives and {shapes[1]} of negatives; '
+                "expected (N,) or (N, 1), and (N, M): in row i the M negatives of positive i."
+            )
+    flat = None if log_q is None else (log_q[0].flatten(), log_q[1].flatten())
+    return f_pos.flatten(), f_neg.flatten(), flat
 
 
 def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:

@@ -108,7 +108,11 @@ def whole_batch(
     f_pos, f_neg, groups, log_q = own[:4]
     words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
     words += [f"{f_pos.dtype}, {f_neg.dtype}, log_q {'with' if log_q else 'without'}"]
-    said = ", ".join([*words, f"groups {len(groups or ())}, parts {len(own.of_neg)}"])
+    by, given = f"in rows of {f_neg.shape[-1] // f_pos.shape[-1]}", tuple[Tensor, ...]()
+    if not isinstance(groups, str):
+        given = groups or ()
+        by = str(len(given))
+    said = ", ".join([*words, f"groups {by}, parts {len(own.of_neg)}"])
     mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
     message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
@@ -131,16 +135,16 @@ def whole_batch(
         ]
 
     sides = [(f_pos, n), (f_neg, m)]
-    more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in (groups or ())[2:])]
+    more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in given[2:])]
     numbers = iter(joined(*sides, *more, *((x, m) for x in own.of_neg)))
     rank = dist.get_rank(process_group)
     pos, neg = (_with_own(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
     log_q = None if log_q is None else (next(numbers), next(numbers))
-    if groups is not None:
+    if given:
         # A message of their own: float32 would round large labels.
-        labels = [y if y.is_floating_point() else y.long() for y in groups[:2]]
+        labels = [y if y.is_floating_point() else y.long() for y in given[:2]]
         y_pos, y_neg = joined((labels[0], n), (labels[1], m))
-        groups = (y_pos, y_neg) if len(groups) == 2 else (y_pos, y_neg, next(numbers))
+        groups = (y_pos, y_neg) if len(given) == 2 else (y_pos, y_neg, next(numbers))
     return Batch(pos, neg, groups, log_q, tuple(numbers), (n, m))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ebmguard import Alert, Level
 from ebmguard.alerts import DEFAULT_RULES
-from ebmguard.energies import Groups
+from ebmguard.energies import Labels
 
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
 
@@ -113,7 +113,7 @@ def gradients(
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: float,
-    groups: Groups | None = None,
+    groups: Labels | None = None,
 ) -> tuple[Tensor, Tensor]:
     """dL/df of the default loss, for vectors f that are high on data, in float64.
 

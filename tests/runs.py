@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ebmguard import Guard, guard
-from ebmguard.energies import Groups
+from ebmguard.energies import Labels
 from tests.parts import (
     BATCH,
     CHAINS,
@@ -62,7 +62,7 @@ class Call:
     f_pos: Tensor
     f_neg: Tensor
     x_neg: Tensor
-    groups: Groups | None = None
+    groups: Labels | None = None
     weight: Tensor | float = 1.0
 
     def __post_init__(self) -> None:

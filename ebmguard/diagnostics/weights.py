@@ -58,7 +58,7 @@ def weight_sums(terms: Terms) -> Tensor:
         log_pull = torch.where(terms.is_paired, log_pull, low)
         v = log_pull.softmax(-1) * terms.is_paired
         # Finite where the weight is 0, which adds nothing to the entropy.
-        log_w = (v.unsqueeze(-1) * terms.log_w.exp()).sum(-2).log().clamp(min=low)
+        log_w = terms.of_negatives(v).log().clamp(min=low)
     n, m = log_pull.shape[-1], log_w.shape[-1]
     if n != m:  # what has no weight changes no sum
         log_w = F.pad(log_w, (0, max(0, n - m)), value=low)
@@ -116,7 +116,7 @@ def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
     their energies, and their numbers. ``parts``, ``(samplers, M)``, says which sampler drew each.
     """
     if terms.is_grouped:
-        weight = (terms.share(terms.is_paired).unsqueeze(-1) * terms.log_w.exp()).sum(-2)
+        weight = terms.of_negatives(terms.share(terms.is_paired))
     else:
         weight = terms.log_w.exp() * terms.is_neg
     shares = weight.unsqueeze(-2).where(parts, 0.0).sum(-1)

@@ -17,6 +17,7 @@ from ..energies import (
     check_energies,
     check_log_q,
     heads_summed,
+    in_rows,
     per_sample,
 )
 from ..errors import ConfigError
@@ -65,7 +66,8 @@ def contrastive_loss(
             set against the negatives of its own class, which have a normaliser of their own;
             without any it is left out. For "default" and "no_pos" only. A third tensor ``(N,)`` has
             the output scale of each positive's class in units of that of β*, which it multiplies:
-            positive, and the same within a class; a pair of its own is a class too.
+            positive, and the same within a class; a pair of its own is a class too. ``"rows"``: the
+            negatives of positive i are row i of ``f_neg``, ``(N, M)``, as of f(x, y).
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
             the samples of both sides: ``(N,)`` and ``(M,)``, up to a common constant; high where
             the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6). If
@@ -79,6 +81,7 @@ def contrastive_loss(
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`; or ranks that do not
             pass the same.
     """
+    f_pos, f_neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
     check_energies(f_pos, f_neg, beta_star, variant=variant, groups=groups, log_q=log_q)
     pos, neg = per_sample(f_pos), per_sample(f_neg)
     if process_group is not None:
@@ -102,16 +105,18 @@ def coefficients(
 ) -> tuple[Tensor, Tensor]:
     """Gradient of :func:`contrastive_loss` with respect to each sample's energy, by autograd.
 
-    Detached, ``(N,)`` and ``(M,)``. For ``default`` they are -(1 - w⁺_i)/N and GradScale · w_j. The
-    two sides sum to zero in every variant. Across ranks they are those of this rank's samples, in
-    the mean over all ranks' samples.
+    Detached, ``(N,)`` and ``(M,)``; of rows ``(N * M,)``. For ``default`` without groups they are
+    -(1 - w⁺_i)/N and GradScale · w_j. The two sides sum to zero in every variant. Across ranks they
+    are those of this rank's samples, in the mean over all ranks' samples.
     """
     options: dict[str, Any] = {"variant": variant, "groups": groups, "log_q": log_q}
-    check_energies(f_pos, f_neg, beta_star, **options)
+    one, other, of_both = in_rows(f_pos, f_neg, groups, log_q)
+    check_energies(one, other, beta_star, **options | {"log_q": of_both})
     with torch.enable_grad():
-        pos, neg = (per_sample(f.detach()).requires_grad_() for f in (f_pos, f_neg))
+        pos, neg = (per_sample(f.detach()).requires_grad_() for f in (one, other))
         beta_star = _as_tensor(beta_star, pos)  # a tensor of 0 leaves out what is not usable
-        loss = contrastive_loss(pos, neg, beta_star, **options, process_group=process_group)
+        sides = pos, neg.reshape(f_neg.shape) if groups == "rows" else neg
+        loss = contrastive_loss(*sides, beta_star, **options, process_group=process_group)
         to_pos, to_neg = torch.autograd.grad(loss, (pos, neg))
     ranks = 1 if process_group is None else dist.get_world_size(process_group)
     return to_pos / ranks, to_neg / ranks

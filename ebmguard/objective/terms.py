@@ -79,7 +79,8 @@ class Terms:
     beta: float | Tensor  # (), or of each positive (N,)
     is_zero: bool | Tensor  # whether β* is 0, ()
     is_grouped: bool
-    exponent: Tensor  # r⁻ = β* f⁻ - log q⁻, (M,), or (N, M) with groups; very low where unusable
+    # r⁻ = β* f⁻ - log q⁻, (M,), with groups (N, M), in rows (N, M / N); very low where unusable.
+    exponent: Tensor
     log_sum: Tensor  # S = logsumexp r⁻, (1,), or (N, 1) with groups
     logit: Tensor  # r⁺ - S, (N,): w⁺ is its sigmoid; 0 where there is no pair
     count: Tensor  # (1,), how many positives are paired; without groups, are usable
@@ -99,15 +100,20 @@ class Terms:
         q_pos, q_neg = (None, None) if log_q is None else (_log_q_at(q, beta) for q in log_q)
         is_neg = seen = usable(f_neg, of_neg, q_neg)
         per_row, rows = beta, f_neg
-        if groups is not None and len(groups) == 3:
+        if groups is not None and not isinstance(groups, str) and len(groups) == 3:
             at = beta * groups[2].to(f_pos)  # of each positive, and of the row of its negatives
             of_pos = Exponent.of(at, f_pos.dtype)
         is_pos = usable(f_pos, of_pos, q_pos)
         if groups is not None:
-            same = groups[0].unsqueeze(-1) == groups[1]
             per_row = at.unsqueeze(-1) if isinstance(at, Tensor) else at
-            rows, seen = f_neg.unsqueeze(-2), same & is_neg.unsqueeze(-2)
-            q_neg = None if q_neg is None else q_neg.unsqueeze(-2)
+            # The negatives of each positive: all of those that a label chooses, or its own.
+            n = f_pos.shape[-1] if isinstance(groups, str) else 1
+            rows, seen, *q = (
+                x.reshape(*x.shape[:-1], n, -1) for x in (f_neg, is_neg, q_neg) if x is not None
+            )
+            q_neg = q[0] if q else None
+            if not isinstance(groups, str):
+                seen = seen & (groups[0].unsqueeze(-1) == groups[1])
         is_paired = is_pos * seen.any(-1, keepdim=groups is None)
 
         # What is not usable leaves behind the last product with it, so that no NaN comes back.
@@ -133,8 +139,14 @@ class Terms:
 
     @property
     def log_w(self) -> Tensor:
-        """Logarithms of the weights, ``(M,)``, or ``(N, M)`` with groups."""
+        """Logarithms of the weights, of the shape of the exponents."""
         return self.exponent - self.log_sum
+
+    def of_negatives(self, share: Tensor) -> Tensor:
+        """With groups: weights ``(M,)`` where the positives have these shares, ``(N,)``."""
+        weights = share.unsqueeze(-1) * self.log_w.exp()
+        is_whole = weights.shape[-1] == self.f_neg.shape[-1]
+        return weights.sum(-2) if is_whole else weights.flatten(-2)
 
     def share(self, of: Tensor) -> Tensor:
         """1/n on each of n samples, 0 on the others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -15,6 +16,15 @@ from ..sampling import variables_of
 
 __all__ = ["Chains"]
 
+_log = logging.getLogger("ebmguard")
+
+_STALE = 20  # sampler calls in which a buffer is written to, whatever it is for
+_UNWRITTEN = (
+    "The attached buffer is no longer the one that the sampler writes to: in %d calls nothing in "
+    "it has changed. Where the loop makes a new one (torch.cat, a list + another), a rollback puts "
+    "back what nobody reads. Write into the one that is attached, as buffer[:] = new, or attach an "
+    "object that holds it, with state_dict() and load_state_dict()."
+)
 _CALLS = 8  # of the sampler that are looked at: of two steps at least, with several samplers too
 _READ = 3  # of which values are compared
 _ENTRIES = 16  # of a sample, by which its copy is known
@@ -39,11 +49,16 @@ class Chains:
         self._written = set[int]()  # what the sampler itself wrote to
         self._given: list[tuple[int, Tensor]] = []  # what went into the call under way
         self._numbers, self._calls, self._is_over = count(), 0, False
+        # What the buffer was, for how many calls it has been that, and after how many it is read.
+        self._buffer: object = None
+        self._unwritten, self._patience = 0, _STALE
+        self._values: list[float] = []
 
     def enter(
         self, call: object, args: Sequence[Any], kwargs: Mapping[str, Any], buffer: object
     ) -> None:
         """A sampler is called. The attached buffer is put back by others."""
+        self._watch(buffer)
         if self._is_over:
             return
         at, results = self._places(), [x for i, x in self.held.items() if i not in self._versions]
@@ -97,6 +112,25 @@ class Chains:
         if self._calls >= _CALLS:
             self.held = {i: x for i, x in self.held.items() if i in self._known}
             self._is_over = not self.held
+
+    def _watch(self, buffer: object) -> None:
+        """Say once that a buffer of tensors is no longer written to."""
+        rows: list[Any] = buffer if isinstance(buffer, list) else [buffer]
+        if not self._patience or not all(isinstance(x, Tensor) for x in rows[:1] + rows[-1:]):
+            return
+        now = [(id(x), _version(x)) for x in rows[:1] + rows[-1:]]
+        self._unwritten = self._unwritten + 1 if now == self._buffer else 0
+        self._buffer = now
+        if self._unwritten < self._patience:
+            return
+        # Writing through `.data`, or into the middle of a list, shows in the values alone.
+        before, self._values = self._values, [float(x.detach().float().sum()) for x in rows]
+        if self._values == before:
+            _log.warning(_UNWRITTEN, self._unwritten)
+            self._patience = 0
+        elif before:
+            self._patience *= 2
+        self._unwritten = 0
 
     def put_back(self, saved: Mapping[int, Tensor]) -> None:
         """Write the saved values where the chains are now."""

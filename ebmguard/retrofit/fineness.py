@@ -14,7 +14,7 @@ import torch
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import Remedy
 from ..errors import ConfigError, Stateful
-from ..sampling import Moves, Recording, Substeps
+from ..sampling import Drift, Moves, Substeps
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from .strength import Settings
 from .watches import is_compiled
@@ -99,16 +99,16 @@ class Fineness(Stateful):
         of = torch.initial_seed(), *self._call, attempt, self._settings.ranks.index
         return Substeps(self.moves, n, seed=hash(of) & (1 << 62) - 1)
 
-    def recording(self, looking: Substeps) -> Recording:
+    def drift(self, looking: Substeps | None) -> Drift:
         """What records the call that is looked at."""
         # Where both ends do not tell it, the whole chain.
         ends = _ENDS if self._looks == _LOOKS else None
-        return Recording(ends=ends, on_evaluation=looking.look)
+        return Drift(len(self._settings.models), looking, ends)
 
-    def looked(self, recording: Recording, looking: Substeps, result: object) -> None:
+    def looked(self, drift: Drift, result: object) -> None:
         """Take what a recorded call has shown."""
-        seen = recording.evaluations
-        own: Moves | str = looking.why or Moves.of(seen, recording.draws.log, result)
+        why = "" if drift.looking is None else drift.looking.why
+        own: Moves | str = why or Moves.of(drift.evaluations, drift.draws.log, result)
         moves: Moves | str = self._settings.ranks.from_all(own)[0]
         if isinstance(moves, str):
             self._looks -= 1

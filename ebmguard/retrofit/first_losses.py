@@ -46,6 +46,21 @@ _HEADS = (
     "output of the network. Pass that one: logits.logsumexp(1) of a classifier's logits, or "
     "heads.sum(1) of heads whose sum is the energy."
 )
+_OTHER = (
+    "The sampler follows {0} of the network's {2} outputs, and the loss gets {1}: the energy that "
+    "is trained is not the one that is sampled. Pass what the sampler follows on both sides: "
+    "net(x).logsumexp(1) of a classifier's logits."
+)
+_MEANS = (
+    "f_neg is one number of the %d energies of each row of samples, which makes one negative of "
+    'them. Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), with shapes (N,) and '
+    "(N, M)."
+)
+_CALLED = {
+    "sum": "the sum (all of them are summed)",
+    "logsumexp": "the logsumexp",
+    "one output": "one",
+}
 _BENT = (
     "f_neg is the %s of the energies that the sampler follows, so that it samples another density "
     "than the loss trains. Pass the module's own output, and add other functions of it outside."
@@ -67,6 +82,8 @@ class _Calls:
 
     The hook of a copy of the module, or of one that is read from a file, keeps nothing.
     """
+
+    only_looks = True  # and returns no other output
 
     def __init__(self, tempering: Tempering | None = None) -> None:
         self.tempering = tempering
@@ -102,13 +119,19 @@ class FirstLosses:
         self._calls = _Calls()
         self._samples: list[Tensor] = []  # their marks, since the loss before
         self._are_old = self._have_moved = self._follows_one = False
+        self._follows = ""
         self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
         self._first_step: int | None = None
 
     def sampled(
-        self, tempering: Tempering | None, samples: object, call: object, given: Sequence[Any]
+        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], follows: str
     ) -> None:
-        """Record that the sampler was called with these arguments and returned the samples."""
+        """Record that the sampler was called and returned the samples.
+
+        ``parts`` are the sampler, the energy and the arguments; ``follows`` is the function of
+        several outputs that it follows, see :class:`Drift`.
+        """
+        self._follows = follows
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -121,14 +144,14 @@ class FirstLosses:
         found = [x for x in found if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())]
         marks = [_marks(x).cpu() for x in found]
         shapes = [x.shape for x in found]
-        before = [_marks(x).cpu() for x in given if _is_plain(x) and x.shape in shapes]
+        before = [_marks(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
         self._have_moved = not any(_holds(before, x) for x in marks)
         self._samples += marks
         if len(self._samples) > _MOST:
             self.stop()
         elif self._calls.tempering is not tempering:
             self._unhook()
-            if not any(map(is_compiled, (tempering.module, call, *given))):
+            if not any(map(is_compiled, (tempering.module, *parts))):
                 self._calls = calls = _Calls(tempering)
                 hook = tempering.module.register_forward_hook
                 calls.handle = hook(calls, with_kwargs=True)
@@ -212,6 +235,15 @@ class FirstLosses:
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
+        is_one = _holds([x for x in every if x.shape[1] == 1], pos)
+        for out in every if is_one else ():
+            if out.shape[1] > 1 and len(out) == len(neg) and "sum" in _functions(out, total):
+                raise LossError(_MEANS % out.shape[1])
+        for out in known:
+            names = _functions(out, total) if out.shape[0] == len(neg) and out.shape[1] > 1 else ()
+            if names and self._follows in _CALLED and self._follows not in names:
+                both = _CALLED[self._follows], _CALLED[names[0]]
+                raise LossError(_OTHER.format(*both, out.shape[1]))
         if self._sees_energies and not _holds(every, neg):
             for name in filter(None, (_bend(total, x) for x in each)):
                 raise LossError(_BENT % name)
@@ -258,16 +290,17 @@ class FirstLosses:
 
 def _is_plain(x: object) -> TypeGuard[Tensor]:
     """Whether it is a batch whose numbers can be read."""
-    if type(x) not in (Tensor, nn.Parameter) or is_capturing():
+    if not isinstance(x, Tensor) or is_capturing():
         return False
-    assert isinstance(x, Tensor)
+    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False  # it wraps others
     has_numbers = x.layout is torch.strided and not (x.is_meta or is_functorch_wrapped_tensor(x))
     return has_numbers and not x.is_complex() and x.ndim > 0 and x.numel() > 0
 
 
 def _marks(x: Tensor) -> Tensor:
     """A whole number for each row, in practice the same for equal rows only."""
-    rows = x.detach().reshape(len(x), -1)
+    rows = x.detach().as_subclass(Tensor).reshape(len(x), -1)
     width = rows.shape[1]
     by = torch.arange(1, width + 1, device=x.device) * 0x1E3779B97F4A7C15
     by = by ^ (by >> 31)
@@ -278,13 +311,27 @@ def _marks(x: Tensor) -> Tensor:
 
 def _numbers(x: Tensor) -> Tensor:
     """Energies on the host, one row a sample."""
-    return x.detach().cpu().double().reshape(len(x), -1)
+    return x.detach().as_subclass(Tensor).cpu().double().reshape(len(x), -1)
 
 
 def _holds(values: Iterable[Tensor], x: Tensor) -> bool:
     """Whether they hold all of x, or its negatives."""
     pool = [each.flatten().abs() for each in values]
     return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
+
+
+def _functions(outputs: Tensor, f: Tensor) -> list[str]:
+    """The functions of several outputs of each sample that f may be."""
+    found = {
+        "sum": [outputs.sum(1), outputs.mean(1)],
+        "logsumexp": [outputs.logsumexp(1)],
+        "one output": [*outputs.unbind(1), outputs.amax(1)],
+    }
+    return [
+        name
+        for name, values in found.items()
+        if any(torch.allclose(f.abs(), x.abs(), 1e-3, 1e-6) for x in values)
+    ]
 
 
 def _bend(f: Tensor, energy: Tensor) -> str | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..alerts import Verdict
 from ..check import Problem, find_problems
-from ..energies import Groups, LogQ
+from ..energies import Groups, LogQ, in_rows
 from ..errors import ConfigError, SamplerError, undamaged
 from ..ranks import Batch
 from ..sampling import Measured, scale
@@ -130,7 +130,9 @@ class Guard:
             f_neg: the same on negatives; M may differ from N.
             groups: labels ``(y_pos, y_neg)``, if each chain belongs to a class, a noise level or a
                 pair. If output scales differ between levels, add as a third entry each positive's
-                scale ``(N,)`` divided by the guard's: see ``docs/codebases.md``.
+                scale ``(N,)`` divided by the guard's: see ``docs/codebases.md``. ``"rows"`` for a
+                conditional energy f(x, y), with ``f_neg`` of shape ``(N, M)``: row i has the M
+                negatives of positive i. A ``loss_fn`` gets ``(N,)`` and ``(N * M,)`` then.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
                 with a known density, high where it draws often in either ``convention``: see
                 :func:`ebmguard.objective.contrastive_loss`.
@@ -147,7 +149,8 @@ class Guard:
             SamplerError: the wrapped sampler has not been called yet.
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
-        return self._losses.loss(Batch(f_pos, f_neg, groups, log_q))
+        pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
+        return self._losses.loss(Batch(pos, neg, groups, log_q))
 
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
@@ -158,7 +161,11 @@ class Guard:
         :meth:`loss`. It multiplies gradients by (1 - w⁺_i) and by M · GradScale · w_j (of the
         ``variant``), so that a plain difference of means gets the guarded gradient.
         """
-        return self._losses.reweight(Batch(f_pos, f_neg, groups, log_q))
+        pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
+        pos, neg = self._losses.reweight(Batch(pos, neg, groups, log_q))
+        if groups == "rows":
+            return pos.reshape(f_pos.shape), neg.reshape(f_neg.shape)
+        return pos, neg
 
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
@@ -205,7 +212,8 @@ class Guard:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
         Returns:
-            a tensor of the output's shape and dtype; at β = 0 the output itself.
+            a tensor of the output's shape and dtype; at β = 0 the output itself. Several numbers a
+            sample, such as logits, keep their values; what flows back to them is multiplied.
 
         Raises:
             SamplerError: not a tensor, called inside a sampler that is guarded already, or while
@@ -222,7 +230,8 @@ class Guard:
             )
         loop.is_inline = True
         loop.begin_sampling()
-        return scale(output, loop.strength_at(self.step).factor_of_samples)
+        factor = loop.strength_at(self.step).factor_of_samples
+        return scale(output, factor, len(loop.settings.models))
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -161,22 +161,22 @@ class Loop:
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
         parts = call, trainer.model, *args, *kwargs.values()
-        recording = seen = self.first_calls.recording(parts)
         attempt = 0 if recoverer is None else recoverer.attempt
         finer = self.fineness.of_call(self.rows.step, attempt, parts)
         looks = finer is not None and finer.moves is None
-        if finer is not None and looks:
-            seen = self.fineness.recording(finer)
+        first = self.first_calls
+        drift = self.fineness.drift(finer) if looks else first.drift(parts, now, finer)
+        seen: Recording | None = drift
         if seen is None and slow and trainer.steps is not None:
             seen = Recording(ends=2, has_draws=False)
         own = call, args, kwargs, trainer, self.strength, now, seen, finer
         result, tempering = self.sampling.run(*own)
         if recoverer is not None:
             recoverer.chains.leave(result)
-        if recording is not None and seen is not None:
-            self.first_calls.take(seen, tempering, result)
-        if finer is not None and seen is not None and looks:
-            self.fineness.looked(seen, finer, result)
+        if drift is not None:
+            first.take(drift, call, tempering, result)
+            if looks:
+                self.fineness.looked(drift, result)
         if awaits:
             acts = self.strength.is_scheduled or not now.is_off
             strength, alerts = self.first_calls.compared(self.strength, self.rows.step, acts=acts)
@@ -185,7 +185,7 @@ class Loop:
             self.actions.alerts += alerts
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
-        self.first_losses.sampled(tempering, result, call, (*args, *kwargs.values()))
+        self.first_losses.sampled(tempering, result, parts, self.first_calls.follows)
         last = () if seen is None else seen.evaluations[-2:]
         parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times

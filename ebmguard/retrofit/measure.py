@@ -139,7 +139,8 @@ class Measure(Stateful):
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
             seen = evaluations if count is not None and len(evaluations) == 2 else ()
-            first, last = [self._point(each) for each in seen] or (None, None)
+            by = 1.0 if tempering is None else tempering.given
+            first, last = [self._point(each, by) for each in seen] or (None, None)
             if first is None or last is None or first.x.shape != last.x.shape:
                 known["sampler/acceptance"] = math.nan
             else:
@@ -154,7 +155,7 @@ class Measure(Stateful):
         # The buffer now, since another sampler may draw from it before the loss.
         self._from_sampler.append([*parts, *_of_buffer(trainer.buffer), Part.known(known)])
 
-    def _point(self, seen: Evaluation) -> ChainState | None:
+    def _point(self, seen: Evaluation, factor: float | Tensor) -> ChainState | None:
         """The chains' state, ``(*models, B, d)``; None where the layout does not tell samples."""
         x, output, models = seen.x, seen.output, self._settings.models
         leading = x.shape[: len(models) + 1]
@@ -162,6 +163,8 @@ class Measure(Stateful):
             return None
         if not _has_models(x, models) or not x.numel() or x.is_complex() or output.is_complex():
             return None
+        if output.shape[len(leading) :].numel() > 1:  # heads keep their values
+            output = output * factor
         parts = (x, output, seen.cotangent, seen.gradient)
         flat = (x.reshape(*leading, -1) for x in parts if x is not None)
         return oriented(*flat, sign=self._settings.sign)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
-from ..sampling import Recording, Substeps, Tempering, find_module, other_networks
+from ..sampling import Drift, Recording, Substeps, Tempering, find_module, other_networks
 from ..trainer import Trainer, find_energy, found_lazy, is_function, refuse_deferred
 from .strength import Strength, StrengthAt
 
@@ -90,7 +90,7 @@ class Sampling:
 
         Raises:
             SamplerError: no energy module is known or among the arguments, the sampler never called
-                it, or the sampler's steps are deferred.
+                it, its drift is not the tempered one, or its steps are deferred.
             ConfigError: the module has no such method.
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
@@ -109,13 +109,19 @@ class Sampling:
             if tempering is None or tempering.energy != trainer.energy:
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
+        drift = recording if isinstance(recording, Drift) else None
         if tempering is None:
             result = call(*args, **kwargs)
         else:
-            result = tempering.run(call, args, kwargs, factor, recording, substeps)
+            finer = drift.looking if substeps is None and drift is not None else substeps
+            result = tempering.run(call, args, kwargs, factor, recording, finer)
         wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
-        if (must_temper or later) and not lazy and tempering and not tempering.reached:
-            wrong = _never_called(tempering, call, args, kwargs)
+        if (must_temper or later) and not lazy and tempering:
+            if not tempering.reached:
+                wrong = _never_called(tempering, call, args, kwargs)
+            elif drift and not tempering.is_hidden and (why := drift.wrong(result)):
+                energy = f"{type(tempering.module).__name__}.{tempering.energy}"
+                wrong = f"{why.format(energy)}. {_EXITS.format(energy)}"
         if wrong and (must_temper or (lazy and not now.is_off)) and not _is_one(factor):
             raise SamplerError(wrong)
         if wrong and (must_temper or later) and not self._has_warned:
@@ -123,6 +129,13 @@ class Sampling:
             _log.warning("At β* = 0 nothing is tempered; above 0 this will end: %s", wrong)
         self.calls += 1
         return result, tempering
+
+
+_EXITS = (
+    "For a picture use `sampler.original`, or `with g.paused():`. To train, return from {0} the "
+    "whole energy that the sampler follows and let it call that; name the method that does with "
+    "energy=; or temper inside the sampler with g.temper(energy) and guard(loss_fn, None, ...)."
+)
 
 
 def _is_one(factor: float | Tensor) -> bool:

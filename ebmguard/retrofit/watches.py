@@ -21,9 +21,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..ranks import local
-from ..sampling import Measured, Recording, Tempering
+from ..sampling import Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer
-from .strength import Settings, Strength
+from .strength import Settings, Strength, StrengthAt
 
 __all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
 
@@ -37,6 +37,13 @@ _UNTEMPERED = (
     "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
     "output_scale=o (2 * step_size / noise_std**2)."
 )
+_VALUES = (
+    "The sampler follows a function of several outputs of the network (%s). What flows back to "
+    "them is tempered, so that its drift is exact, but their values are those of the whole energy, "
+    "as a Metropolis test would take them. For such a test return the energy itself from %s, name "
+    "the method that does with energy=, or use g.temper(energy) and guard(loss_fn, None, ...)."
+)
+_JOINS = "other terms join the network's gradient (a prior, or another network's)"
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
 _CALLS = 5  # that are tried
@@ -52,27 +59,51 @@ class FirstCalls(Stateful):
     def __init__(self, settings: Settings) -> None:
         self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
+        self._tempered_left: dict[str, int] = {}  # likewise, by the name of the sampler
+        self.follows = ""  # see Drift
         self._settings = settings
-        self._has_watched = False
+        self._has_watched = self._has_said = False
 
-    def recording(self, parts: Iterable[object]) -> Recording | None:
-        """A recorder for this call of sampler, arguments and energy module; None: do not record."""
-        if not self.calls_left:
+    def drift(
+        self, parts: Sequence[object], now: StrengthAt, finer: Substeps | None
+    ) -> Drift | None:
+        """A recorder for this call of sampler, energy module and arguments; None: do not record."""
+        name = _name_of(parts[0])
+        left = self._tempered_left.get(name, _CALLS) if now.must_temper else 0
+        if not (self.calls_left or left):
             return None
         if any(map(is_compiled, parts)):
-            self.result, self.calls_left = _COMPILED, 0
+            if self.calls_left:
+                self.result = _COMPILED
+            self.calls_left = self._tempered_left[name] = 0
             return None
-        return Recording(ends=_ENDS)
+        if left:
+            self._tempered_left[name] = left - 1
+        looking = None if finer or now.is_off else Substeps(None)
+        return Drift(len(self._settings.models), looking, _ENDS)
 
-    def take(self, recording: Recording, tempering: Tempering | None, result: object) -> None:
+    def take(self, drift: Drift, call: object, tempering: Tempering | None, result: object) -> None:
         """Take the recorded call and what it has returned, and measure the sampler by them."""
+        self.follows = drift.follows or self.follows
+        if tempering is not None and changes(tempering.given):
+            if drift.is_sure:
+                self._tempered_left[_name_of(call)] = 0
+            is_other = drift.follows not in ("", "sum") or (drift.follows and drift.is_tested)
+            if is_other and not self._has_said and self._settings.ranks.is_first:
+                self._has_said = True
+                say = _log.warning if drift.is_tested else _log.info
+                say(_VALUES, drift.follows, f"{type(tempering.module).__name__}.{tempering.energy}")
+        if not self.calls_left:
+            return
         if tempering is None:
             own = Measured("the module that it calls is not known (pass model=)")
         elif not tempering.reached:
             what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
             own = Measured(f"{what} (pass its module as model=, its method as energy=)")
+        elif drift.joins:
+            own = Measured(_JOINS)
         else:
-            own = Measured.of(recording.evaluations, recording.draws.log, result)
+            own = Measured.of(drift.evaluations, drift.draws.log, result)
             own = own.after(self.result)
         found: Measured = self._settings.ranks.from_all(own)[0]
         self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
@@ -146,6 +177,11 @@ def is_compiled(part: object) -> bool:
     """Whether it has a mark of ``torch.compile``, which functions and modules have."""
     is_function = hasattr(part, "_torchdynamo_orig_callable")
     return is_function or getattr(part, "_compiled_call_impl", None) is not None
+
+
+def _name_of(sampler: object) -> str:
+    name: str = getattr(sampler, "__qualname__", type(sampler).__qualname__)
+    return name
 
 
 # Steps without a guarded loss after which something is wrong; plots need fewer sampler calls.

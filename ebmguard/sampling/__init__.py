@@ -1,5 +1,6 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
+from .drift import Drift
 from .measured import Measured
 from .moves import Moves
 from .recording import (
@@ -16,6 +17,7 @@ from .tempering import Tempering, changes, scale
 
 __all__ = [
     "Draw",
+    "Drift",
     "Evaluation",
     "Measured",
     "Moves",

@@ -14,7 +14,7 @@ from torch import Tensor
 from .measured import end_of, spread, steps_of
 from .recording import Draw, Evaluation
 
-__all__ = ["Moves"]
+__all__ = ["Moves", "are_one", "differ", "function_of"]
 
 _ALIKE = 1e-4  # of numbers that are the same but for rounding
 _SURE = 4.0  # standard errors
@@ -75,8 +75,9 @@ class Moves:
             if isinstance(pull := _pull(seen), str):
                 return pull
             pulls.append(pull)
-        is_logsumexp = not _are_one([seen.cotangent for seen in evaluations])
-        if is_logsumexp and not all(map(_is_softmax, evaluations)):
+        is_logsumexp = not are_one([seen.cotangent for seen in evaluations])
+        functions = {function_of(seen.output, seen.cotangent) for seen in evaluations}
+        if is_logsumexp and functions != {"logsumexp"}:
             return "it follows a function of the network's output"
         last = evaluations[-1]
         every = [*evaluations, *end_of(last, result, len(draws))]
@@ -135,9 +136,9 @@ class Moves:
         )
 
 
-def _are_one(tensors: Sequence[Tensor | None]) -> bool:
+def are_one(tensors: Sequence[Tensor | None]) -> bool:
     """Whether all are the same but for rounding."""
-    first, *others = tensors
+    first, *others = tensors or [None]
     return all(
         first is not None and x is not None and x.shape == first.shape and _near(x, first)
         for x in others
@@ -148,12 +149,22 @@ def _near(x: Tensor, y: Tensor) -> bool:
     return bool((x - y).abs().max() <= _ALIKE * y.abs().max())
 
 
-def _is_softmax(seen: Evaluation) -> bool:
-    """Whether what came back to the output is that of its logsumexp over heads, times a number."""
-    c, output = seen.cotangent, seen.output
-    if c is None or output is None or c.ndim < 2 or c.shape[-1] < 2:
+def differ(x: Tensor, y: Tensor) -> bool:
+    """Whether two gradients differ by more than rounding."""
+    if not x.numel():
         return False
-    return _near(c, output.softmax(-1) * c.sum(-1, keepdim=True))
+    rounding = 8 * torch.finfo(x.dtype).eps * torch.maximum(x.abs().max(), y.abs().max())
+    return bool((x - y).abs().max() > rounding)
+
+
+def function_of(output: Tensor | None, cotangent: Tensor | None) -> str:
+    """The function of several outputs of a sample that this came back from, but for a factor."""
+    if output is None or cotangent is None or cotangent.ndim < 2 or cotangent.shape[-1] < 2:
+        return ""
+    if _near(cotangent, output.softmax(-1) * cotangent.sum(-1, keepdim=True)):
+        return "logsumexp"
+    is_one = bool(((cotangent != 0).sum(-1) == 1).all())
+    return "one output" if is_one else "another function"
 
 
 def _is_one_of(draw: Draw | None, x: Tensor, row: int) -> bool:

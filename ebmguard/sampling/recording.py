@@ -28,6 +28,8 @@ _NONE = slice(0)
 _GAUSSIAN = {"randn": _NONE, "randn_like": _NONE, "normal": slice(1, 2), "normal_": slice(2, 3)}
 # What a Metropolis test may draw.
 _UNIFORM = {"rand", "rand_like", "uniform_", "bernoulli", "bernoulli_", "exponential_"}
+_GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
+_STRAYS = 4  # that are kept
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
 
 
@@ -46,14 +48,19 @@ class Draws(TorchFunctionMode):
         super().__init__()
         self.log: list[Draw | None] = []  # None in the place of what was dropped
         self.uniform = 0  # uniform draws so far
+        self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
+        self.strays: list[Tensor] = []  # the first gradients that are those of no energy
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
         self.log.append(Draw(values.detach().clone(), std, len(self.log)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, reached = kwargs or {}, self.reached
         out = func(*args, **kwargs)
+        if func in _GRADIENTS and self.reached == reached:
+            kept = [x.detach().clone() for x in out or () if isinstance(x, Tensor) and _is_plain(x)]
+            self.strays += (kept or [torch.empty(0)])[: _STRAYS - len(self.strays)]
         name = getattr(func, "__name__", "")
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
@@ -82,6 +89,7 @@ class Evaluation:
     is_joint: bool = False  # the gradient has come through several calls: it is that of no one
     follows_gap: bool = False  # evaluations before it were dropped
     noted: Any = None  # what the recording's on_call has returned for it
+    of: int = 0  # the id that x had
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -181,7 +189,8 @@ class Recording:
                 self._known.add(id(energy))
                 copy = x.detach().clone()
                 kept = copy if leaf is x else leaf.detach().clone()
-                seen = Evaluation(energy, copy, len(self.draws.log), kept, self.draws.uniform)
+                counts = len(self.draws.log), kept, self.draws.uniform
+                seen = Evaluation(energy, copy, *counts, of=id(x))
                 self._hook(seen, x, "gradient")
                 if leaf is not x:
                     self._hook(seen, leaf, "leaf_gradient")
@@ -260,9 +269,13 @@ def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, ob
     """The only module among a sampler's arguments, bound ones included.
 
     A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
+    Where there is none, the only one that a sampler object has as an attribute is taken.
     SamplerError if there is none, or more than one.
     """
     found = _modules(sampler, args, kwargs)
+    if not found:
+        kept = getattr(getattr(sampler, "__self__", sampler), "__dict__", {}).values()
+        found = [*dict.fromkeys(x for x in kept if isinstance(x, nn.Module))]
     if len(found) == 1:
         return found[0]
     what = "No energy module among the sampler's arguments; it is probably a closure or a global."

@@ -57,7 +57,7 @@ class Substeps(Draws):
         self._is_inside = False
         self._count = 0  # of the draws
         self._steps = 0
-        self._inner: Tensor | None = None
+        self._inner: dict[int, Tensor] = {}  # by the id of the input
         # Where the step under way should lead, and how far its drift does.
         self._to = self._size = cast("Tensor | None", None)
         # The number of the draw that this step waits for, its factor, and what else it has to move.
@@ -65,7 +65,7 @@ class Substeps(Draws):
 
     def look(self, seen: Evaluation) -> None:
         """Give an evaluation the gradient that has come through the network alone."""
-        seen.inner_gradient, self._inner = self._inner, None
+        seen.inner_gradient = self._inner.pop(seen.of, None)
 
     def take(self, values: Tensor, std: float | None) -> None:
         """See a draw, and make it the finer steps' where it is the step's own."""
@@ -97,12 +97,11 @@ class Substeps(Draws):
             self.why = "it moves several inputs of the network" if moving else self.why
             return function(*args, **kwargs)
         x = given[moving[0]]
+        self._inner.pop(id(x), None)
 
         def at(z: Tensor) -> Any:
-            given[moving[0]] = z
-            return function(
-                *given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True))
-            )
+            now = [*given[: moving[0]], z, *given[moving[0] + 1 :]]
+            return function(*now[: len(args)], **dict(zip(kwargs, now[len(args) :], strict=True)))
 
         began, cotangent = self._count, list[Tensor]()
         self._compare(x.detach())
@@ -126,7 +125,8 @@ class Substeps(Draws):
                 self.why = f"it {kind} its gradient"
                 return None
             if self.moves is None:
-                self._inner = own.clone()
+                others = self._inner.get(id(x))  # calls at the same samples, whose sum is taken
+                self._inner[id(x)] = own.clone() if others is None else others + own
                 return None
             with self._aside(module, x.device):
                 return self._finer(self.moves, x.detach(), own, gradient, began)

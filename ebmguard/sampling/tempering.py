@@ -1,4 +1,4 @@
-"""Run a callable while an energy module, by ``forward`` or another method, returns ``factor * f``.
+"""Run a callable while an energy module, by ``forward`` or another method, gives ``factor * f``.
 
 The sampler of the robust objective targets exp((1 - β) f) (Eq. 7): noise and step size stay, and
 the drift alone is scaled. The method is overridden on the instance for the time of the call, since
@@ -15,6 +15,7 @@ inside a function that ``torch.compile`` has compiled around the module.
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 
 from ..errors import SamplerError
 from .gradients import Gradients
@@ -37,10 +39,12 @@ def changes(factor: float | Tensor) -> bool:
     return isinstance(factor, Tensor) or factor != 1.0
 
 
-def scale(output: object, factor: float | Tensor) -> Tensor:
+def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
     """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
 
-    A factor that is a tensor broadcasts against the output.
+    A factor that is a tensor broadcasts against the output. Several numbers a sample keep their
+    values where they are differentiated, and what flows back to them is scaled: a sampler may
+    follow any function of them, such as the logsumexp of logits. ``batch_dim`` counts samples.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).
@@ -51,9 +55,13 @@ def scale(output: object, factor: float | Tensor) -> Tensor:
             "needs one tensor of energies. Return only the energy there, or use g.temper(energy) "
             "inside the sampler and guard(loss_fn, None, ...)."
         )
-    if isinstance(factor, Tensor):
-        return output * (factor.to(output) if factor.ndim else factor)
-    return output if factor == 1.0 else output * factor
+    if not changes(factor):
+        return output
+    by = factor.to(output) if isinstance(factor, Tensor) and factor.ndim else factor
+    if not output.requires_grad or math.prod(output.shape[batch_dim + 1 :]) == 1:
+        return output * by
+    kept = output.detach()
+    return torch.where(kept.isfinite(), kept + (output - kept) * by, output)  # inf - inf is NaN
 
 
 def _device_of(module: nn.Module) -> torch.device | None:
@@ -76,6 +84,7 @@ class Tempering:
         seen: the gradients of the tempered f, which drive the sampler, in that block.
         reached: whether that method was called there, or has been captured in a CUDA graph whose
             replays cannot be seen.
+        is_hidden: whether it was called there inside of compiled code.
     """
 
     _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
@@ -84,15 +93,15 @@ class Tempering:
     _replaced: dict[str, tuple[Any, Any]]  # by attribute: ours, and the module's own or None
 
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
-        self.reached = False
+        self.reached = self.is_hidden = False
         self.energy = energy
-        self.seen = Gradients(batch_dim)
+        self.seen, self._batch_dim = Gradients(batch_dim), batch_dim
         self._module = weakref.ref(module)
         self.given: float | Tensor = 1.0
         self._factor: float | Tensor = 1.0
         self._recording: Recording | None = None
         self._substeps: Substeps | None = None
-        self._is_active = False
+        self._is_active = self._is_inside = False
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -159,6 +168,8 @@ class Tempering:
                 "Give the inner one the plain sampler (`sampler.original`)."
             )
         compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
+        hooks = *module._forward_hooks.values(), *_global_forward_hooks.values()
+        bends = name == "forward" and any(not getattr(x, "only_looks", False) for x in hooks)
         self._set(factor, is_compiled=compiled is not None)
         inner = getattr(module, name)
         # Compiled code is kept while what it calls lives; a bound method is a new object each time.
@@ -168,11 +179,15 @@ class Tempering:
         self.seen.is_told = substeps is not None and substeps.moves is not None
         if substeps is not None:
             substeps.follow = self.seen.follow
-        self.reached = self._captured is not None
+        self.reached, self.is_hidden = self._captured is not None, False
         self.seen.start()
         own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
         self._state_of = module.__getstate__
-        if compiled is not None:
+        if bends:
+            # A forward hook may return another energy than ``forward``: it is tempered behind it.
+            whole = partial(self._hooked, compiled or module._call_impl)
+            own["_compiled_call_impl"] = lambda *a, **k: self._watched(whole, a, k)
+        elif compiled is not None:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
             own["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
         self._replaced = {key: (x, attributes.get(key)) for key, x in own.items()}
@@ -219,16 +234,31 @@ class Tempering:
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_active:  # the sampler has kept this method
             return getattr(self.module, self.energy)(*args, **kwargs)
+        if self._is_inside:
+            return self._function(*self._owner, *args, **kwargs)
         if not torch.compiler.is_compiling():
             return self._watched(self._scaled, args, kwargs)
-        self.reached = True
+        self.reached = self.is_hidden = True
         return self._scaled(*args, **kwargs)
 
+    def _hooked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of the module with its hooks."""
+        if self._is_inside:
+            return call(*args, **kwargs)
+        self._is_inside = True
+        try:
+            output = call(*args, **kwargs)
+        finally:
+            self._is_inside = False
+        return self._tempered(output)
+
     def _scaled(self, *args: Any, **kwargs: Any) -> Any:
-        output = self._function(*self._owner, *args, **kwargs)
+        return self._tempered(self._function(*self._owner, *args, **kwargs))
+
+    def _tempered(self, output: Any) -> Any:
         if not isinstance(output, Tensor) and not changes(self.given):
             return output
-        return scale(output, self._factor)
+        return scale(output, self._factor, self._batch_dim)
 
     def _watched(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -88,6 +88,10 @@ def test_definitions(n, m, beta_star, has_proposal):
         for groups in (labels, (*labels, scales)):
             found = weight_diagnostics(pos, neg, beta_star, groups, log_q)
             close(found, naive(pos, neg, beta_star, groups, known))
+    if m % n == 0:
+        rows = torch.arange(n), torch.arange(n).repeat_interleave(m // n)
+        found = weight_diagnostics(pos, neg, beta_star, "rows", log_q)
+        close(found, naive(pos, neg, beta_star, rows, known))
 
 
 @pytest.mark.parametrize(

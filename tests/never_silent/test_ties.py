@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid, softplus
 
@@ -52,6 +53,18 @@ class Heads(Net):
         return heads
 
 
+class Energies(nn.Module):
+    """The logsumexp of a classifier's logits."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        energies: Tensor = self.classifier(x).logsumexp(1)
+        return energies
+
+
 class Noisy(Net):
     """Its first argument is the noise level."""
 
@@ -66,6 +79,22 @@ def langevin(f: Any, x: Tensor, sign: float = 1.0) -> Tensor:
         (slope,) = torch.autograd.grad(f(x).sum(), x)
         x = x + sign * 0.02 * slope + 0.2 * torch.randn_like(x)
     return x.detach()
+
+
+def of_logits(f: Any, x: Tensor) -> Tensor:
+    return langevin(lambda x: f(x).logsumexp(1), x)
+
+
+def logsumexps(f: Any, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    return f(x).logsumexp(1), f(q).logsumexp(1)
+
+
+def both(f: Any, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    return f(x), f(q)
+
+
+class Image(Tensor):
+    """What data loaders of fastai and torchvision yield."""
 
 
 def halves(of: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,6 +164,38 @@ MISTAKES: dict[str, tuple[Sides, str, dict[str, Any]]] = {
         "sides are swapped",
         {"draw": lambda sample, f, x: (f(x), sample(f, torch.randn_like(x)))},
     ),
+    "swapped, in a subclass": (
+        lambda f, x, q: (f(q), f(x.as_subclass(Image))),
+        "sides are swapped",
+        {},
+    ),
+    "swapped, samples in a subclass": (
+        lambda f, x, q: (f(q), f(x)),
+        "sides are swapped",
+        {"sampler": lambda f, x: langevin(f, x).as_subclass(Image)},
+    ),
+    "one tensor, in a subclass": (lambda f, x, q: (f(x.as_subclass(Image)),) * 2, "one tensor", {}),
+    "logits whose logsumexp is sampled": (
+        lambda f, x, q: (f(x), f(q)),
+        r"follows the logsumexp of the network's 5 outputs, and the loss gets the sum",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "such logits of one batch, samples shuffled": (
+        lambda f, x, q: halves(f(torch.cat([x, q.flip(0)]))),
+        "follows the logsumexp",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "their mean": (
+        lambda f, x, q: (f(x).mean(1), f(q).mean(1)),
+        "follows the logsumexp",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "one of them": (
+        lambda f, x, q: (f(x)[:, 0], f(q)[:, 0]),
+        "the loss gets one",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "their logsumexp where their sum is sampled": (logsumexps, "follows the sum", {"f": Heads()}),
     "samples": (
         lambda f, x, q: (f(x), q.squeeze(1)),
         "f_neg is what the sampler returned",
@@ -242,11 +303,57 @@ def test_each_loss_is_refused_until_it_is_right() -> None:
     assert not f._forward_hooks
 
 
+WAYS: dict[str, Sides] = {
+    "logits": both,
+    "logsumexp": logsumexps,
+    "logsumexp of one batch": lambda f, x, q: halves(f(torch.cat([x, q])).logsumexp(1)),
+}
+
+
+def jem_on_digits(sides: Sides, module: Callable[[nn.Module], nn.Module], slope: Any) -> Tensor:
+    """The logits of a JEM after 30 updates; ``module`` makes what is sampled of its classifier."""
+    torch.manual_seed(0)
+    images, labels = (torch.as_tensor(each) for each in load_digits(return_X_y=True))
+    images = images.float() / 8 - 1
+    classifier = nn.Sequential(nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 10))
+    f = module(classifier)
+
+    def sampler(f: Any, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(slope(f(x)).sum(), x)
+            x = x + gradient + 0.01 * torch.randn_like(x)
+        return x.detach()
+
+    optimizer = torch.optim.Adam(f.parameters(), lr=1e-3)
+    strength: Any = {"beta_star": 2000.0, "output_scale": 20_000.0}
+    loss, sample = guard(None, sampler, model=f, optimizer=optimizer, **strength)
+    for _ in range(30):
+        rows = torch.randint(1500, (64,))
+        x = images[rows] + 0.03 * torch.randn(64, 64)
+        contrast = loss(*sides(f, x, sample(f, 2 * torch.rand(64, 64) - 1)))
+        cost = contrast + nn.functional.cross_entropy(classifier(x), labels[rows])
+        optimizer.zero_grad()
+        cost.backward()
+        optimizer.step()
+    logits: Tensor = classifier(images[1500:])
+    return logits.detach()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_jem_with_logits_in_forward_is_that_with_their_logsumexp_or_refused(way: str) -> None:
+    def of_logits() -> Tensor:
+        return jem_on_digits(WAYS[way], lambda f: f, lambda out: out.logsumexp(1))
+
+    if way == "logits":
+        with pytest.raises(LossError, match="follows the logsumexp of the network's 10 outputs"):
+            of_logits()
+        return
+    right = jem_on_digits(both, Energies, lambda out: out)
+    torch.testing.assert_close(of_logits(), right, rtol=1e-3, atol=1e-3)
+
+
 # -- right trainers ------------------------------------------------------------------------------
-
-
-def both(f: Any, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    return f(x), f(q)
 
 
 def scaled(f: Any, x: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,6 +465,16 @@ RIGHT: dict[str, tuple[Sides, dict[str, Any]]] = {
     "samples augmented before": (lambda f, x, q: (f(x), f(q.flip(1))), {}),
     "of a class": (lambda f, x, q: (f(x, torch.zeros(N).long()), f(q, torch.ones(N).long())), {}),
     "several heads": (both, {"f": Heads()}),
+    "logsumexp": (logsumexps, {"f": Heads(), "sampler": of_logits}),
+    "logsumexp of one batch": (
+        lambda f, x, q: halves(f(torch.cat([x, q])).logsumexp(1)),
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "logsumexp of equal logits": (logsumexps, {"f": constant(Heads()), "sampler": of_logits}),
+    "one logit": (
+        lambda f, x, q: (f(x)[:, 2], f(q)[:, 2]),
+        {"f": Heads(), "sampler": lambda f, x: langevin(lambda x: f(x)[:, 2], x)},
+    ),
     "the heads of a sum": (
         lambda f, x, q: (f(q), (f.body(x), f.body(q)))[1],
         {"f": Summed()},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numbers
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
+from ebmguard import guard
 from ebmguard.energies import check_energies
 from ebmguard.errors import ConfigError, EbmguardError, EnergyTypeError, ShapeError
 from ebmguard.objective import (
@@ -141,6 +143,27 @@ def test_refused_with_its_message(error, change, message):
             function(**call)
         assert message in str(caught.value)
         assert isinstance(caught.value, EbmguardError)
+
+
+@pytest.mark.parametrize(
+    ("pos", "neg", "groups", "message"),
+    [
+        (F4, F3, "rows", "shapes (4,) of positives and (3,) of negatives; expected (N,) or (N, 1)"),
+        (F4, torch.zeros(3, 5), "rows", "in row i the M negatives of positive i"),
+        (F4.reshape(4, 1), torch.zeros(4, 5, 1), "rows", "expected (N,) or (N, 1), and (N, M)"),
+        (F4.mean(), torch.zeros(4, 5), "rows", "shapes () of positives"),
+        (F4, torch.zeros(4, 5), "row", "groups='row'; expected \"rows\", or tensors of labels"),
+        (F4, torch.zeros(4, 5), None, 'f(x, y), pass groups="rows"'),
+        (F4[:, None], torch.zeros(4, 5), None, 'f(x, y), pass groups="rows"'),
+    ],
+)
+def test_rows_are_refused_with_their_message(pos, neg, groups, message):
+    guarded = guard(None, None, beta_star=0.5)
+    of_functions = partial(contrastive_loss, beta_star=0.5), partial(coefficients, beta_star=0.5)
+    for function in (*of_functions, guarded.loss, guarded.reweight):
+        with pytest.raises(ShapeError) as caught:
+            function(pos, neg, groups=groups)
+        assert message in str(caught.value)
 
 
 def test_errors_are_the_built_in_ones_that_callers_expect():

@@ -187,6 +187,35 @@ def test_one_class_is_no_class(variant):
         torch.testing.assert_close(a, b, rtol=1e-13, atol=0)
 
 
+@pytest.mark.parametrize("beta", [0.7, -0.7, 0.0, torch.tensor(0.0), torch.tensor(0.7)])
+@pytest.mark.parametrize("options", [(), ("log q",), ("nan",)], ids=str)
+@pytest.mark.parametrize("variant", OF_CLASSES)
+def test_each_row_is_the_class_of_its_positive(variant, options, beta):
+    pos, neg = (x.detach() for x in energies(5, 15))
+    if options == ("nan",):
+        neg[4:6] = torch.nan
+    pos, neg = pos.requires_grad_(), neg.requires_grad_()
+    log_q = proposal(5, 15) if options == ("log q",) else None
+    if log_q is not None and beta == 0 and not isinstance(beta, torch.Tensor):
+        return  # refused
+    labels = torch.arange(5), torch.arange(5).repeat_interleave(3)
+    in_rows = {"groups": "rows", "log_q": log_q and (log_q[0], log_q[1].reshape(5, 3))}
+    for column in (pos, pos[:, None]):
+        one = contrastive_loss(pos, neg, beta, variant=variant, groups=labels, log_q=log_q)
+        found = contrastive_loss(column, neg.reshape(5, 3), beta, variant=variant, **in_rows)
+        pairs = zip((found, *slopes(found, pos, neg)), (one, *slopes(one, pos, neg)), strict=True)
+        for a, b in pairs:
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15, equal_nan=True)
+    if variant == "default" and isinstance(beta, float) and beta and not options:
+        up = beta * torch.cat([pos[:, None], neg.reshape(5, 3)], 1)
+        right = (up.logsumexp(1) - up[:, 0]).mean() / beta
+        torch.testing.assert_close(found, right, rtol=1e-13, atol=0)
+    to_pos, to_neg = coefficients(pos, neg.reshape(5, 3), beta, variant=variant, **in_rows)
+    both = coefficients(pos, neg, beta, variant=variant, groups=labels, log_q=log_q)
+    for a, b in zip((to_pos, to_neg), both, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15, equal_nan=True)
+
+
 @pytest.mark.parametrize("beta", [0.5, -0.5, 0.0, torch.tensor(0.0)])
 @pytest.mark.parametrize("variant", OF_CLASSES)
 def test_no_partner_at_all(variant, beta):

@@ -87,6 +87,15 @@ def test_heads_and_labels_of_any_kind_across_ranks(world_of_one):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
 
 
+def test_rows_across_ranks(world_of_one):
+    pos, neg = energies(3, 12)
+    given: dict[str, Any] = {"groups": "rows"}
+    alone = contrastive_loss(pos, neg.reshape(3, 4), 0.7, **given)
+    found = contrastive_loss(pos, neg.reshape(3, 4), 0.7, process_group=world_of_one, **given)
+    for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+
+
 def test_gradients_of_classes_across_ranks_are_finite_beside_nan(world_of_one):
     pos, neg = energies(6, 4)
     broken = neg.detach().clone()

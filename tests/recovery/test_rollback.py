@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import random
 from typing import Any
@@ -15,6 +16,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.recovery.changes import reseed
 from ebmguard.samplers import sgld
+from tests.parts import Energy, gradient_at
 from tests.recovery.parts import Run, Scripted
 
 SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
@@ -330,6 +332,61 @@ def test_a_list_of_tensors_stays_the_same_tensors() -> None:
     assert rows[0] is first
     assert rows[1] is second
     assert first.tolist() == [12.0, 12.0]
+
+
+def made_anew(box: list[Any], x: torch.Tensor) -> None:
+    box[0] = torch.cat([x, box[0]])[:64]
+
+
+def in_place(box: list[Any], x: torch.Tensor) -> None:
+    box[0][:4] = x
+
+
+def through_data(box: list[Any], x: torch.Tensor) -> None:
+    box[0].data[:4] = x
+
+
+def list_made_anew(box: list[Any], x: torch.Tensor) -> None:
+    box[0] = [*x, *box[0]][:64]
+
+
+def into_a_list(box: list[Any], x: torch.Tensor) -> None:
+    box[0][7:11] = [*x]
+
+
+BUFFERS: dict[str, tuple[Any, Any, int]] = {  # the buffer, how samples get into it, words of it
+    "made anew": (torch.randn(64, 2), made_anew, 1),
+    "in place": (torch.randn(64, 2), in_place, 0),
+    "through .data": (torch.randn(64, 2), through_data, 0),
+    "a list made anew": ([*torch.randn(64, 2)], list_made_anew, 1),
+    "into the middle of a list": ([*torch.randn(64, 2)], into_a_list, 0),
+    "a list that stays empty": ([], list_made_anew, 1),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_that_is_no_longer_written_to_is_told_once(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    buffer, keep, times = BUFFERS[name]
+    f, box = Energy(), [copy.deepcopy(buffer)]
+
+    def sampler(f: Any) -> torch.Tensor:
+        x = torch.randn(4, 2)
+        x = x + gradient_at(f, x) + 0.1 * torch.randn(4, 2)
+        keep(box, x)
+        return x
+
+    optimizer = torch.optim.SGD(f.parameters(), lr=1e-3)
+    told: Any = {"model": f, "optimizer": optimizer, "buffer": box[0], "action": "rollback"}
+    loss, sample = guard(None, sampler, **told)
+    caplog.set_level(logging.WARNING, "ebmguard")
+    for _ in range(150):
+        loss(f(torch.randn(4, 2)), f(sample(f))).backward()
+        optimizer.step()
+    said = [each for each in caplog.messages if "no longer the one that the sampler" in each]
+    assert len(said) == times
+    assert all("buffer[:] = new" in each and "state_dict()" in each for each in said)
 
 
 def test_loading_a_state_forgets_an_error_of_the_course_that_is_left() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ebmguard import contrastive_loss, guard
 from tests.parts import Memory, energies, slopes
@@ -235,3 +236,62 @@ def test_training_goes_on_after_a_first_loss_in_inference_mode():
     found = torch.autograd.grad(g.loss_fn(pos, neg), (pos, neg))
     for side, right in zip(found, closed_form(pos, neg, 0.3719), strict=True):
         close(side, right)
+
+
+# -- conditional energies --------------------------------------------------------------------------
+
+
+class Conditional(nn.Module):
+    """f(x, y), a log-density of y for each x up to a function of x, in rows of y."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Parameter(torch.tensor(at)) for at in (0.8, 0.3, 0.5))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = -self.a * (y - self.b * x).square() / 2 + self.c * x
+        return out
+
+
+def conditional(f: Any, x: Tensor, y: Tensor) -> Tensor:
+    for _ in range(5):
+        y = y.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(f(x, y).sum(), y)
+        y = y + 0.02 * slope + 0.2 * torch.randn_like(y)
+    return y.detach()
+
+
+@pytest.mark.parametrize("shape", ["columns", "vectors", "reweighted"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_density_of_y_for_each_x_is_that_of_the_data(seed: int, shape: str) -> None:
+    """By quadrature, with 4 negatives for each x."""
+    torch.manual_seed(seed)
+    f, x, means = Conditional(), torch.linspace(-2, 2, 64)[:, None], list[Tensor]()
+    optimizer = torch.optim.SGD(f.parameters(), lr=0.2)
+    loss, sample = g = guard(None, conditional, model=f, optimizer=optimizer, beta_star=0.5)
+    y = torch.randn(64, 4)
+    for step in range(400):
+        noise = torch.randn(64, 1)
+        noise -= noise.mean() + x * (noise * x).sum() / x.square().sum()
+        data = 0.7 * x + noise / noise.std(correction=0)
+        y = sample(f, x, y)
+        pos = f(x, data) if shape != "vectors" else f(x, data).squeeze(1)
+        optimizer.zero_grad()
+        if shape == "reweighted":
+            f_pos, f_neg = g.reweight(pos, f(x, y), groups="rows")
+            (f_neg.mean() - f_pos.mean()).backward()
+        else:
+            loss(pos, f(x, y), groups="rows").backward()
+        optimizer.step()
+        means += [torch.stack([f.a, f.b, f.c]).detach()] if step >= 150 else []
+    for parameter, mean in zip((f.a, f.b, f.c), torch.stack(means).mean(0), strict=True):
+        parameter.data = mean
+    grid = torch.linspace(-8, 8, 2001)
+    width = grid[1] - grid[0]
+    log_p = f(x, grid).detach()
+    log_p = log_p - log_p.logsumexp(1, keepdim=True) - width.log()
+    truth = torch.distributions.Normal(0.7 * x, 1.0).log_prob(grid)
+    kl = (truth.exp() * (truth - log_p)).sum(1) * width
+    assert kl.max() < 3e-3
+    assert g.last["grad_scale"] == pytest.approx(4 / 5, abs=0.05)
+    assert g.last["unpaired"] == 0

@@ -76,6 +76,8 @@ class Chains:
 # Of an energy the sampler, what the guard is told of it, and the arguments of a call.
 KINDS: dict[str, Callable[[Model], tuple[Any, Any, tuple[Any, ...]]]] = {
     "function": lambda f: (gradient_at, None, (f, X)),
+    "method of an object that has the energy": lambda f: (Chains(f).sample_new, None, (X,)),
+    "callable object that has the energy": lambda f: (Chains(f), None, (X,)),
     "closure": lambda f: (lambda x: gradient_at(f, x), f, (X,)),
     "method of an object": lambda f: (Chains(f).untouched, f, (X,)),
     "method of the energy": lambda f: (f.sample, None, (X,)),

@@ -1,0 +1,262 @@
+"""The drift that a chain gets: (1 - β) times that of the whole energy, or a refusal at once."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ebmguard import guard
+from ebmguard.errors import SamplerError
+
+HALF: Any = {"beta_star": 0.5, "output_scale": 1.0, "substeps": 1}
+Function: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def network(heads: int = 1, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, heads)).double()
+
+
+OTHER = network(seed=1)
+
+
+def slope(energy: Function, x: Tensor) -> Tensor:
+    """The drift of the usual sampler."""
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(energy(x).sum(), x)[0]
+
+
+def by_backward(energy: Function, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    energy(x).sum().backward()
+    assert x.grad is not None
+    return x.grad.data
+
+
+def of_the_mean(energy: Function, x: Tensor) -> Tensor:
+    x = x.detach().requires_grad_()
+    return -len(x) * torch.autograd.grad(-energy(x).mean(), x, create_graph=True)[0].detach()
+
+
+def one_by_one(energy: Function, x: Tensor) -> Tensor:
+    found: Tensor = torch.vmap(torch.func.grad(lambda x: energy(x[None]).sum()))(x.detach())
+    return found
+
+
+def weighted(energy: Function, x: Tensor) -> Tensor:
+    x, weights = x.detach().requires_grad_(), torch.linspace(1, 2, len(x)).double()
+    return torch.autograd.grad(energy(x).flatten(), x, weights)[0] / weights[:, None]
+
+
+def apart(energy: Function, x: Tensor) -> Tensor:
+    """Two experts, each with its gradient."""
+    return slope(energy, x) + slope(OTHER, x)
+
+
+class Wrapper(nn.Module):
+    def __init__(self, f: nn.Module, bend: Function = lambda out: out) -> None:
+        super().__init__()
+        self.module, self.bend = f, bend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(self.module(x))
+
+
+def half_past(f: Any) -> Any:
+    kept = f.forward
+    return lambda x: f(x) + kept(x)
+
+
+def traced(f: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer versions of torch warn of the format
+        return torch.jit.trace(f, torch.zeros(16, 2).double())
+
+
+@dataclass
+class Case:
+    """A sampler that moves by ``moves`` of ``energy(uses(f), x)``, and calls f(x) for its log."""
+
+    energy: Callable[[Any, Tensor], Tensor] = lambda f, x: f(x)
+    heads: int = 1
+    moves: Callable[[Function, Tensor], Tensor] = slope
+    hook: Function | None = None
+    uses: Callable[[Any], Any] = lambda f: f
+    rest: Function = lambda x: torch.zeros_like(x)  # of the true drift
+    chains: int = 16
+
+    def factors(self, **options: Any) -> Tensor:
+        """The drifts of three steps of training, over the true ones."""
+        f, seen = network(self.heads), list[Tensor]()
+        layers, bend = [*f], self.hook or (lambda out: out)
+        if self.hook is not None:
+            f.register_forward_hook(lambda module, args, output: bend(output))
+        used = self.uses(f)
+
+        def plain(x: Tensor) -> Tensor:
+            for layer in layers:
+                x = layer(x)
+            return bend(x)
+
+        def true(x: Tensor) -> Tensor:
+            wraps = used.bend if isinstance(used, Wrapper) else lambda out: out
+            return slope(lambda x: self.energy(lambda x: wraps(plain(x)), x), x) + self.rest(x)
+
+        def sampler(x: Tensor) -> Tensor:
+            for _ in range(4):
+                drift = self.moves(lambda x: self.energy(used, x), x)
+                f(x).mean().item()
+                seen.append((drift / true(x)).flatten())
+                x = (x + 0.02 * drift + 0.2 * torch.randn_like(x)).detach()
+            return x
+
+        optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
+        before = [p.detach().clone() for p in f.parameters()]
+        own = HALF | {"model": f, "optimizer": optimizer} | options
+        loss, sample = guard(None, sampler, **own)
+        try:
+            for _ in range(3):
+                sides = torch.randn(16, 2).double(), sample(torch.randn(self.chains, 2).double())
+                loss(*(self.energy(used, x).reshape(len(x), -1).sum(1) for x in sides)).backward()
+                optimizer.step()
+        except SamplerError:
+            assert all(map(torch.equal, f.parameters(), before))
+            raise
+        return torch.cat(seen)
+
+
+def logsumexp(f: Any, x: Tensor) -> Tensor:
+    out: Tensor = f(x).logsumexp(1)
+    return out
+
+
+EXACT = {
+    "the output": Case(),
+    "by backward, in place": Case(moves=by_backward),
+    "the mean of an energy, with a graph": Case(moves=of_the_mean),
+    "one sample at a time": Case(moves=one_by_one),
+    "with a weight for each chain": Case(moves=weighted),
+    "one chain": Case(chains=1),
+    "of a pair": Case(lambda f, x: f(x) + f(-x)),
+    "of two augmentations": Case(lambda f, x: f(x + 0.1) + f(x.flip(1))),
+    "of another shape": Case(lambda f, x: f(x.reshape(2, -1).reshape(-1, 2))),
+    "of scaled samples": Case(lambda f, x: f(2 * x - 1)),
+    "forward by its name": Case(lambda f, x: getattr(f, "forward", f)(x)),
+    "behind a square": Case(hook=lambda out: -(out**2)),
+    "behind softplus": Case(hook=F.softplus),
+    "behind a logsumexp": Case(hook=lambda out: out.logsumexp(1), heads=5),
+    "through a wrapper": Case(uses=Wrapper),
+    "logsumexp": Case(logsumexp, heads=5),
+    "logsumexp by backward": Case(logsumexp, heads=5, moves=by_backward),
+    "logsumexp, one at a time": Case(logsumexp, heads=5, moves=one_by_one),
+    "logsumexp in a wrapper": Case(uses=lambda f: Wrapper(f, lambda x: x.logsumexp(1)), heads=5),
+    "logsumexp of two calls": Case(lambda f, x: torch.cat([f(x), f(-x)], 1).logsumexp(1), heads=5),
+    "one logit": Case(lambda f, x: f(x)[:, 3], heads=5),
+    "a label's log-probability": Case(lambda f, x: f(x).log_softmax(1)[:, 0], heads=5),
+    "the largest logit": Case(lambda f, x: f(x).amax(1), heads=5),
+    "a sum of heads": Case(lambda f, x: f(x).sum(1), heads=5),
+    "a mean of heads": Case(lambda f, x: f(x).mean(1), heads=5),
+    "squares of heads": Case(lambda f, x: -f(x).square().sum(1), heads=5),
+}
+REFUSED = {
+    "a square": (Case(lambda f, x: -(f(x) ** 2)), "not linear"),
+    "a square, one chain": (Case(lambda f, x: -(f(x) ** 2), chains=1), "not linear"),
+    "softplus": (Case(lambda f, x: F.softplus(f(x))), "not linear"),
+    "log-sigmoid, by backward": (
+        Case(lambda f, x: F.logsigmoid(f(x)), moves=by_backward),
+        "not linear",
+    ),
+    "logsumexp over chains": (Case(lambda f, x: f(x).logsumexp(0)), "not linear"),
+    "a wrapper that bends": (
+        Case(uses=lambda f: Wrapper(f, lambda out: -(out**2))),
+        "not linear",
+    ),
+    "two experts": (Case(lambda f, x: f(x) + OTHER(x)), "Other terms"),
+    "two experts, heads": (
+        Case(lambda f, x: logsumexp(f, x)[:, None] + OTHER(x), heads=5),
+        "Other",
+    ),
+    "two experts apart": (Case(moves=apart, rest=lambda x: slope(OTHER, x)), "Other terms"),
+    "a prior": (Case(lambda f, x: f(x).sum(1) - x.square().sum(1) / 2), "Other terms"),
+    "a prior behind a view": (
+        Case(lambda f, x: f(x.reshape(-1, 2)).sum(1) - x.square().sum(1) / 2),
+        "Other terms",
+    ),
+    "half past the guard": (
+        Case(uses=half_past),
+        "Other terms",
+    ),
+    "a kept forward": (Case(uses=lambda f: f.forward), "did not come through"),
+    "a copy": (Case(uses=copy.deepcopy, moves=by_backward), "did not come through"),
+    "layer by layer": (Case(uses=lambda f: nn.Sequential(*f)), "did not come through"),
+    "a compiled twin": (Case(uses=traced), "did not come through"),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_drift_is_half(name: str) -> None:
+    torch.testing.assert_close(
+        found := EXACT[name].factors(), torch.full_like(found, 0.5), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_or_it_is_refused_before_the_first_update(name: str) -> None:
+    case, why = REFUSED[name]
+    with pytest.raises(SamplerError, match=why):
+        case.factors()
+
+
+@pytest.mark.parametrize("name", ["two experts", "two experts apart", "a prior"])
+def test_what_the_drift_does_not_reproduce_is_not_measured_as_exact(name: str) -> None:
+    """Nor tempered, without a scale that was given."""
+    found = REFUSED[name][0].factors(output_scale=None)
+    torch.testing.assert_close(found, torch.ones_like(found), rtol=1e-5, atol=0)
+
+
+# -- values: of a Metropolis test ------------------------------------------------------------------
+
+
+def metropolis(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """Two steps of MALA on what f(x) is, noting the values that its test takes."""
+    for _ in range(2):
+        y = x + 0.02 * slope(energy, x) + 0.2 * torch.randn_like(x)
+        rise = (energy(y) - energy(x)).flatten().detach()
+        seen.append(rise)
+        x = torch.where((torch.rand(len(x)).log() < rise)[:, None], y, x).detach()
+    return x
+
+
+VALUES: dict[str, tuple[Callable[[Any, Tensor], Tensor], int, float]] = {
+    "one number": (lambda f, x: f(x), 1, 0.5),
+    "logsumexp": (logsumexp, 5, 1.0),
+    "a sum of heads": (lambda f, x: f(x).sum(1), 5, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_of_one_number_are_tempered_and_of_several_it_is_said(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    energy, heads, factor = VALUES[name]
+    f, tempered, plain = network(heads), list[Tensor](), list[Tensor]()
+    _, sample = guard(
+        None, lambda x: metropolis(lambda x: energy(f, x), x, tempered), model=f, **HALF
+    )
+    x = torch.randn(16, 2).double()
+    torch.manual_seed(1)
+    sample(x)
+    torch.manual_seed(1)
+    y = x + 0.5 * 0.02 * slope(lambda x: energy(f, x), x) + 0.2 * torch.randn_like(x)
+    plain.append((energy(f, y) - energy(f, x)).flatten().detach())
+    torch.testing.assert_close(tempered[0], factor * plain[0])
+    said = [r for r in caplog.records if "Metropolis" in r.message and "g.temper" in r.message]
+    assert len(said) == (heads > 1)
