@@ -130,8 +130,8 @@ class FirstLosses:
             self._unhook()
             if not any(map(is_compiled, (tempering.module, call, *given))):
                 self._calls = calls = _Calls(tempering)
-                hook = tempering.module.register_forward_hook
-                calls.handle = hook(calls, with_kwargs=True)
+                hook = nn.Module.register_forward_hook  # those of torch.jit refuse theirs, and run it
+                calls.handle = hook(tempering.module, calls, with_kwargs=True)
 
     def stop(self) -> None:
         """Check no more losses."""

@@ -83,15 +83,16 @@ class CallerLoss:
         if self._checked:
             return
         # The guard must not move the trainer's random state.
-        generator, slopes = torch.Generator().manual_seed(0), []
+        generator, slopes = torch.Generator("cpu").manual_seed(0), []
 
         def points(f: Tensor, scale: float, shift: float) -> Tensor:
-            return (torch.randn(f.shape, generator=generator) * scale + shift).to(f.device)
+            drawn = torch.randn(f.shape, generator=generator, device="cpu")
+            return (drawn * scale + shift).to(f.device)
 
         drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
         for each in (*drawn, drawn[0]):
             to_pos, to_neg = self._gradients(*each)
-            up, down = to_neg.double(), -to_pos.double()
+            up, down = to_neg.cpu().double(), -to_pos.cpu().double()
             size = max(side.abs().max().item() for side in (up, down))
             if not all(torch.isfinite(side).all() for side in (up, down)):
                 raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
@@ -232,9 +233,9 @@ class Losses:
             else:
                 weight = self._caller_loss.weight(*sides, loop.settings.models)
                 loss = self._take(own, strength, weight=weight)
-            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
-                return _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
             loss = loss.sum() if loss.ndim else loss
+            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
+                return loss.detach() + _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
             loop.first_calls.watch(loss, loop.trainer.optimizer)
             return loss
 
@@ -247,7 +248,7 @@ class Losses:
             # In float32 at least: the factors have digits that half precision would lose.
             pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
-                off = torch.zeros(()) if strength.is_off else None
+                off = f_pos.new_zeros(()) if strength.is_off else None
                 loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
             if loop.actions.pending:
                 zero = f_pos.new_zeros(())

@@ -65,7 +65,7 @@ class Measure(Stateful):
     def _saved(self) -> Mapping[str, Any]:
         return {
             "_recent": lambda own: deque([tuple(map(_restored, x)) for x in own], POOLED_STEPS),
-            "_update": lambda own: {name: torch.tensor(float(x)) for name, x in own.items()},
+            "_update": lambda own: {name: torch.tensor(float(x), device="cpu") for name, x in own.items()},
             "_known_by": lambda own: {int(call): _restored(x) for call, x in own.items()},
         }
 
@@ -355,7 +355,7 @@ def _of_buffer(buffer: object) -> list[Part]:
 
 def _restored(x: Any) -> Tensor | None:
     # Float64 holds any number exactly; they are turned back where they are used.
-    return None if x is None else torch.as_tensor(x, dtype=torch.float64)
+    return None if x is None else torch.as_tensor(x, dtype=torch.float64, device="cpu")
 
 
 @cache

@@ -319,5 +319,5 @@ def _name(optimizer: Optimizer) -> str:
 def _place(parameters: Iterable[Tensor]) -> Tensor:
     own = [local(p.detach()) for p in parameters]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
-    few = [p[:: -(-len(p) // _ENTRIES)].double() for p in flat if not p.is_meta]
-    return torch.cat([p.to(few[0].device) for p in few]).cpu() if few else torch.empty(0)
+    few = [p[:: -(-len(p) // _ENTRIES)].cpu().double() for p in flat if not p.is_meta]
+    return torch.cat(few) if few else torch.empty(0, device="cpu")
