@@ -14,12 +14,11 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LossError
-from ..sampling import Measured, Tempering, is_capturing
+from ..sampling import Measured, Tempering, is_capturing, is_opaque
 from ..trainer import leaves
 from .strength import Settings
 from .watches import is_compiled
@@ -130,7 +129,9 @@ class FirstLosses:
             self._unhook()
             if not any(map(is_compiled, (tempering.module, call, *given))):
                 self._calls = calls = _Calls(tempering)
-                hook = nn.Module.register_forward_hook  # those of torch.jit refuse theirs, and run it
+                hook = (
+                    nn.Module.register_forward_hook
+                )  # those of torch.jit refuse theirs, and run it
                 calls.handle = hook(tempering.module, calls, with_kwargs=True)
 
     def stop(self) -> None:
@@ -261,8 +262,8 @@ def _is_plain(x: object) -> TypeGuard[Tensor]:
     if type(x) not in (Tensor, nn.Parameter) or is_capturing():
         return False
     assert isinstance(x, Tensor)
-    has_numbers = x.layout is torch.strided and not (x.is_meta or is_functorch_wrapped_tensor(x))
-    return has_numbers and not x.is_complex() and x.ndim > 0 and x.numel() > 0
+    has_numbers = not (x.is_meta or x.is_complex() or is_opaque(x))
+    return has_numbers and x.ndim > 0 and x.numel() > 0
 
 
 def _marks(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .moves import Moves
-from .recording import Draws, Evaluation, is_wrapped
+from .recording import Draws, Evaluation, is_opaque
 
 __all__ = ["Substeps"]
 
@@ -93,8 +93,9 @@ class Substeps(Draws):
         """
         given = [*args, *kwargs.values()]
         moving = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
-        if len(moving) != 1 or is_wrapped(given[moving[0]]):
-            self.why = "it moves several inputs of the network" if moving else self.why
+        if len(moving) != 1 or is_opaque(given[moving[0]]):
+            several = "it moves several inputs of the network, or batched or sparse ones"
+            self.why = several if moving else self.why
             return function(*args, **kwargs)
         x = given[moving[0]]
 
@@ -121,8 +122,8 @@ class Substeps(Draws):
                 return torch.autograd.grad(found, z, back)[0]
 
         def returned(own: Tensor) -> Tensor | None:
-            if torch.is_grad_enabled() or is_wrapped(own):
-                kind = "batches" if is_wrapped(own) else "differentiates"
+            if torch.is_grad_enabled() or is_opaque(own):
+                kind = "batches" if is_opaque(own) else "differentiates"
                 self.why = f"it {kind} its gradient"
                 return None
             if self.moves is None:
