@@ -7,7 +7,6 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
