@@ -8,6 +8,7 @@ from numbers import Real
 from threading import get_ident
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from ..alerts import Verdict
@@ -119,6 +120,7 @@ class Guard:
         """
         return self._loop.actions.steps
 
+    @torch._disable_dynamo
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
@@ -149,6 +151,7 @@ class Guard:
         """
         return self._losses.loss(Batch(f_pos, f_neg, groups, log_q))
 
+    @torch._disable_dynamo
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -160,6 +163,7 @@ class Guard:
         """
         return self._losses.reweight(Batch(f_pos, f_neg, groups, log_q))
 
+    @torch._disable_dynamo
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
 
@@ -192,6 +196,7 @@ class Guard:
         if not self._loop.paused_by:
             self._loop.rows.log(numbers)
 
+    @torch._disable_dynamo
     def next_steps(self) -> int:
         """How many SGLD steps your sampler should run now; a rollback may change their number.
 
@@ -201,6 +206,7 @@ class Guard:
         self._loop.check_open()
         return self._loop.actions.ask_steps()
 
+    @torch._disable_dynamo
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 

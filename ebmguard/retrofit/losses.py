@@ -178,6 +178,7 @@ def _scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
     """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
     by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
 
+    @torch._disable_dynamo
     def scaled(gradient: Tensor) -> Tensor:
         return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
 

@@ -93,6 +93,7 @@ class OptimizerHooks:
             self._on_step(1.0, True)
         return result
 
+    @torch._disable_dynamo
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -145,6 +146,7 @@ class OptimizerHooks:
             for p, _ in self._withheld:
                 p.grad = None
 
+    @torch._disable_dynamo
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._rate.restore()
         if self._is_off or not self.unended.is_stepping:

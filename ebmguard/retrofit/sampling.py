@@ -13,6 +13,7 @@ from threading import get_ident
 from types import MethodType
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from ..energies import Groups, LogQ
@@ -183,6 +184,7 @@ class _Guarded:
     original: Any
     _run: Run
 
+    @torch._disable_dynamo  # a function that is compiled around it runs this one as it is
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.original, args, kwargs)
 

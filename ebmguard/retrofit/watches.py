@@ -112,6 +112,7 @@ class FirstCalls(Stateful):
         self._has_watched = True
         ascends = optimizer is not None and any(g.get("maximize") for g in optimizer.param_groups)
 
+        @torch._disable_dynamo
         def look(gradient: Tensor) -> None:
             if bool(gradient > 0 if ascends else gradient < 0):
                 _log.warning(_TURNED, *_SIGNS[ascends])
