@@ -8,8 +8,8 @@ from numbers import Real
 from threading import get_ident
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..alerts import Verdict
 from ..check import Problem, find_problems
@@ -120,7 +120,7 @@ class Guard:
         """
         return self._loop.actions.steps
 
-    @torch._disable_dynamo
+    @uncompiled
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
@@ -151,7 +151,7 @@ class Guard:
         """
         return self._losses.loss(Batch(f_pos, f_neg, groups, log_q))
 
-    @torch._disable_dynamo
+    @uncompiled
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -163,7 +163,7 @@ class Guard:
         """
         return self._losses.reweight(Batch(f_pos, f_neg, groups, log_q))
 
-    @torch._disable_dynamo
+    @uncompiled
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
 
@@ -196,7 +196,7 @@ class Guard:
         if not self._loop.paused_by:
             self._loop.rows.log(numbers)
 
-    @torch._disable_dynamo
+    @uncompiled
     def next_steps(self) -> int:
         """How many SGLD steps your sampler should run now; a rollback may change their number.
 
@@ -206,7 +206,7 @@ class Guard:
         self._loop.check_open()
         return self._loop.actions.ask_steps()
 
-    @torch._disable_dynamo
+    @uncompiled
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 

@@ -155,8 +155,8 @@ class Loop:
     def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.begin_sampling()
         now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
-        if trainer.steps_argument is not None:
-            kwargs = {**kwargs, trainer.steps_argument: self.actions.ask_steps()}
+        if (name := trainer.steps_argument) is not None:
+            args, kwargs = self.actions.with_steps(name, call, args, kwargs)
         awaits = self.first_calls.calls_left > 0
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
@@ -190,10 +190,10 @@ class Loop:
         parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
-        drifts = trainer, tempering, result, last, parts_of
-        sizes = self.first_calls.sizes
+        drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
-        self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
+        told = {"acts": not now.is_off, "tempers": now.must_temper}
+        self.unused.sample(tempering, result, sets_steps=self.actions.sets_steps, **told)
         return result
 
     def begin_sampling(self) -> None:

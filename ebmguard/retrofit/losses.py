@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import per_sample, widened
 from ..errors import LossError, SamplerError
@@ -169,16 +170,20 @@ class CallerLoss:
         return to_pos, to_neg
 
 
-def _no_gradient(f: Tensor) -> Tensor:
-    """0 with a zero gradient, also where f is NaN."""
-    return torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+def _without_gradient(loss: Tensor, *sides: Tensor) -> Tensor:
+    """The loss with a zero gradient, also where energies are NaN; NaN where all of a side are."""
+    value = loss.detach()
+    for f in sides:
+        value = torch.where(f.detach().isfinite().any(), value, torch.nan)
+        value = value + torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+    return value
 
 
 def _scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
     """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
     by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
 
-    @torch._disable_dynamo
+    @uncompiled
     def scaled(gradient: Tensor) -> Tensor:
         return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
 
@@ -236,7 +241,7 @@ class Losses:
                 loss = self._take(own, strength, weight=weight)
             loss = loss.sum() if loss.ndim else loss
             if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
-                return loss.detach() + _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
+                return _without_gradient(loss, *sides)
             loop.first_calls.watch(loss, loop.trainer.optimizer)
             return loss
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -93,7 +94,7 @@ class OptimizerHooks:
             self._on_step(1.0, True)
         return result
 
-    @torch._disable_dynamo
+    @uncompiled
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -146,7 +147,7 @@ class OptimizerHooks:
             for p, _ in self._withheld:
                 p.grad = None
 
-    @torch._disable_dynamo
+    @uncompiled
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._rate.restore()
         if self._is_off or not self.unended.is_stepping:

@@ -13,8 +13,8 @@ from threading import get_ident
 from types import MethodType
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
@@ -184,7 +184,7 @@ class _Guarded:
     original: Any
     _run: Run
 
-    @torch._disable_dynamo  # a function that is compiled around it runs this one as it is
+    @uncompiled  # a function that is compiled around it runs this one as it is
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.original, args, kwargs)
 

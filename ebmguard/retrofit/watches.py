@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,7 +23,7 @@ from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..ranks import local
 from ..sampling import Measured, Recording, Tempering
-from ..trainer import inner_optimizer
+from ..trainer import inner_optimizer, leaves
 from .strength import Settings, Strength
 
 __all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
@@ -112,7 +113,7 @@ class FirstCalls(Stateful):
         self._has_watched = True
         ascends = optimizer is not None and any(g.get("maximize") for g in optimizer.param_groups)
 
-        @torch._disable_dynamo
+        @uncompiled
         def look(gradient: Tensor) -> None:
             if bool(gradient > 0 if ascends else gradient < 0):
                 _log.warning(_TURNED, *_SIGNS[ascends])
@@ -156,19 +157,22 @@ _NEVER = (
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
 )
-_NO_LONGER = (
-    "The guarded sampler was called %d times since the last guarded loss, against %d before it. If "
-    "this is an evaluation, it judges samples of the tempered energy: give it `sampler.original`, "
-    "or put it inside `with g.paused():`."
+_EVALUATION = (
+    "The guarded sampler was called %s before. If this is an evaluation or a picture, its samples "
+    "are those of the tempered energy: call `sampler.original` there, or put it inside `with "
+    "g.paused():`."
 )
+_MORE = 2  # times the samples of any training step's call
 
 
 class Unused:
-    """Counts sampler calls until a loss comes, and warns once."""
+    """Counts sampler calls until a loss comes, knows those of training steps, and warns once."""
 
     def __init__(self) -> None:
-        self._calls = 0  # since the latest loss
-        self._most = 0  # before any loss; 0 until the first one
+        self._calls = self._samples = 0  # since the latest loss; the most of a call
+        self._most = self._most_samples = 0  # before any loss; 0 until the first one
+        # Of calls: whether the network was in training, gradients enabled, the number of steps set.
+        self._ways, self._known = set[tuple[bool, ...]](), set[tuple[bool, ...]]()
         self._steps = 0  # before the first loss
         self._moves = Moves()
         self._has_warned = False
@@ -176,17 +180,39 @@ class Unused:
     def loss(self) -> None:
         """Record a call of a guarded loss."""
         self._most, self._calls = max(self._most, self._calls), 0
+        self._most_samples, self._samples = max(self._most_samples, self._samples), 0
+        self._known |= self._ways
+        self._ways.clear()
 
-    def sample(self, tempering: Tempering | None, *, acts: bool, tempers: bool) -> None:
+    def sample(
+        self,
+        tempering: Tempering | None,
+        result: object,
+        *,
+        sets_steps: bool,
+        acts: bool,
+        tempers: bool,
+    ) -> None:
         """Record a sampler call, tempered by this factor if its module is known.
 
+        ``sets_steps``: whether the caller gave it another number of steps than the usual one;
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
-        self._calls += 1
-        said = ""
+        is_training = tempering is not None and tempering.module.training
+        way = is_training, torch.is_grad_enabled(), sets_steps
+        found = (x for x in leaves(result) if isinstance(x, Tensor) and x.ndim)
+        count = max((x.size(0) for x in found), default=0)
+        self._ways.add(way)
+        self._calls, self._samples = self._calls + 1, max(self._samples, count)
+        said = how = ""
         if self._most:
-            if tempers and self._calls > _STEPS * self._most:
-                said = _NO_LONGER % (self._calls, self._most)
+            if self._calls > self._most:
+                how = f"{self._calls} times since the last guarded loss, against {self._most}"
+            elif way not in self._known:
+                how = "in evaluation mode, without gradients or for other steps, unlike"
+            elif count > _MORE * self._most_samples:
+                how = f"for {count} samples, against {self._most_samples}"
+            said = _EVALUATION % how if how and tempers else ""
         else:
             if self._steps < _STEPS:
                 # A step may need a hundred calls (of Metropolis steps, say), but moves parameters.
