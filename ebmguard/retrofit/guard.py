@@ -233,8 +233,9 @@ class Guard:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block in which the sampler runs untempered and nothing is recorded, as for plots."""
-        before, self._loop.paused_by = self._loop.paused_by, get_ident()
+        before = self._loop.paused_by
         try:
+            self._loop.paused_by = get_ident()
             yield
         finally:
             self._loop.paused_by = before

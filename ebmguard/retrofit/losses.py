@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -206,19 +207,18 @@ class Losses:
         self._turn = Turn()
 
     @contextmanager
-    def _one_loss(self, own: Batch) -> Iterator[StrengthAt]:
+    def _one_loss(self, own: Batch, is_free: bool) -> Iterator[StrengthAt]:
         """Let one thread in, begin; of a loss that cannot train, a validation's, record nothing.
 
         Energies that never had a gradient are recorded where gradients are enabled.
         """
-        with self._turn.take() as is_free:
-            if not is_free:
-                raise LossError(_UNDER_WAY)
-            is_paused = self._loop.paused_by is not None
-            trains = any(getattr(f, "requires_grad", False) for f in own[:2])
-            rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
-            self._is_quiet = is_paused or rests
-            yield self._begin(own)
+        if not is_free:
+            raise LossError(_UNDER_WAY)
+        is_paused = self._loop.paused_by is not None
+        trains = any(getattr(f, "requires_grad", False) for f in own[:2])
+        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
+        self._is_quiet = is_paused or rests
+        yield self._begin(own)
         if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
             self._without += 1
             if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
@@ -228,8 +228,11 @@ class Losses:
 
     def loss(self, own: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
+        return self._turn.run(partial(self._loss, own))
+
+    def _loss(self, own: Batch, is_free: bool) -> Tensor:
         loop, sides = self._loop, own[:2]
-        with self._one_loss(own) as strength:
+        with self._one_loss(own, is_free) as strength:
             if not self._is_quiet:
                 step = loop.rows.step
                 loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
@@ -247,8 +250,11 @@ class Losses:
 
     def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
+        return self._turn.run(partial(self._reweight, own))
+
+    def _reweight(self, own: Batch, is_free: bool) -> tuple[Tensor, Tensor]:
         loop, (f_pos, f_neg) = self._loop, own[:2]
-        with self._one_loss(own) as strength:
+        with self._one_loss(own, is_free) as strength:
             if not torch.is_grad_enabled():
                 return f_pos, f_neg
             # In float32 at least: the factors have digits that half precision would lose.

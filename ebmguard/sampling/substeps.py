@@ -12,9 +12,10 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from .moves import Moves
 from .recording import Draws, Evaluation, is_opaque
 
 __all__ = ["Substeps"]
+
+T = TypeVar("T")
 
 _OFF = 0.05  # of a step; where the sampler's size is off by less, its own line still makes the step
 
@@ -129,8 +132,8 @@ class Substeps(Draws):
             if self.moves is None:
                 self._inner = own.clone()
                 return None
-            with self._aside(module, x.device):
-                return self._finer(self.moves, x.detach(), own, gradient, began)
+            finer = partial(self._finer, self.moves, x.detach(), own, gradient, began)
+            return self._aside(module, x.device, finer)
 
         y = x.view_as(x)
         # Before the call, which may change its input in place.
@@ -194,27 +197,35 @@ class Substeps(Draws):
             self.missed = ((x - to).abs() > _OFF * self._size + rounding).float().mean()
         self._to = self._waits_for = None
 
-    @contextmanager
-    def _aside(self, module: nn.Module, device: torch.device) -> Iterator[None]:
-        """A block whose random numbers, draws and buffers nobody else notices."""
+    def _aside(self, module: nn.Module, device: torch.device, call: Callable[[], T]) -> T:
+        """``call()``, whose random numbers, draws and buffers nobody else notices."""
         generators = [torch.default_generator]
         if device.type == "cuda":
             generators.append(torch.cuda.default_generators[device.index])
         theirs = [each.get_state() for each in generators]
         buffers = [(own._buffers, {**own._buffers}) for own in module.modules() if own._buffers]
-        self._is_inside = True
-        try:
-            for each in generators if not self._states else ():
-                each.manual_seed(self._seed)
-            for each, state in zip(generators, self._states, strict=False):
-                each.set_state(state)
-            for now, before in buffers:
-                now.update({name: None if x is None else x.clone() for name, x in before.items()})
-            yield
-        finally:
-            self._states = [each.get_state() for each in generators]
+
+        def leave() -> None:
             for each, state in zip(generators, theirs, strict=True):
                 each.set_state(state)
             for now, before in buffers:
                 now.update(before)
             self._is_inside = False
+
+        try:
+            try:
+                self._is_inside = True
+                for each in generators if not self._states else ():
+                    each.manual_seed(self._seed)
+                for each, state in zip(generators, self._states, strict=False):
+                    each.set_state(state)
+                for now, before in buffers:
+                    copies = {name: None if x is None else x.clone() for name, x in before.items()}
+                    now.update(copies)
+                found = call()
+                self._states = [each.get_state() for each in generators]
+                return found
+            finally:
+                leave()
+        finally:
+            leave()  # an interrupt may have come inside the first
