@@ -12,6 +12,7 @@ from threading import get_ident
 from types import MethodType
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo as uncompiled
 
@@ -46,7 +47,8 @@ OTHER_THREAD = (
 class Turn:
     """A lock for one call at a time that, unlike a real lock, can be copied.
 
-    An interrupt may come before any line, also while a call ends. So what ends it stands twice.
+    An interrupt may come before any line, also while a call or a `with` in it ends. So what ends
+    the call stands twice, and gradients are enabled again as they were.
     """
 
     def __init__(self) -> None:
@@ -59,14 +61,18 @@ class Turn:
 
     def run(self, call: Callable[[bool], T]) -> T:
         """``call(is_free)``: whether this call holds the turn; False while another one does."""
-        mine = [get_ident()]
+        mine, is_enabled, is_over = [get_ident()], torch.is_grad_enabled(), False
         try:
             try:
-                return call(self._holder.setdefault("now", mine) is mine)
+                result = call(self._holder.setdefault("now", mine) is mine)
+                is_over = True
             finally:
                 self._leave(mine)
         finally:
             self._leave(mine)
+            if not is_over:
+                torch.set_grad_enabled(is_enabled)
+        return result
 
     def _leave(self, mine: list[int]) -> None:
         if self._holder.get("now") is mine:
