@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import _get_current_function_mode_stack, _pop_mode
 
 from ..errors import SamplerError
 from .gradients import Gradients
@@ -202,8 +201,9 @@ class Tempering:
         self._is_active = False
         self._restore(vars(self.module))
         ours = self._substeps, self._recording and self._recording.draws
-        while (modes := _get_current_function_mode_stack()) and modes[-1] in ours:
-            _pop_mode()  # interrupted before its `with` has
+        modes: Any = torch.overrides
+        while (stack := modes._get_current_function_mode_stack()) and stack[-1] in ours:
+            modes._pop_mode()  # an interrupt has kept its `with` from it
         for name in ("_function", "_owner", "_state_of", "_replaced"):
             vars(self).pop(name, None)
         self._recording = self._substeps = None
