@@ -220,6 +220,8 @@ class Loop:
     def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
         self.check_open()
+        if self.hooks is not None:
+            self.hooks.finish()
         if not self.is_told_steps and self.rows.losses_in_step:
             self.follow(self.rows.end_step())
 

@@ -23,7 +23,7 @@ from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..ranks import local
 from ..sampling import Measured, Recording, Tempering
-from ..trainer import inner_optimizer, leaves
+from ..trainer import inner_optimizer, leaves, parts_of
 from .strength import Settings, Strength
 
 __all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
@@ -259,7 +259,7 @@ class Moves:
 class Unended:
     """Watches the losses between two steps of the attached optimizer."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.is_stepping = False  # inside its ``step``, which may call losses in a closure
         self.is_found = False  # not to step; until it does
         self._has_said = False
@@ -299,12 +299,12 @@ class Unended:
         if self._moves is None:
             self._moves = Moves()
             parameters = of_optimizer.keys() & energys.keys() or {*of_optimizer}
-            found, told = self._steps_instead, id(self._optimizer)
+            found, told = self._steps_instead, {*map(id, parts_of(self._optimizer))}
 
             def after(optimizer: Optimizer, *_: Any) -> None:
                 """Keep the optimizer that steps; this holds nothing of the guard."""
                 own = (id(p) for group in optimizer.param_groups for p in group["params"])
-                if id(optimizer) != told and not parameters.isdisjoint(own):
+                if id(optimizer) not in told and not parameters.isdisjoint(own):
                     found[:] = [weakref.ref(optimizer)]
 
             weakref.finalize(self._moves, register_optimizer_step_post_hook(after).remove)
@@ -339,8 +339,10 @@ class Unended:
         return instead if follows else None
 
 
-def _name(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__name__}(lr={optimizer.param_groups[0].get('lr', '?')})"
+def _name(optimizer: Any) -> str:
+    return " and ".join(
+        f"{type(x).__name__}(lr={x.param_groups[0].get('lr', '?')})" for x in parts_of(optimizer)
+    )
 
 
 def _place(parameters: Iterable[Tensor]) -> Tensor:
