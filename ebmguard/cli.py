@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import pkgutil
 import re
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NamedTuple
 
-from .errors import EbmguardError, printable
+from .errors import SPELLED, EbmguardError, printable
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -31,9 +30,6 @@ class Command(NamedTuple):
     summary: str
 
 
-# What a terminal that lacks a character shows in its place; "?" for others.
-_PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True))
-_PLAIN |= {"β": "beta", "∞": "inf"}
 # Of each command its words, one of those joined by "|" (a figure's is its first argument); package,
 # settings and function, which is command:run where none is named; and its summary.
 _TABLE = """\
@@ -101,10 +97,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     It is 2 for words or settings that cannot be meant, and 130 after Ctrl-C.
     """
-    codecs.register_error("ebmguard", _plain)
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="ebmguard")
+            stream.reconfigure(errors=SPELLED)
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["--version"]:
         print(f"ebmguard {load('ebmguard:__version__')}")
@@ -133,13 +128,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-
-
-def _plain(error: UnicodeError) -> tuple[str, int]:
-    """Characters that a terminal lacks, in those that each has."""
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(each, "?") for each in lacking), error.end
 
 
 def _apart(words: list[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import inspect
 import os
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 __all__ = [
     "MISFITS",
+    "SPELLED",
     "BudgetSpentError",
     "CollapsedError",
     "ConfigError",
@@ -36,11 +38,18 @@ __all__ = [
     "folder_path",
     "plain",
     "printable",
+    "spelled",
     "typed",
     "undamaged",
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+SPELLED = "ebmguard"
+"""An ``errors=`` of ``str.encode``: characters that an encoding lacks, in those that each has."""
+# What a terminal or a file that lacks a character shows in its place; "?" for others.
+_PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True))
+_PLAIN |= {"β": "beta", "±": "+/-", "∞": "inf"}
 
 _ATOMS = {str, float, int, bool, NoneType}
 
@@ -254,6 +263,20 @@ _UNFIT = re.compile(
 def printable(text: object) -> str:
     """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal."""
     return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))
+
+
+def spelled(text: str, encoding: str) -> str:
+    """The text in characters of an encoding, which logging would lose with its line."""
+    return text.encode(encoding, SPELLED).decode(encoding)
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(each, "?") for each in lacking), error.end
+
+
+codecs.register_error(SPELLED, _spell)
 
 
 def typed(called: T) -> T:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from .errors import ConfigError, SamplerError
 
 __all__ = [
+    "Several",
     "Told",
     "Trainer",
     "check_takes",
@@ -28,6 +29,7 @@ __all__ = [
     "inner_optimizer",
     "is_function",
     "leaves",
+    "parts_of",
     "refuse_deferred",
 ]
 
@@ -37,7 +39,7 @@ class Told(TypedDict, total=False):
 
     model: nn.Module | None
     energy: str | None
-    optimizer: Optimizer | None
+    optimizer: Optimizer | Sequence[Optimizer] | None
     scheduler: Any
     scaler: torch.amp.GradScaler | None
     ema: Any
@@ -67,7 +69,7 @@ class Trainer:
 
     model: nn.Module | None = None
     energy: str = "forward"
-    optimizer: Optimizer | None = None
+    optimizer: Any = None  # several are Several
     scheduler: Any = None
     scaler: torch.amp.GradScaler | None = None
     ema: Any = None
@@ -115,6 +117,32 @@ class Trainer:
         if self.step_size is None or self.noise_std is None:
             return None
         return {"step_size": self.step_size, "noise_std": self.noise_std}
+
+
+class Several:
+    """Optimizers of one model, or their schedulers, as one that has all their groups."""
+
+    def __init__(self, parts: Sequence[Any]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of all optimizers, in turn."""
+        return [group for each in self.parts for group in each.param_groups]
+
+    def state_dict(self) -> list[Any]:
+        """One each."""
+        return [each.state_dict() for each in self.parts]
+
+    def load_state_dict(self, states: Sequence[Any]) -> None:
+        """Load what :meth:`state_dict` returned."""
+        for each, state in zip(self.parts, states, strict=True):
+            each.load_state_dict(state)
+
+
+def parts_of(part: Any) -> tuple[Any, ...]:
+    """The optimizers behind one that was attached, or behind several."""
+    return part.parts if isinstance(part, Several) else (part,)
 
 
 def inner_optimizer(wrapper: object) -> str:
@@ -215,6 +243,10 @@ def finite_number(name: str, value: object) -> float:
 
 def _checked(name: str, value: Any) -> Any:
     """The value of a field as it is kept."""
+    is_list = name in ("optimizer", "scheduler") and isinstance(value, list | tuple)
+    if is_list and value and not _is_stateful(value):
+        parts = [_checked(name, each) for each in value]
+        return Several(parts) if parts[1:] else parts[0]
     found = f"{name}= is {_kind(value)}"
     if name in ("step_size", "noise_std"):
         value = finite_number(name, value)
@@ -271,7 +303,10 @@ _COUNT = "the number of SGLD steps of a call, 1 or more"
 _EXPECTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (lambda x: isinstance(x, nn.Module), "the torch.nn.Module that the sampler calls"),
     "energy": (lambda x: isinstance(x, str), "the name of the model's method"),
-    "optimizer": (_has_hooks, "a torch Optimizer, whose hooks Optimizer.__init__ has made"),
+    "optimizer": (
+        _has_hooks,
+        "a torch Optimizer, with the hooks of Optimizer.__init__, or a list",
+    ),
     "scheduler": (_is_stateful, _STATEFUL),
     "scaler": (lambda x: isinstance(x, torch.amp.GradScaler), "a torch.amp.GradScaler"),
     "ema": (_is_stateful, _STATEFUL),

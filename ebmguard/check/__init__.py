@@ -31,8 +31,8 @@ OF_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noi
 OF_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
 """Diagnostics for which the gradients of the sampler's energies must be seen."""
 _HIDDEN = (
-    "the sampler's gradients are taken inside torch.func (grad, vmap), batched, or for all members "
-    "of an ensemble at once, where none of one sample can be seen",
+    "the sampler's gradients are taken in torch.func (grad, vmap), batched, of sparse or nested "
+    "tensors, or for all members of an ensemble at once, where none of one sample can be seen",
     "torch.autograd.grad(f(x).sum(), x) in the sampler; else nothing, the energies are watched.",
 )
 _UNSEEN = (

@@ -149,7 +149,7 @@ def _of_outputs(setup: Setup) -> Iterator[Problem]:
     if setup.models:
         return
     if slopes is not None:
-        norms = slopes.double().flatten(1).norm(dim=1)
+        norms = slopes.cpu().double().flatten(1).norm(dim=1)
         own, others = float(norms[0]), float(norms[1:].max())
         if others > _ROUNDING * own:
             what = f"An energy changes with the other samples of its batch (gradient {others:.2g} "
@@ -205,7 +205,7 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
         yield _error("no_gradient", what, "remove .detach(), .data and no_grad from forward.")
     if setup.models:
         return
-    total = setup.sign * f.double().reshape(len(f), -1).sum(1)
+    total = setup.sign * f.cpu().double().reshape(len(f), -1).sum(1)
     spread = float(total.std())
     for beta_star in filter(None, setup.beta_star):
         ess = float(1 / torch.softmax(beta_star * total, 0).square().sum() / len(f))

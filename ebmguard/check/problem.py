@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ..alerts import Level
-from ..errors import printable, typed
+from ..errors import printable, spelled, typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +131,7 @@ def show(problems: Sequence[Problem]) -> None:
     except ImportError:
         console = None
     if console is None or not console.is_terminal:
-        print(to_text(problems))
+        print(spelled(to_text(problems), getattr(sys.stdout, "encoding", None) or "utf-8"))
         return
     for line, style in _lines(problems, min(console.width, _WIDTH)):
         console.print(Text(line, style=style))

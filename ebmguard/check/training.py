@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from ..alerts import Level
+from ..trainer import parts_of
 from .problem import CHAINS, Problem, Setup, error, info, some, warn
 
 __all__ = ["CHECKS", "TYPED_IN", "implied_scale", "of_rollback"]
@@ -72,14 +73,17 @@ def _of_training(setup: Setup) -> Iterator[Problem]:
         missing = [name for name, p in own if p.requires_grad and id(p) not in trained]
         if missing:
             what = f"{len(missing)} parameters of the energy module are not its ({some(missing)})."
-            fix = "optimizer.add_param_group; nothing, if another optimizer has them."
+            fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
-        decay = max((group.get("weight_decay", 0) for group in groups), default=0)
-        if decay:
+        for each in parts_of(optimizer):
+            groups = each.param_groups
+            decay = max((group.get("weight_decay", 0) for group in groups), default=0)
+            if not decay:
+                continue
             what = f"weight_decay={decay:g}: where GradScale is small, the decay is what is left "
             what += "of the gradient"
             decoupled = all(group.get("decoupled_weight_decay") for group in groups)
-            if isinstance(optimizer, Adam) and not decoupled:
+            if isinstance(each, Adam) and not decoupled:
                 what += ", and Adam brings it to the size of a full step."
                 fix = "weight_decay=0, as JEM, or AdamW, which keeps the decay apart."
                 yield warn("weight_decay", "the optimizer", what, fix)

@@ -31,7 +31,7 @@ _log = logging.getLogger("ebmguard")
 _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
-_VERSION = 3
+_VERSION = 4
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 
 

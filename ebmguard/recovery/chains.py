@@ -8,11 +8,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from ..sampling import variables_of
+from ..sampling import is_opaque, variables_of
 
 __all__ = ["Chains"]
 
@@ -158,7 +157,7 @@ def _version(x: Tensor) -> int:
 
 def _tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """The plain ones that have memory: no parameters, which are the model's."""
-    plain = (x for x in values if type(x) is Tensor and x.layout is torch.strided)
+    plain = (x for x in values if type(x) is Tensor and not is_opaque(x))
     yield from (x for x in plain if x.ndim and x.numel() and not x.is_meta)
 
 

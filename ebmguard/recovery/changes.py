@@ -77,8 +77,8 @@ class LearningRate:
         self.restore()  # a step that raised has left it scaled
         for group in optimizer.param_groups if self.factor != 1 else ():
             if (own := group.get("lr")) is not None:  # some optimizers set their own
-                group["lr"] = own * self.factor
-                self._scaled.append((group, own, group["lr"]))
+                self._scaled.append((group, own, own * self.factor))
+                group["lr"] = self._scaled[-1][2]
 
     def restore(self) -> None:
         """The step is over."""

@@ -8,7 +8,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
@@ -77,7 +77,7 @@ class Recoverer(Stateful):
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
-        self._has_begun = False
+        self._has_begun, self._ready = False, cast("Trainer | None", None)
         self.rate = LearningRate()
         self.chains = Chains()
 
@@ -254,7 +254,9 @@ class Recoverer(Stateful):
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
-        check_complete(trainer)
+        if trainer is not self._ready:
+            check_complete(trainer)
+            self._ready = trainer
         if self._archive is not None and not self._has_begun:
             self._archive.check_empty()
             self._has_begun = True

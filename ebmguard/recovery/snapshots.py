@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
 from ..errors import ConfigError
 from ..ranks import Place, joined, local, place_of
-from ..trainer import Trainer
+from ..trainer import Trainer, parts_of
 from .archive import described, difference
 from .changes import random_state, restore_random_state
 
@@ -45,6 +44,14 @@ def check_complete(trainer: Trainer) -> None:
             f"g.attach({', '.join(missing)}), with buffer=, scheduler=, scaler=, ema=, generators= "
             "where the trainer has them."
         )
+    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    own = [] if trainer.model is None else trainer.model.named_parameters()
+    if left := [name for name, p in own if p.requires_grad and id(p) not in trained]:
+        raise ConfigError(
+            f'action="rollback": no attached optimizer has these parameters of the model, so that '
+            f"no bad step of theirs is left out: {', '.join(left)}. Pass all that train it, "
+            "optimizer=[a, b]; p.requires_grad_(False) for what none does."
+        )
 
 
 def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
@@ -55,6 +62,7 @@ def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
     }
     return {
         **{name: copied(part) for name, part in parts.items()},
+        "others": copied(_others(trainer)),
         "places": {name: places_of(part) for name, part in parts.items()},
         "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
@@ -87,9 +95,9 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 def _kind(name: str, part: Any) -> dict[str, str]:
     """In words, what loading a state does not hold against a part of another kind."""
-    if isinstance(part, Optimizer):
+    if name == "optimizer":
         shapes = described({"groups": [group["params"] for group in part.param_groups]})
-        return {"it": type(part).__name__, **shapes}
+        return {"it": " and ".join(type(x).__name__ for x in parts_of(part)), **shapes}
     is_known = name == "scheduler" or _is_plain(name, part)
     return {"it": type(part).__name__} if is_known else {}
 
@@ -97,6 +105,12 @@ def _kind(name: str, part: Any) -> dict[str, str]:
 def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Refuse, with a ``ConfigError``, a snapshot that was taken with other parts."""
     parts, generators = _attached(trainer), generators_of(trainer)
+    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
+    if found:
+        raise ConfigError(
+            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
+            "it with all of its groups before the first step."
+        )
     unknown = [name for name in _PARTS if (name in parts) != (name in state)]
     unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
     if unknown:
@@ -136,7 +150,16 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
                 own.copy_(before)
         else:  # it has grown since
             part[:] = kept
+    for other, before in zip(_others(trainer), state["others"], strict=True):
+        local(other).copy_(before)
     restore_random_state(state["random"], generators)
+
+
+def _others(trainer: Trainer) -> list[Tensor]:
+    """Parameters that the optimizer trains beside the model's, such as a generator's."""
+    groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
+    own = set() if trainer.model is None else {*map(id, trainer.model.parameters())}
+    return [p for group in groups for p in group["params"] if id(p) not in own]
 
 
 def _is_plain(name: str, part: object) -> bool:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from inspect import signature
 from typing import Any
 
 from ..alerts import Alert, Level, Situation
@@ -34,6 +35,7 @@ class Actions:
     def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
         self.asks_steps = False  # whether the sampler does
+        self.sets_steps = False  # whether the latest call's caller does, to another number
         self.pending: Alert | None = None  # an ERROR whose action waits for a safe point
         self._usual_steps: int | None = None
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
@@ -135,6 +137,23 @@ class Actions:
         """Return :attr:`steps` to a sampler that follows them."""
         steps, self.asks_steps = self.steps, True
         return steps
+
+    def with_steps(
+        self, name: str, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """A sampler call's arguments with the number of steps to run as the argument ``name``.
+
+        A number that the caller gives is taken as it is, unless it is the usual one.
+        """
+        bound = signature(call).bind_partial(*args)
+        given = kwargs.get(name, bound.arguments.get(name, self._usual_steps))
+        self.sets_steps = given != self._usual_steps
+        if self.sets_steps:
+            return args, kwargs
+        if name not in bound.arguments:
+            return args, {**kwargs, name: self.ask_steps()}
+        bound.arguments[name] = self.ask_steps()
+        return bound.args, kwargs
 
     def notes(self) -> dict[str, float]:
         """The settings of the step, for its row."""

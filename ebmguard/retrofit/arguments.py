@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import locale
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Unpack, get_args
+from typing import Any, Unpack, cast, get_args
 
 import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
-from ..errors import ConfigError, folder_path
+from ..errors import ConfigError, folder_path, spelled
 from ..recovery import Recoverer, Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
@@ -232,6 +233,23 @@ class _Terminal(logging.Handler):
         # A program that has set up logging shows this as it shows everything.
         if _log.handlers == [self] and not logging.getLogger().handlers:
             print(f"ebmguard: {self.format(record)}", file=sys.stderr)
+
+
+def _spelled(record: logging.LogRecord) -> bool:
+    """Pass a line on, in characters that the files of all handlers have."""
+    logger, text = cast("logging.Logger | None", _log), record.getMessage()
+    while logger is not None:
+        for each in logger.handlers:
+            # A file that is not open yet has the name that it will be opened with.
+            encoding = getattr(getattr(each, "stream", None) or each, "encoding", None) or "utf-8"
+            text = spelled(text, locale.getencoding() if encoding == "locale" else encoding)
+        logger = logger.parent if logger.propagate else None
+    if text != record.getMessage():
+        record.msg, record.args = text, ()
+    return True
+
+
+_log.addFilter(_spelled)
 
 
 def announce(

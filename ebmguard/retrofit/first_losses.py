@@ -14,12 +14,11 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LossError
-from ..sampling import Measured, Tempering, is_capturing
+from ..sampling import Measured, Tempering, is_capturing, is_opaque
 from ..trainer import leaves
 from .strength import Settings
 from .watches import is_compiled
@@ -153,8 +152,10 @@ class FirstLosses:
             self._unhook()
             if not any(map(is_compiled, (tempering.module, *parts))):
                 self._calls = calls = _Calls(tempering)
-                hook = tempering.module.register_forward_hook
-                calls.handle = hook(calls, with_kwargs=True)
+                hook = (
+                    nn.Module.register_forward_hook
+                )  # those of torch.jit refuse theirs, and run it
+                calls.handle = hook(tempering.module, calls, with_kwargs=True)
 
     def stop(self) -> None:
         """Check no more losses."""
@@ -294,8 +295,8 @@ def _is_plain(x: object) -> TypeGuard[Tensor]:
         return False
     if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         return False  # it wraps others
-    has_numbers = x.layout is torch.strided and not (x.is_meta or is_functorch_wrapped_tensor(x))
-    return has_numbers and not x.is_complex() and x.ndim > 0 and x.numel() > 0
+    has_numbers = not (x.is_meta or x.is_complex() or is_opaque(x))
+    return has_numbers and x.ndim > 0 and x.numel() > 0
 
 
 def _marks(x: Tensor) -> Tensor:

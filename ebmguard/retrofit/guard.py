@@ -9,6 +9,7 @@ from threading import get_ident
 from typing import Any, Unpack
 
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..alerts import Verdict
 from ..check import Problem, find_problems
@@ -119,6 +120,7 @@ class Guard:
         """
         return self._loop.actions.steps
 
+    @uncompiled
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
@@ -152,6 +154,7 @@ class Guard:
         pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
         return self._losses.loss(Batch(pos, neg, groups, log_q))
 
+    @uncompiled
     def reweight(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -167,6 +170,7 @@ class Guard:
             return pos.reshape(f_pos.shape), neg.reshape(f_neg.shape)
         return pos, neg
 
+    @uncompiled
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
         """Put numbers of your own into the row of the step under way.
 
@@ -199,6 +203,7 @@ class Guard:
         if not self._loop.paused_by:
             self._loop.rows.log(numbers)
 
+    @uncompiled
     def next_steps(self) -> int:
         """How many SGLD steps your sampler should run now; a rollback may change their number.
 
@@ -208,6 +213,7 @@ class Guard:
         self._loop.check_open()
         return self._loop.actions.ask_steps()
 
+    @uncompiled
     def temper(self, output: Tensor) -> Tensor:
         """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
 
@@ -236,8 +242,9 @@ class Guard:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """A block in which the sampler runs untempered and nothing is recorded, as for plots."""
-        before, self._loop.paused_by = self._loop.paused_by, get_ident()
+        before = self._loop.paused_by
         try:
+            self._loop.paused_by = get_ident()
             yield
         finally:
             self._loop.paused_by = before

@@ -23,6 +23,7 @@ from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..trainer import Told, Trainer
 from .actions import Actions
+from .ending import finish, take_off, write_the_rest
 from .fineness import Fineness
 from .first_losses import FirstLosses
 from .measure import Measure
@@ -76,7 +77,7 @@ class Loop:
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
-        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self._hung)
+        weakref.finalize(self, finish, self.rows, writer, self.first_losses, self._hung)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
@@ -145,18 +146,21 @@ class Loop:
         """Run the sampler on the tempered energy, and return its result."""
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
-        with self.sampling.turn.take() as is_free:
+
+        def run(is_free: bool) -> Any:
             if is_free and not self.paused_by:
                 return self._sample(call, args, kwargs)
             if self.strength_at(self.rows.step).must_temper:
                 raise SamplerError(OTHER_THREAD)
             return call(*args, **kwargs)
 
+        return self.sampling.turn.run(run)
+
     def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.begin_sampling()
         now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
-        if trainer.steps_argument is not None:
-            kwargs = {**kwargs, trainer.steps_argument: self.actions.ask_steps()}
+        if (name := trainer.steps_argument) is not None:
+            args, kwargs = self.actions.with_steps(name, call, args, kwargs)
         awaits = self.first_calls.calls_left > 0
         if (recoverer := self.actions.recoverer) is not None:
             recoverer.chains.enter(call, args, kwargs, trainer.buffer)
@@ -190,10 +194,10 @@ class Loop:
         parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
-        drifts = trainer, tempering, result, last, parts_of
-        sizes = self.first_calls.sizes
+        drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
-        self.unused.sample(tempering, acts=not now.is_off, tempers=now.must_temper)
+        told = {"acts": not now.is_off, "tempers": now.must_temper}
+        self.unused.sample(tempering, result, sets_steps=self.actions.sets_steps, **told)
         return result
 
     def begin_sampling(self) -> None:
@@ -216,6 +220,8 @@ class Loop:
     def end_step_before(self) -> None:
         """Where no optimizer tells that a step is over, the next sampler call does."""
         self.check_open()
+        if self.hooks is not None:
+            self.hooks.finish()
         if not self.is_told_steps and self.rows.losses_in_step:
             self.follow(self.rows.end_step())
 
@@ -263,13 +269,13 @@ class Loop:
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
         actions, step = self.actions, self.rows.step
-        error = actions.take_pending()
+        error = actions.pending  # until all is back: an interrupt leaves it to the next step
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
             if recoverer.observe(step, step - self.rows.lag, self._judge.active):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
-        _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
+        write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
         fineness = self.situation  # as the chains were when it broke
         rollback, guard_state = recoverer.restore(step, self.trainer, error)
         self.load_own_state(guard_state)
@@ -320,7 +326,7 @@ class Loop:
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         is_first, self.is_closed = not self.is_closed, True
-        _take_off(self.first_losses, self._hung)
+        take_off(self.first_losses, self._hung)
         with ExitStack() as last_first:  # all of it, whatever a callback raises
             last_first.callback(self._leave, speaks=is_first)
             for row in [*self.rows.drain()][::-1]:
@@ -360,21 +366,3 @@ class Loop:
         self.first_calls.load_state_dict(state["measured"])
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self._now = None
-
-
-def _write_the_rest(rows: Rows, writer: Writer) -> None:
-    """Write the rows that are under way, unjudged."""
-    for row in rows.drain():
-        writer.write(row.step, row.numbers | row.logged, row.samples)
-
-
-def _take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
-    first_losses.stop()
-    for hooks in filter(None, (each() for each in hung)):
-        hooks.remove()
-
-
-def _finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
-    _take_off(*hanging)
-    _write_the_rest(rows, writer)
-    writer.close()

@@ -10,10 +10,12 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import per_sample, widened
 from ..errors import LossError, SamplerError
@@ -83,15 +85,16 @@ class CallerLoss:
         if self._checked:
             return
         # The guard must not move the trainer's random state.
-        generator, slopes = torch.Generator().manual_seed(0), []
+        generator, slopes = torch.Generator("cpu").manual_seed(0), []
 
         def points(f: Tensor, scale: float, shift: float) -> Tensor:
-            return (torch.randn(f.shape, generator=generator) * scale + shift).to(f.device)
+            drawn = torch.randn(f.shape, generator=generator, device="cpu")
+            return (drawn * scale + shift).to(f.device)
 
         drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
         for each in (*drawn, drawn[0]):
             to_pos, to_neg = self._gradients(*each)
-            up, down = to_neg.double(), -to_pos.double()
+            up, down = to_neg.cpu().double(), -to_pos.cpu().double()
             size = max(side.abs().max().item() for side in (up, down))
             if not all(torch.isfinite(side).all() for side in (up, down)):
                 raise LossError("loss_fn has a gradient that is not finite on ordinary energies.")
@@ -168,15 +171,20 @@ class CallerLoss:
         return to_pos, to_neg
 
 
-def _no_gradient(f: Tensor) -> Tensor:
-    """0 with a zero gradient, also where f is NaN."""
-    return torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+def _without_gradient(loss: Tensor, *sides: Tensor) -> Tensor:
+    """The loss with a zero gradient, also where energies are NaN; NaN where all of a side are."""
+    value = loss.detach()
+    for f in sides:
+        value = torch.where(f.detach().isfinite().any(), value, torch.nan)
+        value = value + torch.where(torch.zeros_like(f, dtype=torch.bool), f, 0.0).sum()
+    return value
 
 
 def _scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
     """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
     by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
 
+    @uncompiled
     def scaled(gradient: Tensor) -> Tensor:
         return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
 
@@ -199,19 +207,18 @@ class Losses:
         self._turn = Turn()
 
     @contextmanager
-    def _one_loss(self, own: Batch) -> Iterator[StrengthAt]:
+    def _one_loss(self, own: Batch, is_free: bool) -> Iterator[StrengthAt]:
         """Let one thread in, begin; of a loss that cannot train, a validation's, record nothing.
 
         Energies that never had a gradient are recorded where gradients are enabled.
         """
-        with self._turn.take() as is_free:
-            if not is_free:
-                raise LossError(_UNDER_WAY)
-            is_paused = self._loop.paused_by is not None
-            trains = any(getattr(f, "requires_grad", False) for f in own[:2])
-            rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
-            self._is_quiet = is_paused or rests
-            yield self._begin(own)
+        if not is_free:
+            raise LossError(_UNDER_WAY)
+        is_paused = self._loop.paused_by is not None
+        trains = any(getattr(f, "requires_grad", False) for f in own[:2])
+        rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
+        self._is_quiet = is_paused or rests
+        yield self._begin(own)
         if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
             self._without += 1
             if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
@@ -221,8 +228,11 @@ class Losses:
 
     def loss(self, own: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
+        return self._turn.run(partial(self._loss, own))
+
+    def _loss(self, own: Batch, is_free: bool) -> Tensor:
         loop, sides = self._loop, own[:2]
-        with self._one_loss(own) as strength:
+        with self._one_loss(own, is_free) as strength:
             if not self._is_quiet:
                 step = loop.rows.step
                 loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
@@ -232,22 +242,25 @@ class Losses:
             else:
                 weight = self._caller_loss.weight(*sides, loop.settings.models)
                 loss = self._take(own, strength, weight=weight)
-            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
-                return _no_gradient(own.f_pos) + _no_gradient(own.f_neg)
             loss = loss.sum() if loss.ndim else loss
+            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
+                return _without_gradient(loss, *sides)
             loop.first_calls.watch(loss, loop.trainer.optimizer)
             return loss
 
     def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
+        return self._turn.run(partial(self._reweight, own))
+
+    def _reweight(self, own: Batch, is_free: bool) -> tuple[Tensor, Tensor]:
         loop, (f_pos, f_neg) = self._loop, own[:2]
-        with self._one_loss(own) as strength:
+        with self._one_loss(own, is_free) as strength:
             if not torch.is_grad_enabled():
                 return f_pos, f_neg
             # In float32 at least: the factors have digits that half precision would lose.
             pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
             with torch.enable_grad():
-                off = torch.zeros(()) if strength.is_off else None
+                off = f_pos.new_zeros(()) if strength.is_off else None
                 loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
             if loop.actions.pending:
                 zero = f_pos.new_zeros(())

@@ -31,7 +31,7 @@ from ..diagnostics import (
 )
 from ..errors import Stateful
 from ..ranks import Batch, gathered
-from ..sampling import Evaluation, Tempering
+from ..sampling import Evaluation, Tempering, is_opaque
 from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
 from .ensemble import WEIGHT_SUMS, Variants, over_models
@@ -65,7 +65,9 @@ class Measure(Stateful):
     def _saved(self) -> Mapping[str, Any]:
         return {
             "_recent": lambda own: deque([tuple(map(_restored, x)) for x in own], POOLED_STEPS),
-            "_update": lambda own: {name: torch.tensor(float(x)) for name, x in own.items()},
+            "_update": lambda own: {
+                name: torch.tensor(float(x), device="cpu") for name, x in own.items()
+            },
             "_known_by": lambda own: {int(call): _restored(x) for call, x in own.items()},
         }
 
@@ -146,7 +148,7 @@ class Measure(Stateful):
             else:
                 acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
                 parts.append(Part.of({"sampler/acceptance": acceptance}, models))
-        found = (x for x in leaves(samples) if isinstance(x, Tensor))
+        found = (x for x in leaves(samples) if isinstance(x, Tensor) and not is_opaque(x))
         x = next((x.detach() for x in found if x.is_floating_point() and x.numel()), None)
         if x is not None:
             given = _rows(x, models), self._known_by.get(call), trainer.clamp
@@ -358,7 +360,7 @@ def _of_buffer(buffer: object) -> list[Part]:
 
 def _restored(x: Any) -> Tensor | None:
     # Float64 holds any number exactly; they are turned back where they are used.
-    return None if x is None else torch.as_tensor(x, dtype=torch.float64)
+    return None if x is None else torch.as_tensor(x, dtype=torch.float64, device="cpu")
 
 
 @cache

@@ -16,18 +16,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..ranks import copies, gathered, is_sharded, local
 from ..recovery.changes import LearningRate
+from ..trainer import parts_of
 from .watches import Unended
 
 __all__ = ["OptimizerHooks", "total_norm"]
 
 
 class OptimizerHooks:
-    """Hooks on one optimizer, and on its GradScaler where there is one.
+    """Hooks on one optimizer, or several of one model, and on their GradScaler where there is one.
+
+    A step is over when all have stepped; one of them skips with any other.
 
     Args:
         on_step: called after every step, also if the scaler skipped it. First argument: 1.0 if the
@@ -44,7 +48,7 @@ class OptimizerHooks:
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        optimizer: Any,
         scaler: torch.amp.GradScaler | None,
         on_step: Callable[[float | Tensor, bool], None],
         is_watched: Callable[[], bool],
@@ -54,45 +58,67 @@ class OptimizerHooks:
     ) -> None:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
-        self._optimizer, self._rate = optimizer, LearningRate() if rate is None else rate
+        self._members, self._rate = parts_of(optimizer), LearningRate() if rate is None else rate
+        # Of those that have stepped since the last step was over.
+        self._told: dict[int, tuple[float | Tensor, bool]] = {}
+        self._norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self._is_off = False
         self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = Unended(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
         self._scaled = self._has_scaler
         self._skipped: float | Tensor = 0.0
-        self._flag: Tensor | None = None  # which the optimizer was given
+        self._flag: tuple[Optimizer, Tensor] | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []
         self._stepped = False  # since the scaler was last asked to
-        for each in [*optimizer._optimizer_step_post_hooks.values()]:
-            old = getattr(each, "__self__", None)
-            if isinstance(old, OptimizerHooks) and old._is_off:
-                old.remove()  # what could not go inside a step
-        self._hooks: list[RemovableHandle | _WatchedStep] = [
-            optimizer.register_step_post_hook(self._after),
-            optimizer.register_step_pre_hook(self._before),
-        ]
+        self._hooks: list[RemovableHandle | _WatchedStep] = []
+        for member in self._members:
+            for each in [*member._optimizer_step_post_hooks.values()]:
+                old = getattr(each, "__self__", None)
+                if isinstance(old, OptimizerHooks) and old._is_off:
+                    old.remove()  # what could not go inside a step
+            self._hooks.append(member.register_step_post_hook(self._after))
+            self._hooks.append(member.register_step_pre_hook(self._before))
         if scaler is not None and self._has_scaler:
-            self._hooks.append(_WatchedStep(self, optimizer, scaler))
+            self._hooks.append(_WatchedStep(self, self._members, scaler))
 
     def remove(self) -> None:
         """Remove all hooks; inside a step, where none can be removed, disable them."""
         self._is_off = True
         self._take_flag()
         self._rate.restore()
-        if not _is_inside_step(self._optimizer):
+        if not any(map(_is_inside_step, self._members)):
             self.unended.forget()
             while self._hooks:
                 self._hooks.pop().remove()
 
-    def scaled_step(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def scaled_step(
+        self, step: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
         """Call the scaler's ``step``; report to ``on_step`` if the scaler skipped the step."""
         self._stepped = False
-        result = step(*args, **kwargs)
+        result = step(optimizer, *args, **kwargs)
         if not (self._is_off or self._stepped):
-            self._on_step(1.0, True)
+            self._tell(optimizer, 1.0, by_scaler=True)
         return result
 
+    def _tell(self, optimizer: Optimizer, skipped: float | Tensor, *, by_scaler: bool) -> None:
+        self._told[id(optimizer)] = skipped, by_scaler
+        if len(self._told) == len(self._members):
+            self.finish()
+
+    def finish(self) -> None:
+        """End the step, where any has stepped: of several optimizers some may rest."""
+        told, norms = [*self._told.values()], self._norms
+        self._told, self._norms = {}, []
+        if norms:
+            self._on_update(*map(_joined, zip(*norms, strict=True)))
+        if told:
+            flags = [flag for flag, _ in told]
+            skipped = flags[0] if len(flags) == 1 else max(flags, key=float)
+            self._on_step(skipped, any(by_scaler for _, by_scaler in told))
+
+    @uncompiled
     def _before(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -131,12 +157,16 @@ class OptimizerHooks:
         if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        groups = [group for each in self._members for group in each.param_groups]
+        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
         if any(x.is_sparse or type(x) is not Tensor for x in gradients):
             gradients = [_dense(x) for x in gradients]
-        not_finite = self._of_any_rank(_not_finite(gradients, parameters[0].device))
+        not_finite = _not_finite(gradients, parameters[0].device)
+        for flag, _ in self._told.values():  # what another one has skipped
+            not_finite = torch.maximum(not_finite, not_finite.new_full((), 1.0) * flag)
+        not_finite = self._of_any_rank(not_finite)
         if _honours_found_inf(optimizer):
-            self._skipped = self._flag = not_finite
+            self._skipped, self._flag = not_finite, (optimizer, not_finite)
             optimizer.found_inf = not_finite  # type: ignore[attr-defined]
         elif bool(not_finite):
             self._skipped = 1.0
@@ -145,6 +175,7 @@ class OptimizerHooks:
             for p, _ in self._withheld:
                 p.grad = None
 
+    @uncompiled
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._rate.restore()
         if self._is_off or not self.unended.is_stepping:
@@ -161,7 +192,7 @@ class OptimizerHooks:
         if self._measure is not None:
             self._measure(self._skipped)
             self._measure = None
-        self._on_step(self._skipped, self._scaled)
+        self._tell(optimizer, self._skipped, by_scaler=self._scaled)
 
     def _measuring(
         self, optimizer: Optimizer, *, has_gradients: bool
@@ -204,14 +235,16 @@ class OptimizerHooks:
                 relative = torch.where(skipped.to(device) > 0, torch.nan, relative)
             elif skipped:
                 relative = relative * torch.nan
-            self._on_update(table[0], *map(torch.linalg.vector_norm, (table[1:], relative)))
+            norm, of_update = map(torch.linalg.vector_norm, (table[1:], relative))
+            self._norms.append((table[0], norm, of_update))
 
         return finish
 
     def _take_flag(self) -> None:
         """Take back what the optimizer was given, never what a scaler has given it."""
-        if self._flag is not None and vars(self._optimizer).get("found_inf") is self._flag:
-            del self._optimizer.found_inf  # type: ignore[attr-defined]
+        optimizer, flag = self._flag or (None, None)
+        if optimizer is not None and vars(optimizer).get("found_inf") is flag:
+            del optimizer.found_inf  # type: ignore[attr-defined]
         self._flag = None
 
     def _of_any_rank(self, flag: Tensor) -> Tensor:
@@ -227,7 +260,7 @@ class _WatchedStep:
     """
 
     def __init__(
-        self, hooks: OptimizerHooks, attached: Optimizer, scaler: torch.amp.GradScaler
+        self, hooks: OptimizerHooks, attached: Sequence[Optimizer], scaler: torch.amp.GradScaler
     ) -> None:
         self._hooks, self._attached, self._scaler = hooks, attached, scaler
         self._before = vars(scaler).get("step")  # another library's, say
@@ -235,7 +268,7 @@ class _WatchedStep:
         vars(scaler)["step"] = self
 
     def __call__(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        if optimizer is not self._attached:
+        if not any(optimizer is each for each in self._attached):
             return self._step(optimizer, *args, **kwargs)
         return self._hooks.scaled_step(self._step, optimizer, *args, **kwargs)
 
@@ -255,6 +288,11 @@ def _is_inside_step(optimizer: Optimizer) -> bool:
     while frame is not None and frame.f_code is not getattr(type(optimizer).step, "__code__", None):
         frame = frame.f_back
     return frame is not None
+
+
+def _joined(norms: Sequence[Tensor]) -> Tensor:
+    """The norm of all from the norms of parts, on the device of the first."""
+    return norms[0] if len(norms) == 1 else total_norm([x.to(norms[0]) for x in norms])
 
 
 def _norm(tensors: Sequence[Tensor], like: Sequence[Tensor], world: int | None) -> Tensor:

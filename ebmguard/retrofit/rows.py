@@ -58,7 +58,7 @@ class Part(NamedTuple):
     @classmethod
     def known(cls, numbers: Row) -> Part:
         """From numbers that are on the host already."""
-        return cls(torch.zeros(0), lambda _: numbers)
+        return cls(torch.zeros(0, device="cpu"), lambda _: numbers)
 
     @classmethod
     def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
@@ -74,7 +74,7 @@ class Part(NamedTuple):
                 rows.append(reduce(or_, found, {}))
             return pooled(rows)
 
-        return cls(torch.cat(flat, -1) if flat else torch.zeros(0), named)
+        return cls(torch.cat(flat, -1) if flat else torch.zeros(0, device="cpu"), named)
 
 
 @dataclass
@@ -329,7 +329,7 @@ class _OpenRow:
 def _to_host(x: Tensor) -> Tensor:
     if not x.is_cuda:
         return x.detach().cpu()
-    host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
     return host.copy_(x, non_blocking=True)
 
 

@@ -7,13 +7,14 @@ import inspect
 import logging
 import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from types import MethodType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
@@ -32,6 +33,8 @@ __all__ = [
     "wrap_sampler",
 ]
 
+T = TypeVar("T")
+
 _log = logging.getLogger("ebmguard")
 OTHER_THREAD = (
     "The guarded sampler was called while another thread is inside it, or inside `with "
@@ -42,26 +45,38 @@ OTHER_THREAD = (
 
 
 class Turn:
-    """A lock for one call at a time that, unlike a real lock, can be copied."""
+    """A lock for one call at a time that, unlike a real lock, can be copied.
+
+    An interrupt may come before any line, also while a call or a `with` in it ends. So what ends
+    the call stands twice, and gradients are enabled again as they were.
+    """
 
     def __init__(self) -> None:
-        self.thread: int | None = None  # which has it
-        self._free = [True]
+        self._holder: dict[str, list[int]] = {}  # a list, which is no other call's
 
-    @contextmanager
-    def take(self) -> Iterator[bool]:
-        """Yield whether this block holds the turn; False while another call holds it."""
+    @property
+    def thread(self) -> int | None:
+        """Which has it."""
+        return self._holder.get("now", [None])[0]
+
+    def run(self, call: Callable[[bool], T]) -> T:
+        """``call(is_free)``: whether this call holds the turn; False while another one does."""
+        mine, is_enabled, is_over = [get_ident()], torch.is_grad_enabled(), False
         try:
-            free = self._free.pop()
-        except IndexError:
-            yield False
-            return
-        self.thread = get_ident()
-        try:
-            yield True
+            try:
+                result = call(self._holder.setdefault("now", mine) is mine)
+                is_over = True
+            finally:
+                self._leave(mine)
         finally:
-            self.thread = None
-            self._free.append(free)
+            self._leave(mine)
+            if not is_over:
+                torch.set_grad_enabled(is_enabled)
+        return result
+
+    def _leave(self, mine: list[int]) -> None:
+        if self._holder.get("now") is mine:
+            del self._holder["now"]
 
 
 class Sampling:
@@ -196,6 +211,7 @@ class _Guarded:
     original: Any
     _run: Run
 
+    @uncompiled  # a function that is compiled around it runs this one as it is
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(self.original, args, kwargs)
 

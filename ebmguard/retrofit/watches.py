@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -22,7 +23,7 @@ from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..ranks import local
 from ..sampling import Drift, Measured, Substeps, Tempering, changes
-from ..trainer import inner_optimizer
+from ..trainer import inner_optimizer, leaves, parts_of
 from .strength import Settings, Strength, StrengthAt
 
 __all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
@@ -143,6 +144,7 @@ class FirstCalls(Stateful):
         self._has_watched = True
         ascends = optimizer is not None and any(g.get("maximize") for g in optimizer.param_groups)
 
+        @uncompiled
         def look(gradient: Tensor) -> None:
             if bool(gradient > 0 if ascends else gradient < 0):
                 _log.warning(_TURNED, *_SIGNS[ascends])
@@ -191,19 +193,22 @@ _NEVER = (
     "train an unguarded loss. Use the loss that guard() returned, and draw plots inside "
     "`with g.paused():`."
 )
-_NO_LONGER = (
-    "The guarded sampler was called %d times since the last guarded loss, against %d before it. If "
-    "this is an evaluation, it judges samples of the tempered energy: give it `sampler.original`, "
-    "or put it inside `with g.paused():`."
+_EVALUATION = (
+    "The guarded sampler was called %s before. If this is an evaluation or a picture, its samples "
+    "are those of the tempered energy: call `sampler.original` there, or put it inside `with "
+    "g.paused():`."
 )
+_MORE = 2  # times the samples of any training step's call
 
 
 class Unused:
-    """Counts sampler calls until a loss comes, and warns once."""
+    """Counts sampler calls until a loss comes, knows those of training steps, and warns once."""
 
     def __init__(self) -> None:
-        self._calls = 0  # since the latest loss
-        self._most = 0  # before any loss; 0 until the first one
+        self._calls = self._samples = 0  # since the latest loss; the most of a call
+        self._most = self._most_samples = 0  # before any loss; 0 until the first one
+        # Of calls: whether the network was in training, gradients enabled, the number of steps set.
+        self._ways, self._known = set[tuple[bool, ...]](), set[tuple[bool, ...]]()
         self._steps = 0  # before the first loss
         self._moves = Moves()
         self._has_warned = False
@@ -211,17 +216,39 @@ class Unused:
     def loss(self) -> None:
         """Record a call of a guarded loss."""
         self._most, self._calls = max(self._most, self._calls), 0
+        self._most_samples, self._samples = max(self._most_samples, self._samples), 0
+        self._known |= self._ways
+        self._ways.clear()
 
-    def sample(self, tempering: Tempering | None, *, acts: bool, tempers: bool) -> None:
+    def sample(
+        self,
+        tempering: Tempering | None,
+        result: object,
+        *,
+        sets_steps: bool,
+        acts: bool,
+        tempers: bool,
+    ) -> None:
         """Record a sampler call, tempered by this factor if its module is known.
 
+        ``sets_steps``: whether the caller gave it another number of steps than the usual one;
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
-        self._calls += 1
-        said = ""
+        is_training = tempering is not None and tempering.module.training
+        way = is_training, torch.is_grad_enabled(), sets_steps
+        found = (x for x in leaves(result) if isinstance(x, Tensor) and x.ndim)
+        count = max((x.size(0) for x in found), default=0)
+        self._ways.add(way)
+        self._calls, self._samples = self._calls + 1, max(self._samples, count)
+        said = how = ""
         if self._most:
-            if tempers and self._calls > _STEPS * self._most:
-                said = _NO_LONGER % (self._calls, self._most)
+            if self._calls > self._most:
+                how = f"{self._calls} times since the last guarded loss, against {self._most}"
+            elif way not in self._known:
+                how = "in evaluation mode, without gradients or for other steps, unlike"
+            elif count > _MORE * self._most_samples:
+                how = f"for {count} samples, against {self._most_samples}"
+            said = _EVALUATION % how if how and tempers else ""
         else:
             if self._steps < _STEPS:
                 # A step may need a hundred calls (of Metropolis steps, say), but moves parameters.
@@ -268,7 +295,7 @@ class Moves:
 class Unended:
     """Watches the losses between two steps of the attached optimizer."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.is_stepping = False  # inside its ``step``, which may call losses in a closure
         self.is_found = False  # not to step; until it does
         self._has_said = False
@@ -308,12 +335,12 @@ class Unended:
         if self._moves is None:
             self._moves = Moves()
             parameters = of_optimizer.keys() & energys.keys() or {*of_optimizer}
-            found, told = self._steps_instead, id(self._optimizer)
+            found, told = self._steps_instead, {*map(id, parts_of(self._optimizer))}
 
             def after(optimizer: Optimizer, *_: Any) -> None:
                 """Keep the optimizer that steps; this holds nothing of the guard."""
                 own = (id(p) for group in optimizer.param_groups for p in group["params"])
-                if id(optimizer) != told and not parameters.isdisjoint(own):
+                if id(optimizer) not in told and not parameters.isdisjoint(own):
                     found[:] = [weakref.ref(optimizer)]
 
             weakref.finalize(self._moves, register_optimizer_step_post_hook(after).remove)
@@ -348,12 +375,14 @@ class Unended:
         return instead if follows else None
 
 
-def _name(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__name__}(lr={optimizer.param_groups[0].get('lr', '?')})"
+def _name(optimizer: Any) -> str:
+    return " and ".join(
+        f"{type(x).__name__}(lr={x.param_groups[0].get('lr', '?')})" for x in parts_of(optimizer)
+    )
 
 
 def _place(parameters: Iterable[Tensor]) -> Tensor:
     own = [local(p.detach()) for p in parameters]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
-    few = [p[:: -(-len(p) // _ENTRIES)].double() for p in flat if not p.is_meta]
-    return torch.cat([p.to(few[0].device) for p in few]).cpu() if few else torch.empty(0)
+    few = [p[:: -(-len(p) // _ENTRIES)].cpu().double() for p in flat if not p.is_meta]
+    return torch.cat(few) if few else torch.empty(0, device="cpu")

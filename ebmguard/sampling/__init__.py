@@ -9,6 +9,7 @@ from .recording import (
     Recording,
     find_module,
     is_capturing,
+    is_opaque,
     other_networks,
     variables_of,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "changes",
     "find_module",
     "is_capturing",
+    "is_opaque",
     "other_networks",
     "scale",
     "variables_of",

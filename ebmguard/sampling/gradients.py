@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from .recording import is_wrapped
+from .recording import is_opaque
 
 __all__ = ["Gradients"]
 
@@ -123,8 +123,8 @@ class Gradients:
         if self._is_new:
             self._is_new = False
             self.count += 1
-        if is_wrapped(grad):
-            # One sample inside vmap: no norm can be told, nor marked from inside a transform.
+        if is_opaque(grad):
+            # As one sample inside vmap: no norm can be told, nor marked from inside a transform.
             self.norm, self._chooses = None, False
             self._before, self._products = None, []
             return

@@ -179,9 +179,9 @@ def _pull(seen: Evaluation) -> float | str:
         return "its gradient is not that of one call of the network"
     if seen.leaf_gradient is not None and not torch.equal(seen.leaf.flatten(), x.flatten()):
         return "the network's input is made of what the sampler moves"
-    rest = (whole - inner).double()
-    factor = -float((rest * x).sum() / x.double().square().sum().clamp(min=1e-300))
+    rest, at = (whole - inner).cpu().double(), x.cpu().double()  # MPS has no float64
+    factor = -float((rest * at).sum() / at.square().sum().clamp(min=1e-300))
     rounding = 8 * torch.finfo(x.dtype).eps * float(max(whole.abs().max(), inner.abs().max()))
-    if float((rest + factor * x).abs().max()) > rounding:
+    if float((rest + factor * at).abs().max()) > rounding:
         return "other terms join the network's gradient"
     return factor if bool(rest.any()) else 0.0

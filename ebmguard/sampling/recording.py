@@ -20,7 +20,7 @@ from ..errors import SamplerError
 
 __all__ = [
     *("Draw", "Draws", "Evaluation", "Recording"),
-    *("find_module", "is_capturing", "is_wrapped", "other_networks", "variables_of"),
+    *("find_module", "is_capturing", "is_opaque", "other_networks", "variables_of"),
 ]
 
 _NONE = slice(0)
@@ -171,7 +171,7 @@ class Recording:
         finally:
             self._is_inside = False
         is_node = isinstance(output, Tensor) and output.grad_fn is not None
-        if seen is not None and is_node and not is_wrapped(output):
+        if seen is not None and is_node and not is_opaque(output):
             seen.output = output.detach().clone()  # compiled networks may reuse its memory
             self._hook(seen, output, "cotangent")
         noted = self._on_call and self._on_call(energy, args, kwargs, output)
@@ -238,13 +238,16 @@ def is_capturing() -> bool:
     return bool(initialised) and torch.cuda.is_current_stream_capturing()
 
 
-def is_wrapped(x: Tensor) -> bool:
-    """Whether it is of a functional transform or of batched gradients, and must not outlive it."""
-    return bool(is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x))
+def is_opaque(x: Tensor) -> bool:
+    """Whether no sample's numbers can be seen: of a functional transform or of batched gradients,
+    which it must not outlive; nested, sparse.
+    """
+    is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
+    return bool(is_wrapped or x.is_nested or x.layout is not torch.strided)
 
 
 def _is_plain(x: Tensor) -> bool:
-    return not (is_wrapped(x) or is_capturing() or torch.compiler.is_compiling())
+    return not (is_opaque(x) or is_capturing() or torch.compiler.is_compiling())
 
 
 def _leaf_behind(x: Tensor) -> Tensor | None:

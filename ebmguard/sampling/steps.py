@@ -162,7 +162,7 @@ def _noises(
 
 class _Fit(NamedTuple):
     share: float = 0.0
-    obeys: Tensor = torch.empty(0)  # of the free entries
+    obeys: Tensor = torch.empty(0, device="cpu")  # of the free entries
     values: Sequence[float] = (math.nan,)
     errors: Sequence[float] = (math.nan,)
 

@@ -12,17 +12,20 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, cast
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from .moves import Moves
-from .recording import Draws, Evaluation, is_wrapped
+from .recording import Draws, Evaluation, is_opaque
 
 __all__ = ["Substeps"]
+
+T = TypeVar("T")
 
 _OFF = 0.05  # of a step; where the sampler's size is off by less, its own line still makes the step
 
@@ -93,8 +96,9 @@ class Substeps(Draws):
         """
         given = [*args, *kwargs.values()]
         moving = [i for i, x in enumerate(given) if isinstance(x, Tensor) and x.requires_grad]
-        if len(moving) != 1 or is_wrapped(given[moving[0]]):
-            self.why = "it moves several inputs of the network" if moving else self.why
+        if len(moving) != 1 or is_opaque(given[moving[0]]):
+            several = "it moves several inputs of the network, or batched or sparse ones"
+            self.why = several if moving else self.why
             return function(*args, **kwargs)
         x = given[moving[0]]
         self._inner.pop(id(x), None)
@@ -120,16 +124,16 @@ class Substeps(Draws):
                 return torch.autograd.grad(found, z, back)[0]
 
         def returned(own: Tensor) -> Tensor | None:
-            if torch.is_grad_enabled() or is_wrapped(own):
-                kind = "batches" if is_wrapped(own) else "differentiates"
+            if torch.is_grad_enabled() or is_opaque(own):
+                kind = "batches" if is_opaque(own) else "differentiates"
                 self.why = f"it {kind} its gradient"
                 return None
             if self.moves is None:
                 others = self._inner.get(id(x))  # calls at the same samples, whose sum is taken
                 self._inner[id(x)] = own.clone() if others is None else others + own
                 return None
-            with self._aside(module, x.device):
-                return self._finer(self.moves, x.detach(), own, gradient, began)
+            finer = partial(self._finer, self.moves, x.detach(), own, gradient, began)
+            return self._aside(module, x.device, finer)
 
         y = x.view_as(x)
         # Before the call, which may change its input in place.
@@ -193,27 +197,35 @@ class Substeps(Draws):
             self.missed = ((x - to).abs() > _OFF * self._size + rounding).float().mean()
         self._to = self._waits_for = None
 
-    @contextmanager
-    def _aside(self, module: nn.Module, device: torch.device) -> Iterator[None]:
-        """A block whose random numbers, draws and buffers nobody else notices."""
+    def _aside(self, module: nn.Module, device: torch.device, call: Callable[[], T]) -> T:
+        """``call()``, whose random numbers, draws and buffers nobody else notices."""
         generators = [torch.default_generator]
         if device.type == "cuda":
             generators.append(torch.cuda.default_generators[device.index])
         theirs = [each.get_state() for each in generators]
         buffers = [(own._buffers, {**own._buffers}) for own in module.modules() if own._buffers]
-        self._is_inside = True
-        try:
-            for each in generators if not self._states else ():
-                each.manual_seed(self._seed)
-            for each, state in zip(generators, self._states, strict=False):
-                each.set_state(state)
-            for now, before in buffers:
-                now.update({name: None if x is None else x.clone() for name, x in before.items()})
-            yield
-        finally:
-            self._states = [each.get_state() for each in generators]
+
+        def leave() -> None:
             for each, state in zip(generators, theirs, strict=True):
                 each.set_state(state)
             for now, before in buffers:
                 now.update(before)
             self._is_inside = False
+
+        try:
+            try:
+                self._is_inside = True
+                for each in generators if not self._states else ():
+                    each.manual_seed(self._seed)
+                for each, state in zip(generators, self._states, strict=False):
+                    each.set_state(state)
+                for now, before in buffers:
+                    copies = {name: None if x is None else x.clone() for name, x in before.items()}
+                    now.update(copies)
+                found = call()
+                self._states = [each.get_state() for each in generators]
+                return found
+            finally:
+                leave()
+        finally:
+            leave()  # an interrupt may have come inside the first

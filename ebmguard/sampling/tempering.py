@@ -90,7 +90,7 @@ class Tempering:
     _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
     _owner: tuple[Any, ...]
     _state_of: Callable[[], Any]  # the module's own __getstate__
-    _replaced: dict[str, tuple[Any, Any]]  # by attribute: ours, and the module's own or None
+    _replaced: Mapping[str, tuple[Any, Any]] = {}  # by attribute: ours, and the module's or None
 
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = self.is_hidden = False
@@ -102,6 +102,7 @@ class Tempering:
         self._recording: Recording | None = None
         self._substeps: Substeps | None = None
         self._is_active = self._is_inside = False
+        self._block: object = None  # the one under way
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -135,8 +136,12 @@ class Tempering:
         def rebound(value: Any) -> Any:
             return self._forward if callable(value) and value == inner else value
 
-        with self.active(factor, recording, substeps):
-            return call(*map(rebound, args), **{name: rebound(x) for name, x in kwargs.items()})
+        block = object()
+        try:
+            with self.active(factor, recording, substeps, block):
+                return call(*map(rebound, args), **{name: rebound(x) for name, x in kwargs.items()})
+        finally:
+            self._end(block)  # an interrupt may have come while it ended
 
     @contextmanager
     def active(
@@ -144,6 +149,7 @@ class Tempering:
         factor: float | Tensor,
         recording: Recording | None = None,
         substeps: Substeps | None = None,
+        block: object = None,
     ) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
@@ -170,6 +176,7 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
         hooks = *module._forward_hooks.values(), *_global_forward_hooks.values()
         bends = name == "forward" and any(not getattr(x, "only_looks", False) for x in hooks)
+        block = self._block = block or object()
         self._set(factor, is_compiled=compiled is not None)
         inner = getattr(module, name)
         # Compiled code is kept while what it calls lives; a bound method is a new object each time.
@@ -191,29 +198,41 @@ class Tempering:
             # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
             own["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
         self._replaced = {key: (x, attributes.get(key)) for key, x in own.items()}
-        attributes.update(own)
-        self._is_active = True
         try:
+            self._is_active = True
+            attributes.update(own)
             with (
                 nullcontext() if recording is None else recording.listening(),
                 nullcontext() if substeps is None else substeps,
             ):
                 yield
         finally:
-            self._is_active = False
-            self._restore(attributes)
-            del self._function, self._owner, self._state_of, self._replaced
-            self._recording = self._substeps = None
-            self.seen.stop()
-            if self._captured is not None:
-                self._captured.fill_(1.0)
+            self._end(block)
+
+    def _end(self, block: object) -> None:
+        """End this block, unless it has ended; if it is interrupted, the next call does all."""
+        if self._block is not block:
+            return
+        self._is_active = False
+        self._restore(vars(self.module))
+        ours = self._substeps, self._recording and self._recording.draws
+        modes: Any = torch.overrides
+        while (stack := modes._get_current_function_mode_stack()) and stack[-1] in ours:
+            modes._pop_mode()  # an interrupt has kept its `with` from it
+        for name in ("_function", "_owner", "_state_of", "_replaced"):
+            vars(self).pop(name, None)
+        self._recording = self._substeps = None
+        self.seen.stop()
+        if self._captured is not None:
+            self._captured.fill_(1.0)
+        self._block = None
 
     def _restore(self, attributes: dict[str, Any]) -> None:
         for key, (own, before) in self._replaced.items():
-            if attributes.get(key) is own:
+            if attributes.get(key) is own and before is not None:
                 attributes[key] = before
-                if before is None:
-                    del attributes[key]
+            elif attributes.get(key) is own:
+                del attributes[key]
 
     def _state(self) -> Any:
         """What a copy or a file of the module holds: it outlives the block."""

@@ -78,7 +78,9 @@ class AddScalarSink(Sink):
             import torch  # only here: other sinks need none
 
             # Histograms of a SummaryWriter raise on NaN. The row's nonfinite/* tags count those.
-            drawn = torch.tensor([x for x in values if math.isfinite(x)], dtype=torch.float64)
+            drawn = torch.tensor(
+                [x for x in values if math.isfinite(x)], dtype=torch.float64, device="cpu"
+            )
             if len(drawn):
                 self.logger.add_histogram(prefixed(tag), drawn, step)
 

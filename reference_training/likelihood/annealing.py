@@ -136,7 +136,7 @@ def pilot(
     check_count("temperatures", temperatures, 1)
     x = path.base.sample(chains, generator)
     # A step beyond the base's own width leads nowhere, also where every step is accepted.
-    size = widest = float(x.double().std(0).max()) if path.transition is None else 1.0
+    size = widest = float(x.cpu().double().std(0).max()) if path.transition is None else 1.0
     target = 0.574 if path.leapfrog_steps == 1 else 0.651
     betas, sizes = [0.0], list[float]()
     while betas[-1] < 1:

@@ -123,7 +123,7 @@ def enumerated_log_z(f: Energy, bits: int, *, like: Tensor | None = None) -> Ten
     """
     if not 1 <= bits <= _MOST_BITS:
         raise ConfigError(f"bits is {bits}, expected 1 to {_MOST_BITS}: 2**bits states are summed")
-    like = torch.empty((), dtype=torch.float64) if like is None else like
+    like = torch.empty((), dtype=torch.float64, device="cpu") if like is None else like
     place = torch.arange(bits, device=like.device)
     states = torch.arange(2**bits, device=like.device)[:, None]
     return _log_sum(f, states, lambda part: ((part >> place) & 1).to(like))
@@ -151,7 +151,7 @@ def quadrature_log_z(
             f"low={low}, high={high}, points={points}; expected one or two numbers each, every one "
             "of high above that of low, and at least one cell a side"
         )
-    like = torch.empty((), dtype=torch.float64) if like is None else like
+    like = torch.empty((), dtype=torch.float64, device="cpu") if like is None else like
     middle = (torch.arange(points, dtype=torch.float64, device=like.device) + 0.5) / points
     axes = [a + side * middle for a, side in zip(low, sides, strict=True)]
     grid = torch.cartesian_prod(*axes).reshape(-1, len(axes))

@@ -110,8 +110,17 @@ def test_a_sampler_gets_the_number_of_its_steps_by_name():
         return x
 
     g = guard(None, sampler, beta_star=0.0, sgld_steps=5, steps_argument="n_steps")
-    g.sampler(Energy(), torch.ones(5, 2), n_steps=99)
-    assert seen == [g.sgld_steps] == [5]
+    x = torch.ones(5, 2)
+    # The usual number is the guard's to change; another one is the caller's.
+    for args, kwargs in (
+        ((), {}),
+        ((), {"n_steps": 5}),
+        ((5,), {}),
+        ((), {"n_steps": 99}),
+        ((9,), {}),
+    ):
+        g.sampler(Energy(), x, *args, **kwargs)
+    assert seen == [5, 5, 5, 99, 9]
 
 
 @pytest.mark.parametrize(

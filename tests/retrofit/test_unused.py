@@ -62,26 +62,62 @@ def test_plots_while_paused_do_not_count(said):
     for _ in range(9):  # long-run chains before the first step, say
         g.sampler(Bowl(), X)
     g.loss_fn(*energies())
-    for _ in range(50):
+    for _ in range(9):
         g.sampler(Bowl(), X)
     assert said() == []
 
 
-def test_an_evaluation_draws_far_more_than_a_step(said):
+def one_more(g, f):
+    for _ in range(101):
+        g.sampler(f, X)
+
+
+def in_evaluation_mode(g, f):
+    g.sampler(f.eval(), X)
+
+
+def without_gradients(g, f):
+    with torch.no_grad():
+        g.sampler(f, X)
+
+
+def for_a_grid(g, f):
+    g.sampler(f, X.repeat(50, 1))
+
+
+def for_other_steps(g, f):
+    g.sampler(f, X, steps=500)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "how"),
+    [
+        (one_more, "101 times since the last guarded loss, against 100 before"),
+        (in_evaluation_mode, "in evaluation mode"),
+        (without_gradients, "in evaluation mode, without gradients"),
+        (for_a_grid, "for 100 samples, against 2 before"),
+        (for_other_steps, "in evaluation mode, without gradients or for other steps"),
+    ],
+)
+def test_an_evaluation_is_told_from_training(said, evaluate, how):
     """A step of a discrete sampler is many calls too, but each step has a loss."""
-    g, f = make(), Bowl()
+
+    def sampler(f, x, steps=20):
+        with torch.enable_grad():
+            return gradient_at(f, x)
+
+    f = Bowl()
+    g = guard(None, sampler, beta_star=0.5, output_scale=2.0, sgld_steps=20, steps_argument="steps")
     for _ in range(3):
         for _ in range(100):
             g.sampler(f, X)
         g.loss_fn(*energies())
         train(f)
-    for _ in range(1000):
-        g.sampler(f, X)
     assert said() == []
-    for _ in range(1000):
-        g.sampler(f, X)
+    for _ in range(2):  # said once
+        evaluate(g, f)
     (message,) = said()
-    assert message.startswith("The guarded sampler was called 1001 times since the last guarded")
+    assert message.startswith(f"The guarded sampler was called {how}")
     assert "sampler.original" in message
 
 

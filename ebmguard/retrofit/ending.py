@@ -1,0 +1,34 @@
+"""How a guard ends: what its parts leave behind, also where nobody has closed it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+from ..sinks import Writer
+from .first_losses import FirstLosses
+from .optimizer import OptimizerHooks
+from .rows import Rows
+
+__all__ = ["finish", "take_off", "write_the_rest"]
+
+
+def write_the_rest(rows: Rows, writer: Writer) -> None:
+    """Write the rows that are under way, unjudged."""
+    for row in rows.drain():
+        writer.write(row.step, row.numbers | row.logged, row.samples)
+
+
+def take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
+    """Remove the hooks that hang on others' objects."""
+    first_losses.stop()
+    for hooks in filter(None, (each() for each in hung)):
+        hooks.remove()
+
+
+def finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
+    """The guard is gone: write what it had, and take off what it hung."""
+    take_off(*hanging)
+    write_the_rest(rows, writer)
+    writer.close()
