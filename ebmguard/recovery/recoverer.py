@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.nn.parameter import is_lazy
+
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
+from ..errors import MISFITS, BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
 from ..ranks import Ranks
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive
+from .archive import Archive, digest_of, unreadable
 from .chains import Chains
-from .changes import LearningRate, reseed
+from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import (
     CONSTANT,
@@ -30,6 +32,7 @@ from .snapshots import (
     copied,
     generators_of,
     restore,
+    structure_of,
 )
 
 __all__ = ["Recoverer"]
@@ -42,6 +45,15 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
+_OTHER = (
+    "Step %d: another structure of the %s (parameters, buffers or groups more or less): snapshots "
+    "from before could not be put back, and are dropped; one of this step is kept."
+)
+_OTHER_NUMBERS = (
+    "Step %d is begun again with other random numbers than then (those of a data loader that "
+    "begins anew, or drawn between the optimizer's step and the sampler's call): its batch may be "
+    "another. From here on the numbers are those of then."
+)
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
@@ -61,12 +73,14 @@ class Recoverer(Stateful):
 
     _owner = "a recovery"
 
-    def __init__(self, settings: Recovery, ranks: Ranks) -> None:
+    def __init__(
+        self, settings: Recovery, ranks: Ranks, flush: Callable[[], bool] = lambda: True
+    ) -> None:
         self.settings, self._ranks = settings, ranks
         self._archive: Archive | None = None
         if settings.folder is not None:  # which stays where it is, wherever the trainer goes
             folder = folder_path("folder", settings.folder).absolute()
-            self._archive = Archive(folder, settings.folder_every, ranks)
+            self._archive = Archive(folder, settings.folder_every, ranks, flush)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
@@ -78,6 +92,11 @@ class Recoverer(Stateful):
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
         self._has_begun = False
+        self._start: dict[str, Any] = {}  # random numbers, before anything of the first step
+        self._structure: dict[str, Any] = {}  # that snapshots fit
+        self._changed = -1  # the last step before which it was another one
+        # What waits for the next iteration to begin, with what is attached there.
+        self._at_begin: Callable[[dict[str, Any]], object] | None = None
         self.rate = LearningRate()
         self.chains = Chains()
 
@@ -98,9 +117,19 @@ class Recoverer(Stateful):
         settled = not scales or statistics.median(scales) >= _SETTLED
         return settled, statistics.median(spreads or [0.0])
 
-    def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
+    def observe(
+        self, step: int, judged: int, active: Mapping[str, Level], trainer: Trainer
+    ) -> bool:
         """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
         settings, snapshots = self.settings, self._snapshots
+        now, before = structure_of(trainer), self._structure
+        if now != before:
+            names = [name for name in now | before if now.get(name) != before.get(name)]
+            if before and self._ranks.is_first and self._changed < step - 1:
+                _log.warning(_OTHER, step, " and the ".join(names))
+            self._changed = step
+            self._forget()
+            return True
         if any(
             level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
             for rule, level in active.items()
@@ -108,19 +137,47 @@ class Recoverer(Stateful):
             snapshots.disquiet(judged - 1)
             return False
         for ripe in snapshots.certify(judged, self._health):
-            if self._archive is not None and self._archive.is_due(ripe.step):
-                self._archive.write(ripe.step, ripe.state, self.state_dict())
+            state, then = ripe.state, ripe.state.pop("next", None)
+            if self._archive is not None and then is not None and self._archive.is_due(ripe.step):
+                self._archive.write(ripe.step, state, self.state_dict(), then)
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = self._captured(trainer, guard_state)
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
+        self._structure, self._at_begin = structure_of(trainer), None
+        if self._archive is not None and self._archive.is_due(step):
+            self._at_begin = lambda now: state.update(next=now)
 
-    def keep_first(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
-        """Take one before the first update: what the run can go back to if that is the last."""
-        if not (self._snapshots.certified or self._snapshots.waiting):
-            self.keep(step, trainer, guard_state())
+    def start(self, trainer: Trainer) -> None:
+        """The loop may begin from here on."""
+        self._start, self._at_begin = random_state(generators_of(trainer)), None
+
+    def begin(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
+        """The sampler, an inline factor or a loss is called: a step has begun, or goes on.
+
+        What the loop has done since the optimizer's last step is done; what comes before the first
+        update is kept. Raises a ``ConfigError`` where a file could not hold it.
+        """
+        if trainer.model is None or trainer.optimizer is None:
+            return
+        if self._at_begin is not None:
+            act, self._at_begin = self._at_begin, None
+            act(capture(trainer, None))
+        kept = self._snapshots.certified or self._snapshots.waiting
+        if kept or any(map(is_lazy, trainer.model.parameters())):
+            return
+        self.keep(step, trainer, guard_state())
+        state = self._snapshots.waiting[0].state
+        if self._archive is not None and (what := unreadable(state)):
+            self._forget()
+            raise ConfigError(
+                f"Recovery(folder=...): a snapshot could not be read back: {what}. Let its "
+                "state_dict() return tensors, numbers, texts, and lists and dicts of these."
+            )
+        state["next"] = {"random": state["random"]}
+        state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
 
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
         return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
@@ -154,7 +211,16 @@ class Recoverer(Stateful):
                 condemned = snapshots.condemn(last)
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
-        restore(trainer, snapshot.state)
+        check_fits(trainer, snapshot.state)
+        before = capture(trainer, None)
+        try:
+            restore(trainer, snapshot.state)
+        except MISFITS as misfit:
+            restore(trainer, before)
+            raise ConfigError(
+                f"The run could not be taken back to step {snapshot.step} after {error.rule}, and "
+                f"is as it was: {type(misfit).__name__}: {misfit}"
+            ) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
@@ -248,16 +314,24 @@ class Recoverer(Stateful):
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, for a process that dies soon after."""
-        if self._archive is not None and self._restored is not None:
-            state = self._captured(trainer, guard_state)
-            self._archive.write(self._restored, state, self.state_dict())
+        if (archive := self._archive) is not None and (step := self._restored) is not None:
+            state, own = self._captured(trainer, guard_state), self.state_dict()
+            archive.write(step, state, own)
+            self._at_begin = lambda now: archive.write(step, state, own, now)
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
         check_complete(trainer)
-        if self._archive is not None and not self._has_begun:
-            self._archive.check_empty()
-            self._has_begun = True
+        if self._archive is not None:
+            self._archive.claim()
+            if not self._has_begun:
+                self._archive.check_empty()
+                self._has_begun = True
+
+    def release(self) -> None:
+        """Let another run use the folder."""
+        if self._archive is not None:
+            self._archive.release()
 
     def resume(
         self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
@@ -270,6 +344,7 @@ class Recoverer(Stateful):
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
         check_complete(trainer)
+        self._archive.claim()
         before: list[dict[str, Any]] = []  # anything changes
 
         def put(state: Mapping[str, Any]) -> None:
@@ -280,20 +355,35 @@ class Recoverer(Stateful):
             check_fits(trainer, found["state"])
             self._read(found["recovery"])
             before.extend([] if before else [capture(trainer, own())])
-            put(found["state"])
+            # The loop draws the first batch anew.
+            put({**found["state"], **found["state"]["next"], "random": found["state"]["random"]})
 
         try:
             found = self._archive.newest(take)
         except EbmguardError:
             for state in before:
                 put(state)
+            self._archive.release()
             raise
+        self._forget()
+        self.start(trainer)
         if found is None:
             return None
         self.load_state_dict(found["recovery"])
-        snapshot = Snapshot(found["step"], found["state"])
+        snapshot, then = Snapshot(found["step"], found["state"]), found["state"].pop("next")
+
+        def put_late(now: dict[str, Any]) -> None:
+            """What the loop does before it samples was done then, too: it is not done twice."""
+            late = {name: x for name, x in then.items() if digest_of(x) != digest_of(now[name])}
+            if "random" in late and self._ranks.is_first:
+                _log.warning(_OTHER_NUMBERS, snapshot.step)
+            if late and structure_of(trainer) == self._structure:
+                restore(trainer, {**now, **late})
+
+        self._at_begin = put_late
         self._archive.saved = snapshot.step
         self._snapshots.certified = [snapshot]
+        self._structure = structure_of(trainer)
         return snapshot.step
 
     def _saved(self) -> dict[str, Any]:
@@ -303,9 +393,14 @@ class Recoverer(Stateful):
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
         self.rate.factor = self.effect.lr
-        self._snapshots.certified, self._snapshots.waiting = [], []
         self._scales.clear()
         self._spreads.clear()
         self._has_begun = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """No snapshot so far is of the run as it is now."""
+        self._snapshots.certified, self._snapshots.waiting = [], []
+        self._start, self._at_begin = {}, None
         if self._archive is not None:
             self._archive.saved = None

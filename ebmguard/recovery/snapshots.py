@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
-from ..errors import ConfigError
+from ..errors import MISFITS, ConfigError
 from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer
 from .archive import described, difference
@@ -29,6 +29,7 @@ __all__ = [
     "check_fits",
     "generators_of",
     "restore",
+    "structure_of",
 ]
 
 CONSTANT = CollapsedRule.share  # of its best spread, under which f is a constant
@@ -53,8 +54,15 @@ def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
         name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
     }
+    try:
+        copies = {name: copied(part) for name, part in parts.items()}
+    except MISFITS as error:
+        raise ConfigError(
+            f"A snapshot cannot copy what the parts hold ({', '.join(parts)}): {error}. Let their "
+            "state_dict() return tensors, numbers, texts, and containers of these."
+        ) from error
     return {
-        **{name: copied(part) for name, part in parts.items()},
+        **copies,
         "places": {name: places_of(part) for name, part in parts.items()},
         "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
@@ -104,6 +112,19 @@ def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
             "A snapshot does not fit what is attached now: it was taken with other parts for "
             f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
         )
+
+
+def structure_of(trainer: Trainer) -> dict[str, Any]:
+    """What loading a state is held to, in numbers that cost microseconds."""
+    found: dict[str, Any] = {"generators": len(generators_of(trainer))}
+    for name, part in _attached(trainer).items():
+        own = found[name] = [type(part)]
+        own += [part.shape] if isinstance(part, Tensor) else []
+        own += [len(x["params"]) for x in part.param_groups] if isinstance(part, Optimizer) else []
+        for each in part.modules() if isinstance(part, nn.Module) else ():
+            own += each._parameters
+            own += [key if x is None else (key, x.shape) for key, x in each._buffers.items()]
+    return found
 
 
 @torch.no_grad()

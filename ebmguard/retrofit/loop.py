@@ -207,6 +207,7 @@ class Loop:
             )
         self.end_step_before()
         self.raise_pending()
+        self.actions.begin(self.rows.step, self.trainer, self.own_state)
 
     @property
     def is_told_steps(self) -> bool:
@@ -266,7 +267,8 @@ class Loop:
         error = actions.take_pending()
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            if recoverer.observe(step, step - self.rows.lag, self._judge.active):
+            judged = step - self.rows.lag
+            if recoverer.observe(step, judged, self._judge.active, self.trainer):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
@@ -334,6 +336,8 @@ class Loop:
             _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
         self.writer.flush(whole=True)
         self.writer.release()
+        if self.actions.recoverer is not None:
+            self.actions.recoverer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """The guard's state that a rollback restores; ``is_over``: the current step ends here."""

@@ -67,8 +67,8 @@ def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
-            "another log_dir, make room on the disk, or change the permissions of this one."
+            f"The folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
+            "another log_dir= or Recovery(folder=), make room on the disk, or change permissions."
         ) from error
 
 

@@ -25,7 +25,17 @@ from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 from .thinning import Thinning
 
-__all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
+__all__ = [
+    "LOCK",
+    "FolderLock",
+    "PatientSink",
+    "Writer",
+    "as_sink",
+    "claim_folder",
+    "is_gone",
+    "lock_folder",
+    "yield_folder",
+]
 
 LOCK = ".lock"
 """A file that stays in the folder: what counts is whether a process holds it."""
@@ -35,8 +45,8 @@ _log = logging.getLogger("ebmguard")
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 _HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
-# Rows of two guards in one folder could not be told apart.
-_OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
+# What two guards write into one folder could not be told apart: who uses it, by the argument.
+_OWNERS: weakref.WeakValueDictionary[tuple[str, Path], Any] = weakref.WeakValueDictionary()
 
 
 class PatientSink:
@@ -78,6 +88,11 @@ class PatientSink:
             what = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
             _log.warning(f"{type(self.sink).__name__} takes its rows again: {what} was written.")
             self._error, self._dropped = None, 0
+
+    @property
+    def takes(self) -> bool:
+        """Whether the sink has taken all so far."""
+        return self._error is None
 
     def close(self) -> None:
         """Flush, and log what is lost."""
@@ -190,31 +205,36 @@ class Writer:
         """Write the verdict on the run up to a step, if it has changed."""
         self._to(self.sinks, "write_verdict", step, verdict)
 
-    def flush(self, *, whole: bool = False) -> None:
-        """Write the folder's waiting rows, only due ones or all; flush every sink."""
+    def flush(self, *, whole: bool = False) -> bool:
+        """Write the folder's waiting rows, only due ones or all; flush every sink.
+
+        Return whether the folder has taken them.
+        """
         self._log(self._thinning.rest(due=not whole))
         self._flush()
+        return all(sink.takes for sink in self._logs)
+
+    def rewind(self, step: int, attempt: int) -> None:
+        """Cut off the folder's last rows, which a run that goes on from ``step`` writes again."""
+        self.flush()
+        for sink in (each.sink for each in self._logs):
+            if isinstance(sink, JsonlSink):
+                sink.rewind(step, attempt)
 
     def claim(self) -> list[Path]:
         """Lock the folder against other writers, else a ``ConfigError``; returns new paths."""
         self._is_released = False
         if self._folder is None:
             return []
-        if self._folder in _OWNERS:
-            raise ConfigError(
-                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
-                "that one (g.close()), use one guard for both losses, or name another folder."
-            )
         is_held = self._folder in _HELD  # by the trainer, whose it then is
-        self._lock = lock_folder(self._folder)
-        _OWNERS[self._folder] = self
+        self._lock = claim_folder("log_dir", self._folder, self)
         return [] if is_held else [*self._lock.made]
 
     def release(self) -> None:
         """Let another writer use the folder; later rows are flushed at once."""
         self._is_released = True
         if self._lock is not None and self._folder is not None:
-            del _OWNERS[self._folder]
+            yield_folder("log_dir", self._folder)
             self._lock = None
 
     def close(self) -> None:
@@ -302,6 +322,27 @@ def lock_folder(folder: Path) -> FolderLock:
     """
     key = folder.resolve()
     return _HELD.get(key) or _HELD.setdefault(key, FolderLock(folder))
+
+
+def claim_folder(name: str, folder: Path, owner: object) -> FolderLock:
+    """The lock of a resolved folder that one owner of this process uses, by the argument's name.
+
+    It has it until it, or :func:`yield_folder`, lets go. Raises a ``ConfigError`` as
+    :func:`lock_folder` does, and where another owner has it.
+    """
+    if _OWNERS.get((name, folder), owner) is not owner:
+        raise ConfigError(
+            f"{name}={str(folder)!r} is in use by another guard of this process. Close that one "
+            "(g.close()), use one guard for both losses, or name another folder."
+        )
+    lock = lock_folder(folder)
+    _OWNERS[name, folder] = owner
+    return lock
+
+
+def yield_folder(name: str, folder: Path) -> None:
+    """Let another owner claim the folder."""
+    _OWNERS.pop((name, folder), None)
 
 
 def is_gone(holder: Mapping[str, Any]) -> bool:
