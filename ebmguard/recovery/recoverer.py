@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..errors import MISFITS, BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
-from ..ranks import Ranks
+from ..ranks import Ranks, local
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
 from .archive import Archive, digest_of, unreadable
@@ -377,8 +377,14 @@ class Recoverer(Stateful):
             late = {name: x for name, x in then.items() if digest_of(x) != digest_of(now[name])}
             if "random" in late and self._ranks.is_first:
                 _log.warning(_OTHER_NUMBERS, snapshot.step)
-            if late and structure_of(trainer) == self._structure:
-                restore(trainer, {**now, **late})
+            if structure_of(trainer) != self._structure:
+                return
+            # Parameters may be in the graph of energies of the data; before sampling none changes.
+            model = now["model"] | late.pop("model", {})
+            for key, x in trainer.model.named_buffers() if trainer.model else ():
+                if key in model:
+                    local(x).copy_(model[key])
+            restore(trainer, {"places": now["places"], **late})
 
         self._at_begin = put_late
         self._archive.saved = snapshot.step

@@ -129,12 +129,11 @@ def structure_of(trainer: Trainer) -> dict[str, Any]:
 
 @torch.no_grad()
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Put back what :func:`capture` copied, but the guard's part; the copy stays as it is.
+    """Put back what there is of what :func:`capture` copied, but the guard's part.
 
-    Raises a ``ConfigError`` where something else is attached than then.
+    The copy stays as it is.
     """
-    _check_attached(trainer, state)
-    parts, generators = _attached(trainer), generators_of(trainer)
+    parts = {name: part for name, part in _attached(trainer).items() if name in state}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
     assert trainer.optimizer is not None
@@ -157,7 +156,8 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
                 own.copy_(before)
         else:  # it has grown since
             part[:] = kept
-    restore_random_state(state["random"], generators)
+    if "random" in state:
+        restore_random_state(state["random"], generators_of(trainer))
 
 
 def _is_plain(name: str, part: object) -> bool:
