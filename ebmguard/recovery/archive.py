@@ -25,18 +25,10 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 
 from ..errors import MISFITS, ConfigError, DiskError
 from ..ranks import Ranks, local
+from ..sinks import Writer
 from ..sinks.opened import opened
-from ..sinks.writer import FolderLock, claim_folder, yield_folder
 
-__all__ = [
-    "Archive",
-    "described",
-    "difference",
-    "digest_of",
-    "load_durably",
-    "save_durably",
-    "unreadable",
-]
+__all__ = ["Archive", "described", "difference", "digest_of", "load_durably", "save_durably"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -44,65 +36,54 @@ _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
 _VERSION = 4
-_ARGUMENT = "Recovery: folder"
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 
 
 class Archive:
-    """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder.
-
-    ``flush`` writes the rows so far, and says whether it could: they come first.
-    """
+    """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder."""
 
     def __init__(
-        self, folder: Path, every: int, ranks: Ranks, flush: Callable[[], bool] = lambda: True
+        self, folder: Path, every: int, ranks: Ranks, writer: Writer | None = None
     ) -> None:
-        self._folder, self._every, self._ranks, self._flush = folder, every, ranks, flush
+        self._folder, self._every, self._ranks = folder, every, ranks
+        self._writer = writer or Writer((), flush_every=1)
         self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = self._has_read = False
-        self._lock: FolderLock | None = None
 
     def __deepcopy__(self, memo: object) -> None:
         """None: what is copied of a run does not write into its folder."""
 
     def claim(self) -> None:
-        """Let no other run use the folder, else a ``ConfigError``."""
-        if self._lock is None or not self._lock.close.alive:  # as in a forked child
-            self._lock = claim_folder(_ARGUMENT, self._own.resolve(), self)
+        """Let no other run use the folder until the writer is released, else a ``ConfigError``."""
+        self._writer.claim("Recovery: folder", self._own)
 
-    def release(self) -> None:
-        """Let another run use the folder."""
-        if self._lock is not None:
-            yield_folder(_ARGUMENT, self._own.resolve())
-            self._lock = None
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with a ``ConfigError``, a state that no file can hold."""
+        if what := _unreadable(state):
+            raise ConfigError(
+                f"Recovery(folder=...) could not be resumed from: {what}. Let its state_dict() "
+                "return tensors, numbers, texts, and lists and dicts of these."
+            )
 
     def is_due(self, step: int) -> bool:
         """Whether to write that of this step."""
         return self.saved is None or step - self.saved >= self._every
 
-    def write(
-        self,
-        step: int,
-        state: Mapping[str, Any],
-        recovery: Mapping[str, Any],
-        then: Mapping[str, Any] = {},
-    ) -> None:
+    def write(self, step: int, state: Mapping[str, Any], recovery: Mapping[str, Any]) -> None:
         """Write a snapshot, and remove what it replaces once every rank has written its own.
-
-        With what was another ``then``, when the next iteration began.
 
         Where a rank cannot, none keeps it: a warning says so, and one is due.
         """
         file = self._own / f"snapshot-{step:08d}.pt"
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the copies to the host have come so far
-        others = {name: x for name, x in then.items() if digest_of(x) != digest_of(state[name])}
-        state = {**state, "next": {name: x for name, x in others.items() if name != "guard"}}
-        digest, problem = digest_of([state, recovery]), unreadable(state)
+        pairs = ((name, x, state[name]) for name, x in state.get("next", {}).items())
+        state = {**state, "next": {n: x for n, x, y in pairs if digest_of(x) != digest_of(y)}}
+        digest, problem = digest_of([state, recovery]), _unreadable(state)
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
-            if not (problem or self._flush()):
+            if not (problem or self._writer.flush()):
                 problem = "log_dir= has not taken the rows before it"
             if not problem:
                 self._own.mkdir(parents=True, exist_ok=True)
@@ -177,14 +158,11 @@ class Archive:
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse what is whole as a file, but is no snapshot of such a run at this step."""
-        if (version := snapshot.get("version")) != _VERSION:
+        if (version := snapshot.get("version")) != _VERSION or snapshot.keys() != _KEYS:
             raise ConfigError(
-                f"it is no snapshot of this version: its format is {version!r}, that of this "
-                f"ebmguard {_VERSION}. Go on with the ebmguard that wrote it, or begin anew in "
-                "another folder."
+                f"not a snapshot of this version: its format is {version!r}, that of this ebmguard "
+                f"{_VERSION}. Go on with the ebmguard that wrote it, or begin in another folder."
             )
-        if snapshot.keys() != _KEYS:
-            raise ConfigError(f"not a snapshot: it holds {', '.join(sorted(map(str, snapshot)))}")
         said, own = snapshot["step"], snapshot["state"]["guard"]["step"]
         if not step == said == own:
             raise ConfigError(f"it says that it is of step {said!r}, and its guard {own!r}")
@@ -231,9 +209,8 @@ def digest_of(tree: Any) -> str:
         if isinstance(x, set | frozenset):
             x = sorted(map(repr, x))  # in one order in all processes
         is_array = hasattr(x, "tobytes") and not x.dtype.hasobject
-        found.update(
-            repr(type(x) if isinstance(x, Tensor) else x.tobytes() if is_array else x).encode()
-        )
+        x = x.tobytes() if is_array else x
+        found.update(repr(type(x) if isinstance(x, Tensor) else x).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()
             found.update(f"{x.shape} {x.dtype}".encode())
@@ -241,34 +218,32 @@ def digest_of(tree: Any) -> str:
     return found.hexdigest()
 
 
-def unreadable(tree: Any, way: str = "") -> str:
-    """The first part of nested containers that a snapshot could not be read back with, in words.
+def _unreadable(tree: Any, way: str = "") -> str:
+    """The part of nested containers that no file holds so that it can be read, in words; or empty.
 
-    Empty where there is none. What tensors hold is not looked at.
+    What tensors hold is not looked at.
     """
     if _is_readable(tree):
         return ""
-    items: list[tuple[Any, Any]] = [*tree.items()] if isinstance(tree, Mapping) else []
+    items = [*tree.items()] if isinstance(tree, Mapping) else []
     items += enumerate(tree) if isinstance(tree, list | tuple) else ()
     while len(items) > 1:
         half = len(items) // 2
         items = items[half:] if _is_readable(items[:half]) else items[:half]
-    for key, x in items:
-        if found := unreadable(x, f"{way}[{key!r}]" if way else str(key)):
-            return found
-    kind = type(tree)
-    return f"{way} is a {kind.__module__}.{kind.__qualname__}, which a file cannot hold safely"
+    inner = (_unreadable(x, f"{way}[{key!r}]" if way else str(key)) for key, x in items)
+    return next(
+        filter(None, inner), f"{way} is a {type(tree).__module__}.{type(tree).__qualname__}"
+    )
 
 
 def _is_readable(tree: Any) -> bool:
     tree = tree_map(lambda x: torch.empty(0) if type(x) is Tensor else x, tree)
-    try:
+    with suppress(*_DAMAGE, PickleError):
         torch.save(tree, stream := BytesIO())
         stream.seek(0)
         _loaded(stream, "cpu")
-    except (*_DAMAGE, PickleError):
-        return False
-    return True
+        return True
+    return False
 
 
 def _loaded(stream: Any, device: torch.device | str) -> Any:
@@ -332,11 +307,10 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
             try:
                 state = dict(_loaded(stream, device or "cpu"))
             except UnpicklingError as error:
-                what = re.search(r"GLOBAL (\S+)", str(error))
+                what = re.search(r"GLOBAL (\S+)|$", str(error))
                 raise ConfigError(
-                    f"it is whole, but holds {what[1] if what else 'a value'} (earlier versions "
-                    "wrote what they could not read), and reading that could execute anything. If "
-                    "you trust it, torch.load(file, weights_only=False) still has its weights"
+                    f"it is whole, but holds what reading might execute ({what and what[1]}), as "
+                    "earlier versions wrote. If you trust it, torch.load(file, weights_only=False)"
                 ) from error
         inside: list[Any] = [state]
         while inside:  # a list that holds one twice, which holds one twice, and so on

@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..errors import MISFITS, BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
 from ..ranks import Ranks, local
+from ..sinks import Writer
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive, digest_of, unreadable
+from .archive import Archive, digest_of
 from .chains import Chains
 from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
@@ -45,14 +47,13 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
-_OTHER = (
-    "Step %d: another structure of the %s (parameters, buffers or groups more or less): snapshots "
-    "from before could not be put back, and are dropped; one of this step is kept."
-)
+_OTHER = "Step %d: the %s changed (parameters, buffers or groups). Snapshots of before do not fit "
+_OTHER += "any more and are dropped; one of now is kept."
 _OTHER_NUMBERS = (
-    "Step %d is begun again with other random numbers than then (those of a data loader that "
-    "begins anew, or drawn between the optimizer's step and the sampler's call): its batch may be "
-    "another. From here on the numbers are those of then."
+    "Step %d: its batch may be another than before the resume, since other random numbers "
+)
+_OTHER_NUMBERS += (
+    "were drawn before it (by a new data loader, say). From here on they are those of then."
 )
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
@@ -73,14 +74,12 @@ class Recoverer(Stateful):
 
     _owner = "a recovery"
 
-    def __init__(
-        self, settings: Recovery, ranks: Ranks, flush: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, settings: Recovery, ranks: Ranks, writer: Writer | None = None) -> None:
         self.settings, self._ranks = settings, ranks
         self._archive: Archive | None = None
         if settings.folder is not None:  # which stays where it is, wherever the trainer goes
             folder = folder_path("folder", settings.folder).absolute()
-            self._archive = Archive(folder, settings.folder_every, ranks, flush)
+            self._archive = Archive(folder, settings.folder_every, ranks, writer)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
@@ -126,7 +125,7 @@ class Recoverer(Stateful):
         if now != before:
             names = [name for name in now | before if now.get(name) != before.get(name)]
             if before and self._ranks.is_first and self._changed < step - 1:
-                _log.warning(_OTHER, step, " and the ".join(names))
+                _log.warning(_OTHER, step, " and ".join(names))
             self._changed = step
             self._forget()
             return True
@@ -137,14 +136,16 @@ class Recoverer(Stateful):
             snapshots.disquiet(judged - 1)
             return False
         for ripe in snapshots.certify(judged, self._health):
-            state, then = ripe.state, ripe.state.pop("next", None)
-            if self._archive is not None and then is not None and self._archive.is_due(ripe.step):
-                self._archive.write(ripe.step, state, self.state_dict(), then)
+            state, has_next = {**ripe.state}, ripe.state.pop("next", None) is not None
+            if has_next and self._archive is not None and self._archive.is_due(ripe.step):
+                self._archive.write(ripe.step, state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
-    def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
+    def keep(self, step: int, trainer: Trainer, guard_state: Any, *, checks: bool = False) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = self._captured(trainer, guard_state)
+        if self._archive is not None and checks:
+            self._archive.check(state)
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
         self._structure, self._at_begin = structure_of(trainer), None
         if self._archive is not None and self._archive.is_due(step):
@@ -157,27 +158,21 @@ class Recoverer(Stateful):
     def begin(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
         """The sampler, an inline factor or a loss is called: a step has begun, or goes on.
 
-        What the loop has done since the optimizer's last step is done; what comes before the first
-        update is kept. Raises a ``ConfigError`` where a file could not hold it.
+        All that the loop does after an optimizer's step is done. Before the first one, a snapshot
+        is taken; raises a ``ConfigError`` where no file could hold it.
         """
         if trainer.model is None or trainer.optimizer is None:
             return
         if self._at_begin is not None:
             act, self._at_begin = self._at_begin, None
-            act(capture(trainer, None))
+            now = capture(trainer, None)
+            act({name: now[name] for name in now if name != "guard"})
         kept = self._snapshots.certified or self._snapshots.waiting
-        if kept or any(map(is_lazy, trainer.model.parameters())):
-            return
-        self.keep(step, trainer, guard_state())
-        state = self._snapshots.waiting[0].state
-        if self._archive is not None and (what := unreadable(state)):
-            self._forget()
-            raise ConfigError(
-                f"Recovery(folder=...): a snapshot could not be read back: {what}. Let its "
-                "state_dict() return tensors, numbers, texts, and lists and dicts of these."
-            )
-        state["next"] = {"random": state["random"]}
-        state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
+        if not (kept or any(map(is_lazy, trainer.model.parameters()))):
+            self.keep(step, trainer, guard_state(), checks=True)
+            state = self._snapshots.waiting[0].state
+            state["next"] = {"random": state["random"]}
+            state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
 
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
         return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
@@ -317,7 +312,7 @@ class Recoverer(Stateful):
         if (archive := self._archive) is not None and (step := self._restored) is not None:
             state, own = self._captured(trainer, guard_state), self.state_dict()
             archive.write(step, state, own)
-            self._at_begin = lambda now: archive.write(step, state, own, now)
+            self._at_begin = lambda now: archive.write(step, state | {"next": now}, own)
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
@@ -327,11 +322,6 @@ class Recoverer(Stateful):
             if not self._has_begun:
                 self._archive.check_empty()
                 self._has_begun = True
-
-    def release(self) -> None:
-        """Let another run use the folder."""
-        if self._archive is not None:
-            self._archive.release()
 
     def resume(
         self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
@@ -363,7 +353,6 @@ class Recoverer(Stateful):
         except EbmguardError:
             for state in before:
                 put(state)
-            self._archive.release()
             raise
         self._forget()
         self.start(trainer)
@@ -379,11 +368,10 @@ class Recoverer(Stateful):
                 _log.warning(_OTHER_NUMBERS, snapshot.step)
             if structure_of(trainer) != self._structure:
                 return
-            # Parameters may be in the graph of energies of the data; before sampling none changes.
-            model = now["model"] | late.pop("model", {})
-            for key, x in trainer.model.named_buffers() if trainer.model else ():
-                if key in model:
-                    local(x).copy_(model[key])
+            own = trainer.model.state_dict() if trainer.model else {}
+            for key, x in late.pop("model", {}).items():  # its parameters may be in a graph
+                if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
+                    local(own[key]).copy_(x)
             restore(trainer, {"places": now["places"], **late})
 
         self._at_begin = put_late

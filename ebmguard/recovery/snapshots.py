@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
-from ..errors import MISFITS, ConfigError
+from ..errors import ConfigError
 from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer
 from .archive import described, difference
@@ -54,15 +54,8 @@ def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
         name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
     }
-    try:
-        copies = {name: copied(part) for name, part in parts.items()}
-    except MISFITS as error:
-        raise ConfigError(
-            f"A snapshot cannot copy what the parts hold ({', '.join(parts)}): {error}. Let their "
-            "state_dict() return tensors, numbers, texts, and containers of these."
-        ) from error
     return {
-        **copies,
+        **{name: copied(part) for name, part in parts.items()},
         "places": {name: places_of(part) for name, part in parts.items()},
         "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
@@ -185,7 +178,10 @@ def copied(tree: Any) -> Any:
 
     def kept(x: Any) -> Any:
         if not isinstance(x, Tensor):
-            return copy.deepcopy(x)  # plain values too are the trainer's own objects
+            try:
+                return copy.deepcopy(x)  # plain values too are the trainer's own objects
+            except TypeError as error:
+                raise ConfigError(f"A snapshot cannot hold {x!r}: {error}.") from error
         x = local(x.detach())
         # PyTorch uses the pinned memory of dropped copies again.
         host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)

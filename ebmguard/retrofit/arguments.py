@@ -219,7 +219,7 @@ def guard(
         is_logging=ranks.is_first,
         recoverer=None
         if action != "rollback"
-        else Recoverer(recovery or Recovery(), ranks, writer.flush),
+        else Recoverer(recovery or Recovery(), ranks, writer),
     )
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)

@@ -336,8 +336,6 @@ class Loop:
             _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
         self.writer.flush(whole=True)
         self.writer.release()
-        if self.actions.recoverer is not None:
-            self.actions.recoverer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """The guard's state that a rollback restores; ``is_over``: the current step ends here."""

@@ -75,10 +75,7 @@ class JsonlSink:
         path = self._lines["metrics"].path
         if not (end := path.stat().st_size):
             return
-        with (
-            open(path, "rb", opener=without_links) as file,
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines,
-        ):
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
             while end:
                 start = lines.rfind(b"\n", 0, end - 1) + 1
                 row = parse_line(lines[start:end]) or {"step": -1}

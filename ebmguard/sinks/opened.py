@@ -67,8 +67,9 @@ def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(
-            f"The folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
-            "another log_dir= or Recovery(folder=), make room on the disk, or change permissions."
+            f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
+            "another log_dir (for snapshots, another Recovery(folder=)), make room on the disk, or "
+            "change the permissions of this one."
         ) from error
 
 

@@ -250,4 +250,4 @@ def test_a_folder_that_cannot_be_written_is_refused_at_construction(
             ConfigError, match=rf"log folder .*{folder.name}.* cannot be written"
         ) as e:
             make(folder)
-        assert "Pass another log_dir=" in str(e.value)
+        assert "Pass another log_dir" in str(e.value)

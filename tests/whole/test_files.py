@@ -217,7 +217,7 @@ def test_a_full_disk_at_the_start(
         (run / "metrics.jsonl").write_text('{"step": 0}\n')
     no_room(True)
     try:
-        with pytest.raises(ConfigError, match=r"run' cannot be written.*Pass another log_dir="):
+        with pytest.raises(ConfigError, match=r"run' cannot be written.*Pass another log_dir"):
             OPENERS[opener](run)
     finally:
         no_room(False)
