@@ -6,25 +6,29 @@ import hashlib
 import logging
 import os
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from ctypes import c_char
+from datetime import date, datetime, timedelta, timezone
+from io import BytesIO
 from pathlib import Path
-from pickle import UnpicklingError
-from types import NoneType
+from pickle import PickleError, UnpicklingError
 from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path
+from torch.serialization import get_safe_globals, safe_globals
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from ..errors import MISFITS, ConfigError, DiskError
 from ..ranks import Ranks, local
+from ..sinks import Writer
 from ..sinks.opened import opened
 
-__all__ = ["Archive", "described", "difference", "load_durably", "save_durably"]
+__all__ = ["Archive", "described", "difference", "digest_of", "load_durably", "save_durably"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -38,14 +42,29 @@ _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 class Archive:
     """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder."""
 
-    def __init__(self, folder: Path, every: int, ranks: Ranks) -> None:
+    def __init__(
+        self, folder: Path, every: int, ranks: Ranks, writer: Writer | None = None
+    ) -> None:
         self._folder, self._every, self._ranks = folder, every, ranks
+        self._writer = writer or Writer((), flush_every=1)
         self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
-        self._is_failing = False
+        self._is_failing = self._has_read = False
 
     def __deepcopy__(self, memo: object) -> None:
         """None: what is copied of a run does not write into its folder."""
+
+    def claim(self) -> None:
+        """Let no other run use the folder until the writer is released, else a ``ConfigError``."""
+        self._writer.claim("Recovery: folder", self._own)
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Refuse, with a ``ConfigError``, a state that no file can hold."""
+        if what := _unreadable(state):
+            raise ConfigError(
+                f"Recovery(folder=...) could not be resumed from: {what}. Let its state_dict() "
+                "return tensors, numbers, texts, and lists and dicts of these."
+            )
 
     def is_due(self, step: int) -> bool:
         """Whether to write that of this step."""
@@ -59,12 +78,21 @@ class Archive:
         file = self._own / f"snapshot-{step:08d}.pt"
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the copies to the host have come so far
-        digest, problem = _digest([state, recovery]), ""
+        pairs = ((name, x, state[name]) for name, x in state.get("next", {}).items())
+        state = {**state, "next": {n: x for n, x, y in pairs if digest_of(x) != digest_of(y)}}
+        digest, problem = digest_of([state, recovery]), _unreadable(state)
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
-            self._own.mkdir(parents=True, exist_ok=True)
-            save_durably(file, {**facts, "state": state, "recovery": recovery})
-        except OSError as error:
+            if not (problem or self._writer.flush()):
+                problem = "log_dir= has not taken the rows before it"
+            if not problem:
+                self._own.mkdir(parents=True, exist_ok=True)
+                save_durably(file, {**facts, "state": state, "recovery": recovery})
+                if not self._has_read:
+                    read = load_durably(file)
+                    self._has_read = digest == digest_of([read["state"], read["recovery"]])
+                    problem = "" if self._has_read else "the file is not what was written"
+        except (OSError, ConfigError) as error:
             problem = str(error)
         # Killed before that, they go on from what they all had.
         problems = [each for each in self._ranks.from_all(problem) if each]
@@ -130,8 +158,11 @@ class Archive:
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse what is whole as a file, but is no snapshot of such a run at this step."""
-        if snapshot.keys() != _KEYS or snapshot["version"] != _VERSION:
-            raise ConfigError("not a snapshot of this version")
+        if (version := snapshot.get("version")) != _VERSION or snapshot.keys() != _KEYS:
+            raise ConfigError(
+                f"not a snapshot of this version: its format is {version!r}, that of this ebmguard "
+                f"{_VERSION}. Go on with the ebmguard that wrote it, or begin in another folder."
+            )
         said, own = snapshot["step"], snapshot["state"]["guard"]["step"]
         if not step == said == own:
             raise ConfigError(f"it says that it is of step {said!r}, and its guard {own!r}")
@@ -140,7 +171,7 @@ class Archive:
                 f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "
                 f"one is on {self._ranks.count}. Go on with as many."
             )
-        if snapshot["digest"] != _digest([snapshot["state"], snapshot["recovery"]]):
+        if snapshot["digest"] != digest_of([snapshot["state"], snapshot["recovery"]]):
             raise ConfigError("what it holds is not what was written")
 
 
@@ -169,19 +200,62 @@ def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
     return ""
 
 
-def _digest(tree: Any) -> str:
-    """Of the tensors on the host and of the plain values in nested containers."""
+def digest_of(tree: Any) -> str:
+    """A digest of the tensors on the host and of the plain values in nested containers."""
     found = hashlib.blake2b(digest_size=16)
     leaves, structure = tree_flatten(tree)
     found.update(repr(structure).encode())
     for x in leaves:
-        is_plain = isinstance(x, str | bytes | int | float | complex | NoneType)
-        found.update(repr(x if is_plain else type(x)).encode())
+        if isinstance(x, set | frozenset):
+            x = sorted(map(repr, x))  # in one order in all processes
+        is_array = hasattr(x, "tobytes") and not x.dtype.hasobject
+        x = x.tobytes() if is_array else x
+        found.update(repr(type(x) if isinstance(x, Tensor) else x).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()
             found.update(f"{x.shape} {x.dtype}".encode())
             found.update((c_char * x.nbytes).from_address(x.data_ptr()))
     return found.hexdigest()
+
+
+def _unreadable(tree: Any, way: str = "") -> str:
+    """The part of nested containers that no file holds so that it can be read, in words; or empty.
+
+    What tensors hold is not looked at.
+    """
+    if _is_readable(tree):
+        return ""
+    items = [*tree.items()] if isinstance(tree, Mapping) else []
+    items += enumerate(tree) if isinstance(tree, list | tuple) else ()
+    while len(items) > 1:
+        half = len(items) // 2
+        items = items[half:] if _is_readable(items[:half]) else items[:half]
+    inner = (_unreadable(x, f"{way}[{key!r}]" if way else str(key)) for key, x in items)
+    return next(
+        filter(None, inner), f"{way} is a {type(tree).__module__}.{type(tree).__qualname__}"
+    )
+
+
+def _is_readable(tree: Any) -> bool:
+    tree = tree_map(lambda x: torch.empty(0) if type(x) is Tensor else x, tree)
+    with suppress(*_DAMAGE, PickleError):
+        torch.save(tree, stream := BytesIO())
+        stream.seek(0)
+        _loaded(stream, "cpu")
+        return True
+    return False
+
+
+def _loaded(stream: Any, device: torch.device | str) -> Any:
+    """Executes nothing: besides what torch reads, dates, paths and NumPy's numbers and arrays."""
+    plain: list[Any] = [date, datetime, timedelta, timezone, type(Path())]
+    if numpy := sys.modules.get("numpy"):
+        made = numpy.zeros(1), numpy.float64()
+        plain += [numpy.ndarray, numpy.dtype, *(x.__reduce__()[0] for x in made)]
+        plain += {type(numpy.dtype(code)) for code in numpy.typecodes["All"]}
+    known = get_safe_globals()  # those stay
+    with safe_globals([x for x in plain if x not in known]):
+        return torch.load(stream, map_location=device, weights_only=True)
 
 
 def save_durably(file: Path, state: Mapping[str, Any]) -> None:
@@ -230,7 +304,14 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
             if torn := archive.testzip():
                 raise BadZipFile(f"{torn} in it is not what was written")
             stream.seek(0)
-            state = dict(torch.load(stream, map_location=device or "cpu", weights_only=True))
+            try:
+                state = dict(_loaded(stream, device or "cpu"))
+            except UnpicklingError as error:
+                what = re.search(r"GLOBAL (\S+)|$", str(error))
+                raise ConfigError(
+                    f"it is whole, but holds what reading might execute ({what and what[1]}), as "
+                    "earlier versions wrote. If you trust it, torch.load(file, weights_only=False)"
+                ) from error
         inside: list[Any] = [state]
         while inside:  # a list that holds one twice, which holds one twice, and so on
             if (size := size - 1) < 0:

@@ -10,15 +10,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
-from ..errors import BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
-from ..ranks import Ranks
+from ..errors import MISFITS, BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
+from ..ranks import Ranks, local
+from ..sinks import Writer
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive
+from .archive import Archive, digest_of
 from .chains import Chains
-from .changes import LearningRate, reseed
+from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import (
     CONSTANT,
@@ -30,6 +34,7 @@ from .snapshots import (
     copied,
     generators_of,
     restore,
+    structure_of,
 )
 
 __all__ = ["Recoverer"]
@@ -42,6 +47,14 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
+_OTHER = "Step %d: the %s changed (parameters, buffers or groups). Snapshots of before do not fit "
+_OTHER += "any more and are dropped; one of now is kept."
+_OTHER_NUMBERS = (
+    "Step %d: its batch may be another than before the resume, since other random numbers "
+)
+_OTHER_NUMBERS += (
+    "were drawn before it (by a new data loader, say). From here on they are those of then."
+)
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
@@ -61,12 +74,12 @@ class Recoverer(Stateful):
 
     _owner = "a recovery"
 
-    def __init__(self, settings: Recovery, ranks: Ranks) -> None:
+    def __init__(self, settings: Recovery, ranks: Ranks, writer: Writer | None = None) -> None:
         self.settings, self._ranks = settings, ranks
         self._archive: Archive | None = None
         if settings.folder is not None:  # which stays where it is, wherever the trainer goes
             folder = folder_path("folder", settings.folder).absolute()
-            self._archive = Archive(folder, settings.folder_every, ranks)
+            self._archive = Archive(folder, settings.folder_every, ranks, writer)
         self.effect = Change()
         self.attempt = 0
         self.rollbacks: list[Rollback] = []
@@ -78,6 +91,11 @@ class Recoverer(Stateful):
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
         self._has_begun, self._ready = False, cast("Trainer | None", None)
+        self._start: dict[str, Any] = {}  # random numbers, before anything of the first step
+        self._structure: dict[str, Any] = {}  # that snapshots fit
+        self._changed = -1  # the last step before which it was another one
+        # What waits for the next iteration to begin, with what is attached there.
+        self._at_begin: Callable[[dict[str, Any]], object] | None = None
         self.rate = LearningRate()
         self.chains = Chains()
 
@@ -98,9 +116,19 @@ class Recoverer(Stateful):
         settled = not scales or statistics.median(scales) >= _SETTLED
         return settled, statistics.median(spreads or [0.0])
 
-    def observe(self, step: int, judged: int, active: Mapping[str, Level]) -> bool:
+    def observe(
+        self, step: int, judged: int, active: Mapping[str, Level], trainer: Trainer
+    ) -> bool:
         """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
         settings, snapshots = self.settings, self._snapshots
+        now, before = structure_of(trainer), self._structure
+        if now != before:
+            names = [name for name in now | before if now.get(name) != before.get(name)]
+            if before and self._ranks.is_first and self._changed < step - 1:
+                _log.warning(_OTHER, step, " and ".join(names))
+            self._changed = step
+            self._forget()
+            return True
         if any(
             level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
             for rule, level in active.items()
@@ -108,19 +136,43 @@ class Recoverer(Stateful):
             snapshots.disquiet(judged - 1)
             return False
         for ripe in snapshots.certify(judged, self._health):
-            if self._archive is not None and self._archive.is_due(ripe.step):
-                self._archive.write(ripe.step, ripe.state, self.state_dict())
+            state, has_next = {**ripe.state}, ripe.state.pop("next", None) is not None
+            if has_next and self._archive is not None and self._archive.is_due(ripe.step):
+                self._archive.write(ripe.step, state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
-    def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
+    def keep(self, step: int, trainer: Trainer, guard_state: Any, *, checks: bool = False) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = self._captured(trainer, guard_state)
+        if self._archive is not None and checks:
+            self._archive.check(state)
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
+        self._structure, self._at_begin = structure_of(trainer), None
+        if self._archive is not None and self._archive.is_due(step):
+            self._at_begin = lambda now: state.update(next=now)
 
-    def keep_first(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
-        """Take one before the first update: what the run can go back to if that is the last."""
-        if not (self._snapshots.certified or self._snapshots.waiting):
-            self.keep(step, trainer, guard_state())
+    def start(self, trainer: Trainer) -> None:
+        """The loop may begin from here on."""
+        self._start, self._at_begin = random_state(generators_of(trainer)), None
+
+    def begin(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
+        """The sampler, an inline factor or a loss is called: a step has begun, or goes on.
+
+        All that the loop does after an optimizer's step is done. Before the first one, a snapshot
+        is taken; raises a ``ConfigError`` where no file could hold it.
+        """
+        if trainer.model is None or trainer.optimizer is None:
+            return
+        if self._at_begin is not None:
+            act, self._at_begin = self._at_begin, None
+            now = capture(trainer, None)
+            act({name: now[name] for name in now if name != "guard"})
+        kept = self._snapshots.certified or self._snapshots.waiting
+        if not (kept or any(map(is_lazy, trainer.model.parameters()))):
+            self.keep(step, trainer, guard_state(), checks=True)
+            state = self._snapshots.waiting[0].state
+            state["next"] = {"random": state["random"]}
+            state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
 
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
         return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
@@ -154,7 +206,16 @@ class Recoverer(Stateful):
                 condemned = snapshots.condemn(last)
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
-        restore(trainer, snapshot.state)
+        check_fits(trainer, snapshot.state)
+        before = capture(trainer, None)
+        try:
+            restore(trainer, snapshot.state)
+        except MISFITS as misfit:
+            restore(trainer, before)
+            raise ConfigError(
+                f"The run could not be taken back to step {snapshot.step} after {error.rule}, and "
+                f"is as it was: {type(misfit).__name__}: {misfit}"
+            ) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
@@ -248,18 +309,21 @@ class Recoverer(Stateful):
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, for a process that dies soon after."""
-        if self._archive is not None and self._restored is not None:
-            state = self._captured(trainer, guard_state)
-            self._archive.write(self._restored, state, self.state_dict())
+        if (archive := self._archive) is not None and (step := self._restored) is not None:
+            state, own = self._captured(trainer, guard_state), self.state_dict()
+            archive.write(step, state, own)
+            self._at_begin = lambda now: archive.write(step, state | {"next": now}, own)
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
         if trainer is not self._ready:
             check_complete(trainer)
             self._ready = trainer
-        if self._archive is not None and not self._has_begun:
-            self._archive.check_empty()
-            self._has_begun = True
+        if self._archive is not None:
+            self._archive.claim()
+            if not self._has_begun:
+                self._archive.check_empty()
+                self._has_begun = True
 
     def resume(
         self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
@@ -272,6 +336,7 @@ class Recoverer(Stateful):
         if self._archive is None:
             raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
         check_complete(trainer)
+        self._archive.claim()
         before: list[dict[str, Any]] = []  # anything changes
 
         def put(state: Mapping[str, Any]) -> None:
@@ -282,7 +347,8 @@ class Recoverer(Stateful):
             check_fits(trainer, found["state"])
             self._read(found["recovery"])
             before.extend([] if before else [capture(trainer, own())])
-            put(found["state"])
+            # The loop draws the first batch anew.
+            put({**found["state"], **found["state"]["next"], "random": found["state"]["random"]})
 
         try:
             found = self._archive.newest(take)
@@ -290,12 +356,30 @@ class Recoverer(Stateful):
             for state in before:
                 put(state)
             raise
+        self._forget()
+        self.start(trainer)
         if found is None:
             return None
         self.load_state_dict(found["recovery"])
-        snapshot = Snapshot(found["step"], found["state"])
+        snapshot, then = Snapshot(found["step"], found["state"]), found["state"].pop("next")
+
+        def put_late(now: dict[str, Any]) -> None:
+            """What the loop does before it samples was done then, too: it is not done twice."""
+            late = {name: x for name, x in then.items() if digest_of(x) != digest_of(now[name])}
+            if "random" in late and self._ranks.is_first:
+                _log.warning(_OTHER_NUMBERS, snapshot.step)
+            if structure_of(trainer) != self._structure:
+                return
+            own = trainer.model.state_dict() if trainer.model else {}
+            for key, x in late.pop("model", {}).items():  # its parameters may be in a graph
+                if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
+                    local(own[key]).copy_(x)
+            restore(trainer, {"places": now["places"], **late})
+
+        self._at_begin = put_late
         self._archive.saved = snapshot.step
         self._snapshots.certified = [snapshot]
+        self._structure = structure_of(trainer)
         return snapshot.step
 
     def _saved(self) -> dict[str, Any]:
@@ -305,9 +389,14 @@ class Recoverer(Stateful):
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
         self.rate.factor = self.effect.lr
-        self._snapshots.certified, self._snapshots.waiting = [], []
         self._scales.clear()
         self._spreads.clear()
         self._has_begun = True
+        self._forget()
+
+    def _forget(self) -> None:
+        """No snapshot so far is of the run as it is now."""
+        self._snapshots.certified, self._snapshots.waiting = [], []
+        self._start, self._at_begin = {}, None
         if self._archive is not None:
             self._archive.saved = None

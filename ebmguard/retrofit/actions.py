@@ -48,6 +48,13 @@ class Actions:
     def attach(self, trainer: Trainer) -> None:
         """Take the parts that are attached."""
         self._usual_steps = trainer.sgld_steps
+        if self.recoverer is not None:
+            self.recoverer.start(trainer)
+
+    def begin(self, step: int, trainer: Trainer, own_state: Callable[[], Any]) -> None:
+        """See :meth:`ebmguard.recovery.Recoverer.begin`."""
+        if self.recoverer is not None:
+            self.recoverer.begin(step, trainer, own_state)
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse a run that cannot be rolled back."""

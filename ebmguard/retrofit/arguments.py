@@ -209,17 +209,19 @@ def guard(
     members = strength.models.numel() if strength.models else 0
     judge = Judge(DEFAULT_RULES if rules is None else rules, members=members)
     ranks = settings.ranks
+    opened = [as_sink(sink) for sink in sinks]
+    if not ranks.is_first:
+        opened, folder = [], None  # all ranks have the same rows
+    writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
     actions = Actions(
         on_alert,
         acts=action != "warn",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
-        recoverer=Recoverer(recovery or Recovery(), ranks) if action == "rollback" else None,
+        recoverer=None
+        if action != "rollback"
+        else Recoverer(recovery or Recovery(), ranks, writer),
     )
-    opened = [as_sink(sink) for sink in sinks]
-    if not ranks.is_first:
-        opened, folder = [], None  # all ranks have the same rows
-    writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)
     fineness = Fineness(1 if settings.models else substeps, settings)

@@ -301,7 +301,10 @@ class Guard:
         if recoverer is None:
             raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
         loop.check_open()
-        return recoverer.resume(loop.trainer, loop.own_state, loop.load_own_state)
+        step = recoverer.resume(loop.trainer, loop.own_state, loop.load_own_state)
+        if step is not None:
+            loop.writer.rewind(step, recoverer.attempt)
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""

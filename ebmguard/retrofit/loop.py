@@ -211,6 +211,7 @@ class Loop:
             )
         self.end_step_before()
         self.raise_pending()
+        self.actions.begin(self.rows.step, self.trainer, self.own_state)
 
     @property
     def is_told_steps(self) -> bool:
@@ -272,7 +273,8 @@ class Loop:
         error = actions.pending  # until all is back: an interrupt leaves it to the next step
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            if recoverer.observe(step, step - self.rows.lag, self._judge.active):
+            judged = step - self.rows.lag
+            if recoverer.observe(step, judged, self._judge.active, self.trainer):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         write_the_rest(self.rows, self.writer)  # rows of steps that are taken back

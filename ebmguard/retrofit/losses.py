@@ -307,8 +307,7 @@ class Losses:
         if not self._is_quiet:
             found = loop.first_calls.result
             loop.first_losses.check(*own[:2], found, only_warns=strength.is_off)
-            if loop.actions.recoverer is not None:
-                loop.actions.recoverer.keep_first(loop.rows.step, loop.trainer, loop.own_state)
+            loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
             loop.follow(loop.rows.end_step())
             return loop.strength_at(loop.rows.step)  # which that row may have steered

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import mmap
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -68,6 +69,20 @@ class JsonlSink:
     def write_recovery(self, record: Record) -> None:
         """Keep one line for ``recovery.jsonl``."""
         self._lines["recovery"].add(to_json(record))
+
+    def rewind(self, step: int, attempt: int) -> None:
+        """Cut off the last rows of ``metrics.jsonl`` that are of this attempt, from ``step`` on."""
+        path = self._lines["metrics"].path
+        if not (end := path.stat().st_size):
+            return
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as lines:
+            while end:
+                start = lines.rfind(b"\n", 0, end - 1) + 1
+                row = parse_line(lines[start:end]) or {"step": -1}
+                if row["step"] < step or row.get("recovery/attempt", 0) != attempt:
+                    break
+                end = start
+        os.truncate(path, end)
 
     def flush(self) -> None:
         """Append the kept lines to the files; after an ``OSError`` the next flush goes on."""

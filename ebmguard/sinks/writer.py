@@ -35,8 +35,8 @@ _log = logging.getLogger("ebmguard")
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 _HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
-# Rows of two guards in one folder could not be told apart.
-_OWNERS: weakref.WeakValueDictionary[Path, Writer] = weakref.WeakValueDictionary()
+# What two guards write into one folder could not be told apart. By the argument that names it.
+_OWNERS: weakref.WeakValueDictionary[tuple[str, Path], Writer] = weakref.WeakValueDictionary()
 
 
 class PatientSink:
@@ -49,7 +49,7 @@ class PatientSink:
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self._error: OSError | None = None  # set while the sink fails
+        self.error: OSError | None = None  # set while the sink fails
         self._kept: deque[tuple[str, tuple[Any, ...]]] = deque()  # methods and their arguments
         self._dropped = 0
         self._unflushed = 0  # taken by the sink since its last flush
@@ -74,26 +74,26 @@ class PatientSink:
     def flush(self) -> None:
         """Flush the sink, and pass on the kept rows."""
         self._drain(flushing=True)
-        if self._error is not None and not (self._unflushed or self._kept):
+        if self.error is not None and not (self._unflushed or self._kept):
             what = f"all but the {self._dropped} oldest rows" if self._dropped else "everything"
             _log.warning(f"{type(self.sink).__name__} takes its rows again: {what} was written.")
-            self._error, self._dropped = None, 0
+            self.error, self._dropped = None, 0
 
     def close(self) -> None:
         """Flush, and log what is lost."""
         self.flush()
-        if self._error is not None:
+        if self.error is not None:
             count = self._unflushed + len(self._kept) + self._dropped
             alerts = sum(method != "write_row" for method, _ in self._kept)
             _log.error(
                 f"{type(self.sink).__name__} has not taken up to {count} rows and alerts until the "
-                f"end, among them {alerts} alerts and rollbacks that were kept: {self._error}. "
+                f"end, among them {alerts} alerts and rollbacks that were kept: {self.error}. "
                 "Unless it takes them later, they are lost."
             )
 
     def _pass_on(self, method: str, *args: Any) -> None:
         self._kept.append((method, args))
-        if self._error is None:
+        if self.error is None:
             self._drain()
         if len(self._kept) > _KEPT:
             oldest = next((i for i, kept in enumerate(self._kept) if kept[0] == "write_row"), 0)
@@ -113,13 +113,13 @@ class PatientSink:
                     self._kept.popleft()
                     self._unflushed += 1
         except OSError as error:
-            if self._error is None:
+            if self.error is None:
                 _log.error(
                     f"{type(self.sink).__name__} cannot write: {error}. Training goes on; the last "
                     f"{_KEPT} rows and alerts are kept in memory and tried again at every flush. "
                     "Make room, or restore what is missing."
                 )
-            self._error = error
+            self.error = error
 
 
 class Writer:
@@ -144,7 +144,7 @@ class Writer:
         folder: str | os.PathLike[str] | None = None,
         thins: bool = True,
     ) -> None:
-        self._lock: FolderLock | None = None
+        self._locks: dict[str, FolderLock] = {}
         self._is_released, self._thinning = False, Thinning(is_on=False)
         logs: tuple[Sink, ...] = ()
         self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
@@ -190,32 +190,44 @@ class Writer:
         """Write the verdict on the run up to a step, if it has changed."""
         self._to(self.sinks, "write_verdict", step, verdict)
 
-    def flush(self, *, whole: bool = False) -> None:
-        """Write the folder's waiting rows, only due ones or all; flush every sink."""
+    def flush(self, *, whole: bool = False) -> bool:
+        """Write the folder's waiting rows, only due ones or all; flush every sink.
+
+        Return whether the folder has taken them.
+        """
         self._log(self._thinning.rest(due=not whole))
         self._flush()
+        return all(log.error is None for log in self._logs)
 
-    def claim(self) -> list[Path]:
-        """Lock the folder against other writers, else a ``ConfigError``; returns new paths."""
-        self._is_released = False
-        if self._folder is None:
+    def rewind(self, step: int, attempt: int) -> None:
+        """Cut off the folder's last rows, which a run that goes on from ``step`` writes again."""
+        self.flush()
+        for log in self._logs:
+            if isinstance(log.sink, JsonlSink):
+                log.sink.rewind(step, attempt)
+
+    def claim(self, name: str = "log_dir", folder: Path | None = None) -> list[Path]:
+        """Lock the folder, or that of another argument, against other writers until it is released,
+        else a ``ConfigError``; returns new paths."""
+        self._is_released, folder = False, folder or self._folder
+        if folder is None or (name in self._locks and self._locks[name].close.alive):
             return []
-        if self._folder in _OWNERS:
+        if _OWNERS.get((name, folder), self) is not self:
             raise ConfigError(
-                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
+                f"{name}={str(folder)!r} is in use by another guard of this process. Close "
                 "that one (g.close()), use one guard for both losses, or name another folder."
             )
-        is_held = self._folder in _HELD  # by the trainer, whose it then is
-        self._lock = lock_folder(self._folder)
-        _OWNERS[self._folder] = self
-        return [] if is_held else [*self._lock.made]
+        is_held = folder in _HELD  # by the trainer, whose it then is
+        lock = self._locks[name] = lock_folder(folder)
+        _OWNERS[name, folder] = self
+        return [] if is_held else [*lock.made]
 
     def release(self) -> None:
-        """Let another writer use the folder; later rows are flushed at once."""
+        """Let another writer use the folders; later rows are flushed at once."""
         self._is_released = True
-        if self._lock is not None and self._folder is not None:
-            del _OWNERS[self._folder]
-            self._lock = None
+        for key in [key for key, owner in _OWNERS.items() if owner is self]:
+            del _OWNERS[key]
+        self._locks.clear()
 
     def close(self) -> None:
         """Flush every sink for the last time, and log what failing sinks have not taken."""

@@ -51,6 +51,7 @@ def main(folder: Path, kills: int) -> None:
         train(run)
     seconds = time.monotonic() - began  # of a few steps and snapshots, on this machine
     last = run.guard.resume() or 0
+    run.guard.close()
     assert last
     rng, torn = random.Random(0), 0
     for _ in range(kills):
@@ -67,9 +68,10 @@ def main(folder: Path, kills: int) -> None:
         step = run.guard.resume()
         assert step is not None
         assert step >= last, "a snapshot was lost"
-        # The ballast is the step at which the snapshot's last update began.
-        assert torch.equal(run.ema.get_buffer("ballast"), torch.full((200_000,), step - 1.0))
+        # The ballast is of where the next step began.
+        assert torch.equal(run.ema.get_buffer("ballast"), torch.full((200_000,), float(step)))
         assert run.guard.step == step
+        run.guard.close()
         last = step
     print(kills, torn, last)
 

@@ -16,7 +16,7 @@ from torch import nn
 from ebmguard import Recovery
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.errors import ConfigError
-from ebmguard.recovery.archive import _digest
+from ebmguard.recovery.archive import digest_of
 from ebmguard.samplers import ReplayBuffer
 from tests.parts import Energy
 from tests.recovery.parts import Run
@@ -26,9 +26,16 @@ Edit = Callable[[dict[str, Any]], object]
 STEPS = 20
 
 
+MADE: list[Run] = []
+
+
 def make(folder: Path, **options: Any) -> Run:
+    """As another process would, once the one before is over."""
+    while MADE:
+        MADE.pop().guard.close()
     recovery = Recovery(every=2, certify_after=2, folder=folder, folder_every=4)
-    return Run(recovery, **options)
+    MADE.append(Run(recovery, **options))
+    return MADE[0]
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +111,11 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("no buffer", state(lambda x: x.pop("buffer")), "other parts for buffer"),
     ("no random numbers", state(lambda x: x.pop("random")), "random"),
     ("a scaler more", state(set_to("scaler", {})), "other parts for scaler"),
-    ("version", set_to("version", 2), "not a snapshot of this version"),
+    (
+        "version",
+        set_to("version", 2),
+        "not a snapshot of this version: its format is 2, that of this ebmguard 4. Go on with",
+    ),
     ("no version", lambda x: x.pop("version"), "not a snapshot of this version"),
     ("a key more", set_to("extra", 1), "not a snapshot of this version"),
     ("ranks", set_to("ranks", 2), "a run on 2 ranks, but this one is on 1"),
@@ -187,7 +198,7 @@ def test_what_a_snapshot_lacks(
         snapshot = torch.load(file, weights_only=True)
         edit(snapshot)
         if again:
-            snapshot["digest"] = _digest([snapshot["state"], snapshot["recovery"]])
+            snapshot["digest"] = digest_of([snapshot["state"], snapshot["recovery"]])
         torch.save(snapshot, file)
         run = make(folder)
         if expected is None:
@@ -440,9 +451,10 @@ def test_the_folder_stays_where_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "outputs").mkdir()
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    runs = [make(Path("snapshots")), make(Path("~/snapshots"))]
-    monkeypatch.chdir(tmp_path / "outputs")
-    for run in runs:
+    for name in ("snapshots", "~/snapshots"):
+        monkeypatch.chdir(tmp_path)
+        run = make(Path(name))
+        monkeypatch.chdir(tmp_path / "outputs")
         for _ in range(STEPS):
             run.step()
     assert files(tmp_path / "snapshots")
