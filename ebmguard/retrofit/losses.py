@@ -297,7 +297,7 @@ class Losses:
             if loop.actions.recoverer is not None:
                 loop.actions.recoverer.keep_first(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
-            loop.follow(loop.rows.end_step())
+            loop.follow(loop.rows.end_step)
             return loop.strength_at(loop.rows.step)  # which that row may have steered
         return strength
 
@@ -339,5 +339,5 @@ class Losses:
             if shown:
                 detached = {name: x.detach() for name, x in shown.items()}
                 parts.append(Part.of(detached, settings.models))
-            loop.follow(loop.rows.add(parts, samples))
+            loop.follow(loop.rows.add, parts, samples)
         return loss
