@@ -8,7 +8,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from enum import IntEnum
 from functools import cache
 from operator import ge, gt, le, lt
-from typing import Any, NamedTuple, Protocol, Self, get_type_hints, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, cast, get_type_hints, runtime_checkable
 
 from ..errors import MISFITS, ConfigError, DivergenceError, Stateful
 
@@ -211,7 +211,7 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
         found: Any = watcher.read(row)
         why = f"returned {found!r:.80}"
         if isinstance(found, Reading):
-            level, calm, tag, *numbers, remedies = found
+            level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
             if level is None and (calm is None or type(calm) is bool):  # as nearly all are
                 return found
             calm = None if calm is None else bool(calm)
