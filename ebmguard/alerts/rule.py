@@ -209,7 +209,7 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
     """What a rule's watcher says of a row, in Python's own numbers; else a ``ConfigError``."""
     try:
         found: Any = watcher.read(row)
-        why = f"returned {found!r:.80}"
+        why = f"returned {repr(found)[:80]}"
         if isinstance(found, Reading):
             level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
             if level is None and (calm is None or type(calm) is bool):  # as nearly all are
@@ -223,6 +223,6 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
     except MISFITS as error:
         why = f"raised {type(error).__name__}: {error}"
     raise ConfigError(
-        f"Rule {name!r}: read(row) {why}. Expected an ebmguard.alerts.Reading of a Level or None, "
-        "numbers and texts, whatever the row lacks."
+        f"Rule {name!r}: read(row) should return an ebmguard.alerts.Reading of a Level or None, "
+        f"numbers and texts, whatever the row lacks, but {why}"
     )

@@ -131,9 +131,8 @@ class Loop:
             alerts += self.fineness.read(row.step, row.numbers)
         self.actions.observe(row, alerts)
         # So that a reader of the folder knows what an ERROR at its end has done.
-        acts = {"action": self.settings.action} if self.actions.answers else {}
-        records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
-        self.writer.write_alerts(records)
+        acts = {Level.ERROR: {"action": self.settings.action}} if self.actions.answers else {}
+        self.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
         worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
         if self.course.update(row.step, level, worst):
             self.writer.write_verdict(row.step, str(self.course.verdict))
@@ -318,21 +317,23 @@ class Loop:
     @in_turn
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
-        is_first, self.is_closed = not self.is_closed, True
         _take_off(self.first_losses, self._hung)
         for row in self.rows.drain():  # each in its turn: all of it, whatever a callback raises
             self.follow(iter, [row])
-        self._leave(speaks=is_first)
+        self._leave()
 
     @in_turn
-    def _leave(self, *, speaks: bool) -> None:
-        speaks = speaks and self.settings.ranks.is_first
+    def _leave(self) -> None:
+        speaks = self.settings.ranks.is_first and not self.is_closed
         if speaks and self.course.level:
             _log.warning("the run as it was closed: %s", self.course.verdict)
         if speaks and self.last and not self.skill.is_known:
             _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
-        self.writer.flush(whole=True)
-        self.writer.release()
+        try:
+            self.writer.flush(whole=True)
+        finally:
+            self.is_closed = True
+            self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """The guard's state that a rollback restores; ``is_over``: the current step ends here."""

@@ -123,8 +123,8 @@ class PatientSink:
             self._error = error
         except MISFITS as error:
             raise ConfigError(
-                f"The sink {type(self.sink).__name__} raised {type(error).__name__}: {error}. Of "
-                "sinks only an OSError is waited for. Let it raise none, or leave it out of sinks=."
+                "A sink is tried again after an OSError alone, and must raise nothing else; "
+                f"{type(self.sink).__name__} raised {type(error).__name__}: {error}"
             ) from error
 
 
