@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from numbers import Real
+import sys
+from numbers import Rational, Real
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -55,13 +55,16 @@ def check_energies(
             groups with a variant that has none, or ``log_q`` at 0, where there are no weights.
     """
     if isinstance(beta_star, Tensor):
+        _check_ordinary("beta_star", beta_star)
         if beta_star.ndim:
             raise ShapeError(
                 f"beta_star has shape {tuple(beta_star.shape)}; expected a number or a 0-dim "
                 "tensor, since there is one model. Map over an ensemble with torch.vmap."
             )
-    elif not isinstance(beta_star, float | Real) or not math.isfinite(beta_star):
-        raise ConfigError(f"beta_star={beta_star!r}; expected a finite number or a 0-dim tensor.")
+    elif not isinstance(beta_star, float | Real) or not abs(beta_star) <= sys.float_info.max:
+        given: object = beta_star  # whole numbers of that length cannot even be printed
+        got = " is beyond any float" if isinstance(given, Rational) else f"={given!r}"
+        raise ConfigError(f"beta_star{got}; expected a finite number or a 0-dim tensor.")
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
             raise EnergyTypeError(
@@ -70,12 +73,7 @@ def check_energies(
         if not f.is_floating_point():
             what = f"{name} has dtype {f.dtype}; energies must be floating point."
             raise EnergyTypeError(f"{what} Pass the network's raw output, not labels or counts.")
-        if f.dtype.itemsize < 2 or f.layout is not torch.strided:
-            kind = f.dtype if f.layout is torch.strided else f.layout
-            raise EnergyTypeError(
-                f"{name} is {kind}, with which little can be computed; expected an ordinary "
-                f"tensor. Convert it: {'f.float()' if kind is f.dtype else 'f.to_dense()'}."
-            )
+        _check_ordinary(name, f)
         if f.ndim == 0:
             raise ShapeError(
                 f"{name} is a single number, probably a batch mean; the weights need one energy "
@@ -92,6 +90,8 @@ def check_energies(
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
+    if isinstance(beta_star, Tensor) and beta_star.is_meta and not f_pos.is_meta:
+        raise ConfigError("beta_star is on the device meta, where no tensor has a value.")
     check_variant(variant)
     n, m = len(f_pos), len(f_neg)
     if variant == "true" and n < 2:
@@ -108,11 +108,16 @@ def check_energies(
             what = "groups must be a pair (y_pos, y_neg) of tensors of labels"
             raise ShapeError(f'{what}, or these and each positive\'s output scale, or "rows".')
         for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
+            _check_ordinary(f"groups: {name}", x)
             if x.shape != (count,):
                 what = "number" if name == "scale" else "label"
                 raise ShapeError(
                     f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one {what} "
                     "per sample."
+                )
+            if x.device != f_pos.device:
+                raise ShapeError(
+                    f"groups: {name} is on {x.device} and f_pos on {f_pos.device}; use one device."
                 )
         if not all(x.is_floating_point() for x in groups[2:]):
             raise EnergyTypeError(
@@ -160,6 +165,7 @@ def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "l
     if not isinstance(log_q, Tensor) or not log_q.is_floating_point():
         kind = log_q.dtype if isinstance(log_q, Tensor) else type(log_q).__name__
         raise EnergyTypeError(f"{name} is {kind}; expected a floating-point tensor, {expected}.")
+    _check_ordinary(name, log_q)
     if log_q.shape != f.shape[:1]:
         raise ShapeError(
             f"{name} has shape {tuple(log_q.shape)}; expected {tuple(f.shape[:1])}, {expected}: "
@@ -172,6 +178,18 @@ def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "l
             "log_q= is divided out of the weights exp(beta_star * f), but with beta_star = 0 there "
             "are none. Pass beta_star=, the exponent of f that the proposal lacks, or no log_q=."
         )
+
+
+def _check_ordinary(name: str, x: Tensor) -> None:
+    is_dense = x.layout is torch.strided and not x.is_nested
+    if is_dense and (x.dtype.itemsize > 1 or not x.is_floating_point()):
+        return
+    kind = x.dtype if is_dense else "nested" if x.is_nested else x.layout
+    cure = "x.float()" if is_dense else "torch.cat(x.unbind())" if x.is_nested else "x.to_dense()"
+    raise EnergyTypeError(
+        f"{name} is {kind}, with which little can be computed; expected an ordinary tensor. "
+        f"Convert it: {cure}."
+    )
 
 
 def check_variant(variant: object) -> None:

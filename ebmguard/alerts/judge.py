@@ -12,7 +12,7 @@ from ..errors import ConfigError, DivergenceError, Stateful, WeightsDegenerateEr
 from ..tags import SCALER_SKIPPED
 from . import remedies as cures
 from .growth import GrowthRule
-from .rule import Alert, Level, Limits, Memory, Reading, Rule, Watcher, check_rule
+from .rule import Alert, Level, Limits, Memory, Reading, Rule, Watcher, check_rule, read_by
 from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
 from .verdict import Trouble
 
@@ -248,7 +248,7 @@ class Judge:
         lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
         for name, watch in watches:
             latch = watch.latch
-            found, is_new = watch.watcher.read(row), latch.active is None
+            found, is_new = read_by(name, watch.watcher, row), latch.active is None
             level, is_told = found.level, latch.update(found)
             if is_new:
                 watch.follows = lost[0] if lost and level is not None else None

@@ -8,12 +8,12 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from enum import IntEnum
 from functools import cache
 from operator import ge, gt, le, lt
-from typing import Any, NamedTuple, Protocol, Self, get_type_hints, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, cast, get_type_hints, runtime_checkable
 
-from ..errors import ConfigError, DivergenceError, Stateful
+from ..errors import MISFITS, ConfigError, DivergenceError, Stateful
 
 __all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Alert", "Level", "Limits", "Memory", "Reading", "Rule"]
-__all__ += ["Watcher", "check_rule", "check_settings"]
+__all__ += ["Watcher", "check_rule", "check_settings", "read_by"]
 
 
 class Level(IntEnum):
@@ -195,12 +195,34 @@ def check_rule(rule: Any) -> None:
         problem = f"has error={error!r}"
     else:
         watcher = rule.watcher()
-        reading: object = watcher.read({}) if isinstance(watcher, Watcher) else None
-        if not isinstance(reading, Reading):
-            problem = f"has a watcher {watcher!r}, of which read({{}}) is {reading!r}"
+        problem = "" if isinstance(watcher, Watcher) else f"has a watcher {watcher!r}"
     if problem:
         raise ConfigError(
             f"{rule!r} {problem}. A rule has a name (text), perhaps an error (a subclass of "
             "DivergenceError), and a method watcher() that returns a new ebmguard.alerts.Watcher, "
             "whose read(row) returns a Reading."
         )
+    read_by(rule.name, watcher, {})
+
+
+def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
+    """What a rule's watcher says of a row, in Python's own numbers; else a ``ConfigError``."""
+    try:
+        found: Any = watcher.read(row)
+        why = f"returned {repr(found)[:80]}"
+        if isinstance(found, Reading):
+            level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
+            if level is None and (calm is None or type(calm) is bool):  # as nearly all are
+                return found
+            calm = None if calm is None else bool(calm)
+            level = None if level is None else Level(level)
+            value, limit, window = map(float, numbers)
+            remedies = (remedies,) if isinstance(remedies, str) else tuple(remedies)
+            if all(isinstance(x, str) for x in (tag, *remedies)):
+                return Reading(level, calm, tag, value, limit, int(window), remedies)
+    except MISFITS as error:
+        why = f"raised {type(error).__name__}: {error}"
+    raise ConfigError(
+        f"Rule {name!r}: read(row) should return an ebmguard.alerts.Reading of a Level or None, "
+        f"numbers and texts, whatever the row lacks, but {why}"
+    )

@@ -170,7 +170,7 @@ def _terms(f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, log_q: LogQ | None
 def _as_tensor(beta_star: BetaStar, like: Tensor) -> BetaStar:
     if isinstance(beta_star, Tensor):
         return beta_star.to(like)
-    return beta_star if abs(beta_star) >= SMALLEST else like.new_zeros(())
+    return float(beta_star) if abs(beta_star) >= SMALLEST else like.new_zeros(())
 
 
 def _check_group(group: object) -> None:

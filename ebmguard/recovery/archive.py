@@ -83,7 +83,8 @@ class Archive:
         digest, problem = digest_of([state, recovery]), _unreadable(state)
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
-            if not (problem or self._writer.flush()):
+            self._writer.flush()
+            if not (problem or self._writer.is_whole):
                 problem = "log_dir= has not taken the rows before it"
             if not problem:
                 self._own.mkdir(parents=True, exist_ok=True)

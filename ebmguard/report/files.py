@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import SequenceMatcher
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,12 @@ _CHUNK = 2 << 20
 _LONGEST = 8 << 20
 _REMEMBERED = 4096  # bytes, which tell whether what was read is still there
 _DEEPEST, _MOST_STEPS = 40, 2**53  # up to there every whole number is a float
-_name = lru_cache(1000)(printable)  # every row has the same
+_LARGEST = 2000  # characters of a text, entries of an object: no guard writes more into one
+
+
+@lru_cache(50_000)  # every row has the same
+def _name(text: str) -> str:
+    return printable(text if len(text) <= _LARGEST else f"{text[:_LARGEST]}…")
 
 
 def is_step(value: Any) -> bool:
@@ -95,14 +101,15 @@ def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
 def _plain(value: Any, where: Path, depth: int = 0) -> Any:
     """A value of JSON with printable texts, and as a float what is beyond every step."""
     if isinstance(value, str):
-        is_fit = value.isascii() and value.isprintable()  # as nearly all are
-        return NON_FINITE.get(value, value if is_fit else printable(value))
+        is_fit = len(value) <= _LARGEST and value.isascii() and value.isprintable()  # as nearly all
+        return NON_FINITE.get(value, value if is_fit else _name(value))
     if isinstance(value, int) and abs(value) > _MOST_STEPS:
         return number(value, "", where)
     if depth > _DEEPEST:
         raise ConfigError(f"{where} is nested more than {_DEEPEST} deep. Restore or remove it.")
     if isinstance(value, dict):
-        return {_name(key): _plain(own, where, depth + 1) for key, own in value.items()}
+        first = islice(value.items(), _LARGEST)
+        return {_name(key): _plain(own, where, depth + 1) for key, own in first}
     if isinstance(value, list):
         return [_plain(own, where, depth + 1) for own in value]
     return value

@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import tyro
 
 from ..errors import ConfigError, printable
-from ..sinks.opened import opened
+from ..sinks.opened import opened, without_links
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .files import batches, flat, named, run_folders
@@ -24,7 +24,7 @@ from .problems import advice, to_do
 
 __all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
 
-_MOST_RUNS = 6
+_MOST_RUNS, _MOST_CHARTS, _MOST_SETTINGS = 6, 200, 1000
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST = 4 << 20  # bytes; a larger picture would make the page slow to open
 
@@ -35,22 +35,20 @@ class ReportConfig:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders, the trainer's or the guard's log_dir, up to six, or a folder that holds some."""
-    out: Path = Path("report.html")
-    """The page, one file that needs no network."""
+    out: Path | None = None
+    """The page, one file that needs no network; else it goes into the one folder that is named, or,
+    of several, into the present one."""
 
 
 @dataclass(frozen=True)
 class CompareConfig(ReportConfig):
     """Compare two to six runs, finished or not: a table of how each went, and a page about them."""
 
-    out: Path = Path("compare.html")
-    """The page, one file that needs no network."""
-
 
 def report(config: ReportConfig) -> int:
     """`ebmguard report`; the exit status is 0."""
-    _write(config, "report", 1)
-    print(f"report: {printable(config.out)}")
+    out, _ = _write(config, "report", 1)
+    print(f"report: {printable(out)}")
     return 0
 
 
@@ -63,30 +61,33 @@ def compare(config: CompareConfig) -> int:
     except ImportError as error:
         raise ImportError('comparing needs rich: pip install "ebmguard[cli]"') from error
     table = Table.grid(padding=(0, 2))
-    for title, cells in _told(_write(config, "compare", 2)).items():
+    out, facts = _write(config, "compare", 2)
+    for title, cells in _told(facts).items():
         shown = ("—" if value is None else _cell(value) for value in cells)
         table.add_row(title, *(Text(cell, overflow="fold") for cell in shown))
     Console(highlight=False).print(table)
-    print(f"\npage: {printable(config.out)}")
+    print(f"\npage: {printable(out)}")
     return 0
 
 
-def _write(config: ReportConfig, command: str, fewest: int) -> list[dict[str, Any]]:
-    """Write the page; the facts of each run."""
+def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[dict[str, Any]]]:
+    """Write the page; where, and the facts of each run."""
+    where = config.runs[0] if len(config.runs) == 1 else Path()
+    out = config.out or where / f"{command}.html"
     folders = run_folders(config.runs)
     if not fewest <= len(folders) <= _MOST_RUNS:
         got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
         raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
-    if config.out.suffix in (".png", ".pdf", ".svg"):
-        raise ConfigError(f"--out {config.out}: expected a page, such as {command}.html.")
+    if out.suffix in (".png", ".pdf", ".svg"):
+        raise ConfigError(f"--out {out}: expected a page, such as {command}.html.")
     text, facts = _page(folders)
     try:
-        config.out.write_text(text, encoding="utf-8")
+        with open(out, "w", encoding="utf-8", opener=without_links) as file:
+            file.write(text)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{config.out} cannot be written: {error}. Name another --out."
-        ) from error
-    return facts
+        why = "it is a link, and pages are not written through links" if out.is_symlink() else error
+        raise ConfigError(f"{out} cannot be written: {why}. Name another --out.") from error
+    return out, facts
 
 
 def page(folders: Sequence[Path]) -> str:
@@ -162,7 +163,7 @@ def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
             main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
         # Not checked yet: that takes longer than all else where there are many.
         tags = {alert.get("tag") for alert in chain.from_iterable(batches(folder / "alerts.jsonl"))}
-        for tag in sorted(tag for tag in tags if isinstance(tag, str)):
+        for tag in sorted(tag for tag in tags if isinstance(tag, str))[:_MOST_CHARTS]:
             tag = printable(tag.removeprefix(REFERENCE))
             if tag not in main:
                 more.setdefault(tag, unnamed(tag))
@@ -209,11 +210,13 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by dotted names; long lists by their length."""
-    return {
+    """Nested settings by dotted names, not more than fit a page; long lists by their length."""
+    every = flat(values, ".")
+    found = {
         name: f"{len(own)} entries" if isinstance(own, list) and len(str(own)) > 60 else own
-        for name, own in flat(values, ".").items()
+        for name, own in islice(every.items(), _MOST_SETTINGS)
     }
+    return found | ({"…": "and more"} if len(every) > len(found) else {})
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

@@ -24,6 +24,7 @@ __all__ = ["Advice", "CheckConfig", "advice", "check", "problems_of_run", "to_do
 
 _MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
 _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
+_MOST_RULES = 50  # that a page has advice of
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
 # Every tag that is asked for below.
 _READ = {
@@ -100,6 +101,7 @@ def advice(run: RecordedRun, moved: dict[str, int] | None = None) -> list[Advice
         said = tuple(remedy for alert in alerts for remedy in alert["remedies"])
         found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, said))
     found.sort(key=lambda entry: (-Level[entry.level], entry.first))
+    del found[_MOST_RULES:]
     moved = _moved_by_rollbacks(run) if moved is None else moved
     return [replace(entry, remedies=agreeing(entry.remedies, moved)) for entry in found]
 

@@ -23,6 +23,7 @@ from .loop import Loop
 from .losses import Losses
 from .rows import Row
 from .sampling import OneLoss, wrap_sampler
+from .setup import setup_of
 
 __all__ = ["Guard"]
 
@@ -201,7 +202,7 @@ class Guard:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
         self._loop.check_open()
         if not self._loop.paused_by:
-            self._loop.rows.log(numbers)
+            self._loop.turns(self._loop.rows.log, dict(numbers))
 
     @uncompiled
     def next_steps(self) -> int:
@@ -283,7 +284,7 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        return find_problems(self._loop.setup(self._loop.strength_at(self.step), example))
+        return find_problems(setup_of(self._loop, self._loop.strength_at(self.step), example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
@@ -311,12 +312,13 @@ class Guard:
         loop, recoverer = self._loop, self._loop.actions.recoverer
         # Without an optimizer's word a step is over when its loss is.
         is_over = not loop.is_told_steps and loop.rows.losses_in_step > 0
-        return {
-            "version": _STATE_VERSION,
-            "sampler_calls": loop.sampling.calls,
-            "recovery": None if recoverer is None else recoverer.state_dict(),
-            **loop.own_state(is_over=is_over),
-        }
+        with loop.turns.lock:  # another thread waits for a whole row
+            return {
+                "version": _STATE_VERSION,
+                "sampler_calls": loop.sampling.calls,
+                "recovery": None if recoverer is None else recoverer.state_dict(),
+                **loop.own_state(is_over=is_over),
+            }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.

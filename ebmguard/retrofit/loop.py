@@ -6,7 +6,6 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from threading import get_ident
 from typing import Any
@@ -15,12 +14,12 @@ from torch import Tensor
 
 from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..alerts.skill import Skill
-from ..check import SelfCheck, Setup, find_problems
+from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
-from ..sinks import Writer
+from ..sinks import Turns, Writer, in_turn
 from ..trainer import Told, Trainer
 from .actions import Actions
 from .ending import finish, take_off, write_the_rest
@@ -37,15 +36,6 @@ from .watches import FirstCalls, Unused
 __all__ = ["Loop"]
 
 _log = logging.getLogger("ebmguard")
-
-_CLOSED = (
-    "This guard is closed. Take it into use again by g.attach(), or make another one; for pictures "
-    "call `sampler.original`, or call it inside `with g.paused():`."
-)
-_PICKLED = (
-    "A guard is not pickled: it holds hooks and open files of its process. Send the settings, and "
-    "call guard(...) there; what it has seen is g.state_dict()."
-)
 
 
 class Loop:
@@ -67,6 +57,7 @@ class Loop:
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
+        self.turns = Turns(writer.turns)
         self.rows = Rows(settings.models, settings.judge_in_loss)
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
@@ -87,12 +78,18 @@ class Loop:
         return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise ConfigError(_PICKLED)
+        raise ConfigError(
+            "A guard is not pickled: it holds hooks and open files of its process. Send the "
+            "settings, and call guard(...) there; what it has seen is g.state_dict()."
+        )
 
     def check_open(self) -> None:
         """Refuse calls of a closed guard, except while it is paused."""
         if self.is_closed and not self.paused_by:
-            raise ConfigError(_CLOSED)
+            raise ConfigError(
+                "This guard is closed. Take it into use again by g.attach(), or make another one; "
+                "for pictures call `sampler.original`, or call it inside `with g.paused():`."
+            )
 
     def strength_at(self, step: int) -> StrengthAt:
         """The values of a step. A schedule is asked once: sampler and loss share its answer."""
@@ -101,46 +98,46 @@ class Loop:
             self._now = asked, self.strength.at(*asked)
         return self._now[1]
 
-    def follow(self, rows: Iterable[StepRow]) -> None:
-        """Judge a row, act on it, write it and report it."""
-        ranks = self.settings.ranks
-        for row in rows:
-            for each in row.members or [row.numbers]:
-                if "beta_star" in each:
-                    self.strength.check_measured(row.step, each["beta_star"])
-            self.last, self.members = row.numbers | row.logged, row.members
-            found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
-            found += self.skill.observe(row.step, row.logged) if row.is_over else []
-            alerts: list[Alert] = []
-            for alert in found:
-                own = row.numbers if alert.member is None else row.members[alert.member]
-                told = own.get("beta_star"), self.strength.most_raised, own
-                now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
-                alerts.append(self.actions.advised(alert, now))
-            level = max(self._judge.level, self.skill.level)
-            if row.is_news or alerts:
-                self.rows.note({"alert_level": float(level)}, row)
-            if row.is_over:
-                alerts += self.fineness.read(row.step, row.numbers)
-            self.actions.observe(row, alerts)
-            # So that a reader of the folder knows what an ERROR at its end has done.
-            acts = {"action": self.settings.action} if self.actions.answers else {}
-            records = [x.record() | (acts if x.level is Level.ERROR else {}) for x in alerts]
-            self.writer.write_alerts(records)
-            worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
-            if self.course.update(row.step, level, worst):
-                self.writer.write_verdict(row.step, str(self.course.verdict))
-            if row.is_over:
-                self.writer.write(row.step, row.numbers | row.logged, row.samples)
-                if self.self_check.is_due(row.numbers) and self._now and ranks.is_first:
-                    self.self_check.say(find_problems(self.setup(self._now[1], is_running=True)))
+    @in_turn
+    def follow(self, due: Callable[..., Iterable[StepRow]], *args: Any) -> None:
+        """Judge the rows that are due, act on them, write them and report them."""
+        for row in due(*args):
+            try:
+                alerts = self._judged(row)
+            finally:
+                if row.is_over:
+                    self.writer.write(row.step, row.numbers | row.logged, row.samples)
+            is_due = row.is_over and self.self_check.is_due(row.numbers)
+            if is_due and self._now and self.settings.ranks.is_first:
+                self.self_check.say(find_problems(setup_of(self, self._now[1], is_running=True)))
             self.actions.report(alerts)
 
-    def setup(
-        self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
-    ) -> Setup:
-        """The setup that the checks examine, at a step's strength."""
-        return setup_of(self, now, example, is_running=is_running)
+    def _judged(self, row: StepRow) -> list[Alert]:
+        for each in row.members or [row.numbers]:
+            if "beta_star" in each:
+                self.strength.check_measured(row.step, each["beta_star"])
+        self.last, self.members = row.numbers | row.logged, row.members
+        found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
+        found += self.skill.observe(row.step, row.logged) if row.is_over else []
+        alerts: list[Alert] = []
+        for alert in found:
+            own = row.numbers if alert.member is None else row.members[alert.member]
+            told = own.get("beta_star"), self.strength.most_raised, own
+            now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
+            alerts.append(self.actions.advised(alert, now))
+        level = max(self._judge.level, self.skill.level)
+        if row.is_news or alerts:
+            self.rows.note({"alert_level": float(level)}, row)
+        if row.is_over:
+            alerts += self.fineness.read(row.step, row.numbers)
+        self.actions.observe(row, alerts)
+        # So that a reader of the folder knows what an ERROR at its end has done.
+        acts = {Level.ERROR: {"action": self.settings.action}} if self.actions.answers else {}
+        self.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
+        worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
+        if self.course.update(row.step, level, worst):
+            self.writer.write_verdict(row.step, str(self.course.verdict))
+        return alerts
 
     def sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Run the sampler on the tempered energy, and return its result."""
@@ -224,7 +221,7 @@ class Loop:
         if self.hooks is not None:
             self.hooks.finish()
         if not self.is_told_steps and self.rows.losses_in_step:
-            self.follow(self.rows.end_step())
+            self.follow(self.rows.end_step)
 
     def check_steps(self) -> None:
         """Before a loss, check that the attached optimizer is the one that steps."""
@@ -255,7 +252,7 @@ class Loop:
         if recoverer is not None:
             self.rows.note({"recovery/attempt": float(recoverer.attempt)})
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
-        self.follow(self.rows.end_step())
+        self.follow(self.rows.end_step)
         self.raise_pending()
         if recoverer is not None:
             self._keep_or_roll_back(recoverer)
@@ -325,23 +322,26 @@ class Loop:
             self._hung[:] = [weakref.ref(self.hooks)]
         self.trainer = trainer
 
+    @in_turn
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
-        is_first, self.is_closed = not self.is_closed, True
         take_off(self.first_losses, self._hung)
-        with ExitStack() as last_first:  # all of it, whatever a callback raises
-            last_first.callback(self._leave, speaks=is_first)
-            for row in [*self.rows.drain()][::-1]:
-                last_first.callback(self.follow, [row])
+        for row in self.rows.drain():  # each in its turn: all of it, whatever a callback raises
+            self.follow(iter, [row])
+        self._leave()
 
-    def _leave(self, *, speaks: bool) -> None:
-        speaks = speaks and self.settings.ranks.is_first
+    @in_turn
+    def _leave(self) -> None:
+        speaks = self.settings.ranks.is_first and not self.is_closed
         if speaks and self.course.level:
             _log.warning("the run as it was closed: %s", self.course.verdict)
         if speaks and self.last and not self.skill.is_known:
             _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
-        self.writer.flush(whole=True)
-        self.writer.release()
+        try:
+            self.writer.flush(whole=True)
+        finally:
+            self.is_closed = True
+            self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """The guard's state that a rollback restores; ``is_over``: the current step ends here."""

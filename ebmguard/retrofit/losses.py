@@ -309,7 +309,7 @@ class Losses:
             loop.first_losses.check(*own[:2], found, only_warns=strength.is_off)
             loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
         if begins:
-            loop.follow(loop.rows.end_step())
+            loop.follow(loop.rows.end_step)
             return loop.strength_at(loop.rows.step)  # which that row may have steered
         return strength
 
@@ -351,5 +351,5 @@ class Losses:
             if shown:
                 detached = {name: x.detach() for name, x in shown.items()}
                 parts.append(Part.of(detached, settings.models))
-            loop.follow(loop.rows.add(parts, samples))
+            loop.follow(loop.rows.add, parts, samples)
         return loss

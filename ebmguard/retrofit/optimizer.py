@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from traceback import walk_stack
 from typing import Any
 
 import torch
@@ -283,11 +283,10 @@ class _WatchedStep:
 
 
 def _is_inside_step(optimizer: Optimizer) -> bool:
-    """Whether this thread is in a step: a garbage collection, too, may come while it runs hooks."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not getattr(type(optimizer).step, "__code__", None):
-        frame = frame.f_back
-    return frame is not None
+    """Whether a thread is in a step: a garbage collection, too, may come while it runs hooks."""
+    code = getattr(type(optimizer).step, "__code__", None)
+    stacks = map(walk_stack, sys._current_frames().values())
+    return any(frame.f_code is code for stack in stacks for frame, _ in stack)
 
 
 def _joined(norms: Sequence[Tensor]) -> Tensor:

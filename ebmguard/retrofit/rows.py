@@ -100,8 +100,11 @@ class Rows:
         self.losses_in_step = 0
         self._models = models  # dimensions of an ensemble
         self._in_loss = in_loss  # whether the lag is 0; None: where numbers are measured on a CPU
-        self._open = _OpenRow()
-        self._queue: deque[_OpenRow] = deque()
+        self._queue = deque([_OpenRow()])  # the last one is open
+
+    @property
+    def _open(self) -> _OpenRow:
+        return self._queue[-1]
 
     @property
     def is_slow(self) -> bool:
@@ -190,20 +193,23 @@ class Rows:
 
     def _close_row(self) -> None:
         if self._open != _OpenRow():
-            self._queue.append(self._open.on_its_way(self.step))
-            self._open = _OpenRow()
+            self._open.on_its_way(self.step)
+            self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
-        while self._queue and (row := self._queue[0].row) and row.step <= step:
-            yield self._queue.popleft().arrived()
+        while len(self._queue) > 1 and (row := self._queue[0].row) and row.step <= step:
+            whole = self._queue[0].arrived()
+            self._queue.popleft()
+            yield whole
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
         """The state for a checkpoint. Rows that are not due yet are read early and kept.
 
         With ``is_over`` the current step and its open row end here.
         """
-        now = [self._open.on_its_way(self.step)] if is_over else []
-        rows = [each.arrived() for each in (*self._queue, *now)]
+        if is_over:
+            self._open.on_its_way(self.step)
+        rows = [each.arrived() for each in [*self._queue][: None if is_over else -1]]
         return {
             "step": self.step + is_over,
             "losses": self.losses,
@@ -221,8 +227,8 @@ class Rows:
         for at, row, samples, members, is_news, logged in state["rows"]:
             told = _count("step", at), _numbers(row), dict(samples), [*map(_numbers, members)]
             rows.append(StepRow(*told, is_news=bool(is_news), logged=_numbers(logged)))
-        self._open, self.step, self.losses, self.losses_in_step = _OpenRow(), step, losses, 0
-        self._queue = deque(_OpenRow(row=row) for row in rows)
+        self.step, self.losses, self.losses_in_step = step, losses, 0
+        self._queue = deque([*(_OpenRow(row=row) for row in rows), _OpenRow()])
         self._set_lag(lag)
 
     def _set_lag(self, usual: int) -> None:
@@ -284,8 +290,8 @@ class _OpenRow:
         numbers = pooled(self.rows) | self.notes
         return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
 
-    def on_its_way(self, step: int) -> _OpenRow:
-        """The row of this step, now that it is over: sends what devices have to the host."""
+    def on_its_way(self, step: int) -> None:
+        """Its step is over: sends what devices have to the host."""
         self.row = self.on_host(step)
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
         every = [part.values for parts in self.calls for part in parts]
@@ -299,7 +305,6 @@ class _OpenRow:
                 arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 arrived.record(torch.cuda.current_stream(device))
             self.sent.append(({i: x.shape for i, x in own.items()}, numbers, arrived))
-        return self
 
     def arrived(self) -> StepRow:
         """The whole row, once its step is over."""

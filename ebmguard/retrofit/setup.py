@@ -14,7 +14,9 @@ from .strength import StrengthAt, numbers_of
 __all__ = ["setup_of"]
 
 
-def setup_of(loop: Any, now: StrengthAt, example: Tensor | None, *, is_running: bool) -> Setup:
+def setup_of(
+    loop: Any, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
+) -> Setup:
     """The setup of a loop, at a step's strength."""
     settings, recoverer, found = loop.settings, loop.actions.recoverer, loop.first_calls.result
     awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
-from .recording import Draw, Evaluation, Recording, is_wrapped
+from .recording import Draw, Evaluation, Recording, is_opaque
 from .steps import solve
 from .substeps import Substeps
 
@@ -95,7 +95,7 @@ class Drift(Recording):
             return output
         if self._uniform < 0:
             self._uniform = self.draws.uniform
-        if not isinstance(output, Tensor) or is_wrapped(output):
+        if not isinstance(output, Tensor) or is_opaque(output):
             self._is_hidden = True
         elif output.requires_grad:
             kept = output.detach().clone()
@@ -105,7 +105,7 @@ class Drift(Recording):
     def _came_back(self, output: Tensor, cotangent: Tensor) -> None:
         self.draws.reached += 1
         self._calls[torch._C._current_graph_task_id()] += 1
-        if is_wrapped(cotangent) or not cotangent.numel():
+        if is_opaque(cotangent) or not cotangent.numel():
             return
         c, per_sample = cotangent.detach(), output.shape[self._batch_dim + 1 :]
         self._first = self._first if self._first.numel() else output.flatten()[0]

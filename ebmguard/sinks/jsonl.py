@@ -197,6 +197,7 @@ class AppendFile:
     def __init__(self, path: Path, encode: Callable[[Any], bytes], made: list[Path]) -> None:
         self.path = path
         self.rest = b""  # comes first at the next flush
+        self._at: int | None = None  # in the file, where it begins, while that is written
         self._encode = encode
         self._pending: list[Any] = []
         if path.is_symlink():
@@ -214,9 +215,12 @@ class AppendFile:
         """Append pending records; after an ``OSError`` the next flush goes on at the right byte."""
         if not self._pending and not self.rest:
             return
-        self.rest += b"".join(map(self._encode, self._pending))
-        self._pending = []
+        # In one statement, which no signal's handler can end in its midst.
+        self.rest, self._pending = self.rest + b"".join(map(self._encode, self._pending)), []
         # Unbuffered: a buffered file would not say how much of it arrived.
         with open(self.path, "ab", buffering=0, opener=without_links) as file:
+            if self._at is not None:  # that ended in its midst: how far, only the file knows
+                self.rest, self._at = self.rest[max(0, file.tell() - self._at) :], None
             while self.rest:
-                self.rest = self.rest[file.write(self.rest) :]
+                self._at = file.tell()
+                self.rest, self._at = self.rest[file.write(self.rest) :], None

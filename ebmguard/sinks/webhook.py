@@ -11,11 +11,13 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+import weakref
 from collections import deque
 from contextlib import suppress
+from http import HTTPStatus
 from typing import Any, Literal
 
-from ..errors import ConfigError, typed
+from ..errors import MISFITS, ConfigError, printable, typed
 from .jsonl import to_json
 from .protocol import LEVEL_NUMBERS, Record, Sink
 
@@ -33,8 +35,10 @@ _PASSING = (408, 429)  # time-out, too many requests: the only refusals worth an
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A redirected POST would become a GET without its body: it looks delivered and is not."""
 
-    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+    def http_error_302(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> None:
         return None
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 @typed
@@ -44,8 +48,9 @@ class WebhookSink(Sink):
     The body is an object with ``title``, ``text`` (what Slack and its like show), ``level``,
     ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, with NaN and infinities as in
     :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends messages in order, and tries each up to
-    four times. A failed delivery is logged as an error that names only the host, because such
-    addresses hold a secret. At exit the process waits up to ten seconds for the rest.
+    four times; it ends when none is left. A failed delivery is logged as an error that names only
+    the host, because such addresses hold a secret, and nothing of what the server says. At exit the
+    process waits up to ten seconds for the rest of all sinks.
 
     Args:
         url: an http or https address; nothing is sent there at construction.
@@ -70,7 +75,7 @@ class WebhookSink(Sink):
         self._pending: deque[tuple[str, bytes]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        atexit.register(self._deliver_rest)
+        _SINKS.add(self)
 
     def write_alert(self, record: Record) -> None:
         """Hand the alert to the thread, if its level is high enough."""
@@ -102,17 +107,16 @@ class WebhookSink(Sink):
                     self._report(f"cannot be called: {error}", message)
                     return
             self._pending.append((message, json.dumps(body, allow_nan=False).encode()))
-            self._changed.notify_all()
 
     def _work(self) -> None:
-        while True:
+        while self._thread is not None:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending)
                 message, data = self._pending[0]
             if reason := self._refusal(data):
                 self._report(reason, message)
             with self._changed:
                 self._pending.popleft()
+                self._thread = self._thread if self._pending else None
                 self._changed.notify_all()
 
     def _refusal(self, data: bytes) -> str:
@@ -126,15 +130,18 @@ class WebhookSink(Sink):
                     return ""
             except urllib.error.HTTPError as error:
                 error.close()
-                reason = f"answers {error.code} {error.reason}"
+                phrases = {status.value: f" {status.phrase}" for status in HTTPStatus}
+                reason = f"answers {error.code}{phrases.get(error.code, '')}"
                 if error.code < 500 and error.code not in _PASSING:
                     return reason
-            except (OSError, http.client.HTTPException) as error:
-                reason = f"cannot be reached: {type(error).__name__}: {error}"
+            except OSError as error:
+                reason = f"cannot be reached: {type(error).__name__}: {printable(error)}"
+            except (http.client.HTTPException, *MISFITS) as error:  # which quotes the answer
+                reason = f"answers what is no HTTP: {type(error).__name__}"
         return f"{reason}, after {1 + len(_PAUSES)} attempts"
 
-    def _deliver_rest(self) -> None:
-        if not self.wait(_EXIT_WAIT):
+    def _deliver_rest(self, end: float) -> None:
+        if not self.wait(max(0.0, end - time.monotonic())):
             with self._changed:
                 left = "; ".join(message for message, _ in self._pending)
             self._report("has not taken everything when the process ends", left)
@@ -143,12 +150,23 @@ class WebhookSink(Sink):
         _log.error("The webhook at %s %s. Not delivered: %s", self._host, problem, lost)
 
 
+_SINKS: weakref.WeakSet[WebhookSink] = weakref.WeakSet()
+
+
+@atexit.register
+def _deliver_all() -> None:
+    end = time.monotonic() + _EXIT_WAIT
+    for sink in [*_SINKS]:
+        sink._deliver_rest(end)
+
+
 def _host(url: str) -> str:
     wrong = "is no web address. Pass https://host/path whole, as the webhook's settings show it"
     with suppress(ValueError):  # no number as the port, or a bracket too few
         parts = urllib.parse.urlsplit(url)
         is_plain = url.isascii() and url.isprintable() and " " not in url
         if is_plain and parts.scheme in ("http", "https") and parts.port != 0 and parts.hostname:
+            parts.hostname.encode("idna")  # as it is asked for: no label is empty or too long
             if "@" not in parts.netloc:
                 return parts.hostname
             wrong = "has a user or a password before its host. Put the secret into its path"

@@ -18,12 +18,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from ..errors import ConfigError, folder_path, typed
+from ..errors import MISFITS, ConfigError, folder_path, typed
 from .jsonl import JsonlSink
 from .opened import created, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
 from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 from .thinning import Thinning
+from .turns import Turns, in_turn
 
 __all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
 
@@ -120,6 +121,11 @@ class PatientSink:
                     "Make room, or restore what is missing."
                 )
             self.error = error
+        except MISFITS as error:
+            raise ConfigError(
+                "A sink is tried again after an OSError alone, and must raise nothing else; "
+                f"{type(self.sink).__name__} raised {type(error).__name__}: {error}"
+            ) from error
 
 
 class Writer:
@@ -144,8 +150,9 @@ class Writer:
         folder: str | os.PathLike[str] | None = None,
         thins: bool = True,
     ) -> None:
+        self.turns = Turns()
         self._locks: dict[str, FolderLock] = {}
-        self._is_released, self._thinning = False, Thinning(is_on=False)
+        self.is_released, self._thinning = False, Thinning(is_on=False)
         logs: tuple[Sink, ...] = ()
         self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
         if self._folder is not None:
@@ -164,14 +171,16 @@ class Writer:
         self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
 
+    @in_turn
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
         self._log(self._thinning.take(step, row, samples))
         self._to(self._others, "write_row", step, row, samples)
         self._since_flush += 1
-        if self._since_flush >= self._flush_every or self._is_released:
+        if self._since_flush >= self._flush_every or self.is_released:
             self._flush()
 
+    @in_turn
     def write_alerts(self, records: Sequence[Record]) -> None:
         """Write alerts, as ``Alert.record()`` has them, and flush."""
         if records:
@@ -180,23 +189,27 @@ class Writer:
                 self._to(self.sinks, "write_alert", record)
             self._flush()
 
+    @in_turn
     def write_recovery(self, record: Record) -> None:
         """Write a rollback, as ``Rollback.record()`` has it, and flush."""
         self._log(self._thinning.alert())
         self._to(self.sinks, "write_recovery", record)
         self._flush()
 
+    @in_turn
     def write_verdict(self, step: int, verdict: str) -> None:
         """Write the verdict on the run up to a step, if it has changed."""
         self._to(self.sinks, "write_verdict", step, verdict)
 
-    def flush(self, *, whole: bool = False) -> bool:
-        """Write the folder's waiting rows, only due ones or all; flush every sink.
-
-        Return whether the folder has taken them.
-        """
+    @in_turn
+    def flush(self, *, whole: bool = False) -> None:
+        """Write the folder's waiting rows, only due ones or all; flush every sink."""
         self._log(self._thinning.rest(due=not whole))
         self._flush()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the folder has taken all rows that were flushed."""
         return all(log.error is None for log in self._logs)
 
     def rewind(self, step: int, attempt: int) -> None:
@@ -209,7 +222,7 @@ class Writer:
     def claim(self, name: str = "log_dir", folder: Path | None = None) -> list[Path]:
         """Lock the folder, or that of another argument, against other writers until it is released,
         else a ``ConfigError``; returns new paths."""
-        self._is_released, folder = False, folder or self._folder
+        self.is_released, folder = False, folder or self._folder
         if folder is None or (name in self._locks and self._locks[name].close.alive):
             return []
         if _OWNERS.get((name, folder), self) is not self:
@@ -224,14 +237,16 @@ class Writer:
 
     def release(self) -> None:
         """Let another writer use the folders; later rows are flushed at once."""
-        self._is_released = True
+        self.is_released = True
         for key in [key for key, owner in _OWNERS.items() if owner is self]:
             del _OWNERS[key]
         self._locks.clear()
 
+    @in_turn
     def close(self) -> None:
         """Flush every sink for the last time, and log what failing sinks have not taken."""
-        self.flush(whole=True)
+        self._log(self._thinning.rest())
+        self._flush()
         self._to(self.sinks, "close")
         self.release()
 
@@ -245,8 +260,9 @@ class Writer:
 
     def _to(self, sinks: Iterable[PatientSink], method: str, *args: Any) -> None:
         if os.getpid() == self._process:
-            for sink in sinks:
-                getattr(sink, method)(*args)
+            with ExitStack() as each:  # whatever another raises
+                for sink in [*sinks][::-1]:
+                    each.callback(getattr(sink, method), *args)
 
 
 def as_sink(obj: Any) -> Sink:

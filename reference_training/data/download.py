@@ -12,13 +12,15 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, printable
 
 from .files import PublishedFiles, md5_of
 
 CHUNK = 1 << 20
 PATIENCE = 60.0
 """Seconds without a byte after which a connection is lost."""
+MOST = 1 << 30
+"""Bytes of a file, of which none published has as many."""
 _logger = logging.getLogger("ebmguard.data")
 
 
@@ -53,8 +55,10 @@ def fetch(files: PublishedFiles, root: Path) -> None:
                 os.replace(part, path)
             else:
                 _unpack(part, [*files.md5], folder)
-        except (OSError, HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: of headers
+            if isinstance(error, ConfigError):
+                raise
+            reason = printable(getattr(error, "reason", None) or error)
             raise ConfigError(f"{lost}: {reason}. {help_}; what has come is kept.") from error
 
 
@@ -75,13 +79,18 @@ def _go_on(part: Path, address: str) -> None:
     bar = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
     with response, bar:
         have = have if response.status == 206 else 0
-        total = have + int(response.headers.get("Content-Length", 0))
+        length = response.headers.get("Content-Length", "")
+        total = have + (int(length) if length.isdecimal() else 0)
+        if total > MOST:
+            raise ConnectionError(f"it has more than {MOST:,} bytes")
         _logger.info("fetching %s, of which %.1f MB are left", address, (total - have) / 1e6)
         task = bar.add_task(part.name, completed=have, total=total)
         with part.open("ab" if have else "wb") as stream:
             while chunk := response.read(CHUNK):
                 have += stream.write(chunk)
                 bar.update(task, completed=have)
+                if have > MOST:
+                    raise ConnectionError(f"it has more than {MOST:,} bytes")
     if have < total:
         raise ConnectionError(f"the connection ended after {have:,} of {total:,} bytes")
 

@@ -159,7 +159,7 @@ slump: Any = Slump
         ([slump(error=ValueError)], "has error=<class 'ValueError'>"),
         ([slump(error="SlumpError")], "has error='SlumpError'"),
         ([Unfit()], "has a watcher None"),
-        ([Mute()], "is 'fine'"),
+        ([Mute()], "returned 'fine'"),
         ([FloorRule(), replace(FloorRule(), floor=0.01)], "different names"),
         ([Slump(name="amp_skip")], "none of them 'amp_skip'"),
     ],

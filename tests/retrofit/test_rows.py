@@ -126,7 +126,7 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     x, f = torch.ones((), requires_grad=True), torch.ones(2, requires_grad=True)
     add(rows, {"a": 2 * x}, {"f": 3 * f})
     over(rows)
-    (pending,) = rows._queue
+    pending, _ = rows._queue
     samples = pending.samples["f"]
     ((_, numbers, _),) = pending.sent
     assert isinstance(samples, torch.Tensor)
