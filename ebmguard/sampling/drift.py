@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
-from .recording import Draw, Evaluation, Recording, is_wrapped
+from .recording import Draw, Evaluation, Recording, is_capturing, is_wrapped
 from .steps import solve
 from .substeps import Substeps
 
@@ -71,7 +71,7 @@ class Drift(Recording):
     def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
             self._uniform = self.draws.uniform
-        if not isinstance(output, Tensor) or is_wrapped(output):
+        if not isinstance(output, Tensor) or is_wrapped(output) or is_capturing():
             self._is_hidden = True
         elif output.requires_grad:
             kept = output.detach().clone()
