@@ -9,7 +9,7 @@ from ebmguard import guard
 
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 600
 torch.manual_seed(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
-STEP = 0.02
+STEP = 0.02  # and noise of (2 * STEP)**0.5: o = 1
 
 
 def centre(x):
@@ -21,7 +21,7 @@ def spread(x):
 
 
 class F(nn.Module):
-    """(B, 1) and (B, N) to energies (B, N)."""
+    """x of shape (B, 1) and y of (B, N) to energies (B, N)."""
 
     def __init__(self):
         super().__init__()

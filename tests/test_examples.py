@@ -44,6 +44,11 @@ TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
         r"(step \d+: gap .*\n){5}samples: mean radius (0\.9|1\.[01])\d\n",
     ),
     "jem_digits": (forks.run, ("60",), r"test accuracy \d\d\.\d%, GradScale [01]\.\d\d\n"),
+    "regression": (
+        forks.run,
+        ("150",),
+        r"KL\(data \|\| model\) 0\.[01]\d\d nats, GradScale 0\.\d\d of 0\.89\n",
+    ),
     "saves_itself": (
         forks.run,
         (),

@@ -19,10 +19,9 @@ _log = logging.getLogger("ebmguard")
 
 _STALE = 20  # sampler calls in which a buffer is written to, whatever it is for
 _UNWRITTEN = (
-    "The attached buffer is no longer the one that the sampler writes to: in %d calls nothing in "
-    "it has changed. Where the loop makes a new one (torch.cat, a list + another), a rollback puts "
-    "back what nobody reads. Write into the one that is attached, as buffer[:] = new, or attach an "
-    "object that holds it, with state_dict() and load_state_dict()."
+    "The attached buffer is no longer the one that the loop writes to: nothing in it changes. If "
+    "the loop makes a new one (torch.cat, list + list), a rollback puts back what nobody reads. "
+    "Write buffer[:] = new, or attach an object with state_dict() that holds the buffer."
 )
 _CALLS = 8  # of the sampler that are looked at: of two steps at least, with several samplers too
 _READ = 3  # of which values are compared
@@ -48,10 +47,8 @@ class Chains:
         self._written = set[int]()  # what the sampler itself wrote to
         self._given: list[tuple[int, Tensor]] = []  # what went into the call under way
         self._numbers, self._calls, self._is_over = count(), 0, False
-        # What the buffer was, for how many calls it has been that, and after how many it is read.
-        self._buffer: object = None
-        self._unwritten, self._patience = 0, _STALE
-        self._values: list[float] = []
+        # What was seen of the buffer, for how many calls, and after how many its values are read.
+        self._buffer: tuple[Any, int, int, Any] = None, 0, _STALE, None
 
     def enter(
         self, call: object, args: Sequence[Any], kwargs: Mapping[str, Any], buffer: object
@@ -114,22 +111,21 @@ class Chains:
 
     def _watch(self, buffer: object) -> None:
         """Say once that a buffer of tensors is no longer written to."""
-        rows: list[Any] = buffer if isinstance(buffer, list) else [buffer]
-        if not self._patience or not all(isinstance(x, Tensor) for x in rows[:1] + rows[-1:]):
+        rows = buffer if isinstance(buffer, list) else [buffer]
+        tensors: list[Tensor] = [x for x in rows if isinstance(x, Tensor)]
+        before, calls, patience, values = self._buffer
+        if not patience or len(tensors) < len(rows):
             return
-        now = [(id(x), _version(x)) for x in rows[:1] + rows[-1:]]
-        self._unwritten = self._unwritten + 1 if now == self._buffer else 0
-        self._buffer = now
-        if self._unwritten < self._patience:
-            return
-        # Writing through `.data`, or into the middle of a list, shows in the values alone.
-        before, self._values = self._values, [float(x.detach().float().sum()) for x in rows]
-        if self._values == before:
-            _log.warning(_UNWRITTEN, self._unwritten)
-            self._patience = 0
-        elif before:
-            self._patience *= 2
-        self._unwritten = 0
+        now = [(id(x), _version(x)) for x in tensors[:1] + tensors[-1:]]
+        calls = calls + 1 if now == before else 0
+        if calls >= patience:
+            # Writing through `.data`, or into the middle of a list, shows in the values alone.
+            calls, last = 0, values
+            values = [float(x.detach().float().sum()) for x in tensors]
+            patience *= 0 if values == last else 2
+            if not patience:
+                _log.warning(_UNWRITTEN)
+        self._buffer = now, calls, patience, values
 
     def put_back(self, saved: Mapping[int, Tensor]) -> None:
         """Write the saved values where the chains are now."""

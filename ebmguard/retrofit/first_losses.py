@@ -46,20 +46,14 @@ _HEADS = (
     "heads.sum(1) of heads whose sum is the energy."
 )
 _OTHER = (
-    "The sampler follows {0} of the network's {2} outputs, and the loss gets {1}: the energy that "
-    "is trained is not the one that is sampled. Pass what the sampler follows on both sides: "
-    "net(x).logsumexp(1) of a classifier's logits."
+    "The sampler follows {0} of the network's {2} outputs, and the loss gets {1} of them: another "
+    "energy than is sampled. Pass net(x).logsumexp(1) of a classifier's logits, on both sides."
 )
 _MEANS = (
-    "f_neg is one number of the %d energies of each row of samples, which makes one negative of "
-    'them. Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), with shapes (N,) and '
-    "(N, M)."
+    "f_neg is one number of the %d energies in each row of samples, as if it were one negative. "
+    'Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), of shapes (N,) and (N, M).'
 )
-_CALLED = {
-    "sum": "the sum (all of them are summed)",
-    "logsumexp": "the logsumexp",
-    "one output": "one",
-}
+_CALLED = {"sum": "the sum", "logsumexp": "the logsumexp", "one output": "one"}
 _BENT = (
     "f_neg is the %s of the energies that the sampler follows, so that it samples another density "
     "than the loss trains. Pass the module's own output, and add other functions of it outside."
@@ -237,12 +231,12 @@ class FirstLosses:
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
         is_one = _holds([x for x in every if x.shape[1] == 1], pos)
-        for out in every if is_one else ():
-            if out.shape[1] > 1 and len(out) == len(neg) and "sum" in _functions(out, total):
+        for out in (x for x in [*every, *known] if x.shape[1] > 1 and len(x) == len(neg)):
+            names = _functions(out, total)
+            if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
-        for out in known:
-            names = _functions(out, total) if out.shape[0] == len(neg) and out.shape[1] > 1 else ()
-            if names and self._follows in _CALLED and self._follows not in names:
+            is_other = names and self._follows in _CALLED and self._follows not in names
+            if is_other and _holds(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
         if self._sees_energies and not _holds(every, neg):
@@ -323,16 +317,13 @@ def _holds(values: Iterable[Tensor], x: Tensor) -> bool:
 
 def _functions(outputs: Tensor, f: Tensor) -> list[str]:
     """The functions of several outputs of each sample that f may be."""
-    found = {
+    values = {
         "sum": [outputs.sum(1), outputs.mean(1)],
         "logsumexp": [outputs.logsumexp(1)],
         "one output": [*outputs.unbind(1), outputs.amax(1)],
     }
-    return [
-        name
-        for name, values in found.items()
-        if any(torch.allclose(f.abs(), x.abs(), 1e-3, 1e-6) for x in values)
-    ]
+    is_f = {x: any(torch.allclose(f.abs(), y.abs(), 1e-3, 1e-6) for y in values[x]) for x in values}
+    return [name for name in values if is_f[name]]
 
 
 def _bend(f: Tensor, energy: Tensor) -> str | None:

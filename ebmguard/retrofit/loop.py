@@ -175,7 +175,7 @@ class Loop:
         if recoverer is not None:
             recoverer.chains.leave(result)
         if drift is not None:
-            first.take(drift, call, tempering, result)
+            first.take(drift, tempering, result)
             if looks:
                 self.fineness.looked(drift, result)
         if awaits:

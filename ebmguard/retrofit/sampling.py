@@ -147,9 +147,8 @@ class Sampling:
 
 
 _EXITS = (
-    "For a picture use `sampler.original`, or `with g.paused():`. To train, return from {0} the "
-    "whole energy that the sampler follows and let it call that; name the method that does with "
-    "energy=; or temper inside the sampler with g.temper(energy) and guard(loss_fn, None, ...)."
+    "Let {0} return all that the sampler follows, name a method that does with energy=, or use "
+    "g.temper(energy) in the sampler and guard(loss_fn, None, ...). Pictures: `sampler.original`."
 )
 
 

@@ -39,10 +39,9 @@ _UNTEMPERED = (
     "output_scale=o (2 * step_size / noise_std**2)."
 )
 _VALUES = (
-    "The sampler follows a function of several outputs of the network (%s). What flows back to "
-    "them is tempered, so that its drift is exact, but their values are those of the whole energy, "
-    "as a Metropolis test would take them. For such a test return the energy itself from %s, name "
-    "the method that does with energy=, or use g.temper(energy) and guard(loss_fn, None, ...)."
+    "The sampler follows a function of several outputs (%s). What flows back to them is tempered: "
+    "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
+    "energy; for such a test return one number from %s, or use g.temper(energy) in the sampler."
 )
 _JOINS = "other terms join the network's gradient (a prior, or another network's)"
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
@@ -60,35 +59,31 @@ class FirstCalls(Stateful):
     def __init__(self, settings: Settings) -> None:
         self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
-        self._tempered_left: dict[str, int] = {}  # likewise, by the name of the sampler
+        self._tempered_left = _CALLS
         self.follows = ""  # see Drift
         self._settings = settings
         self._has_watched = self._has_said = False
 
     def drift(
-        self, parts: Sequence[object], now: StrengthAt, finer: Substeps | None
+        self, parts: Iterable[object], now: StrengthAt, finer: Substeps | None
     ) -> Drift | None:
         """A recorder for this call of sampler, energy module and arguments; None: do not record."""
-        name = _name_of(parts[0])
-        left = self._tempered_left.get(name, _CALLS) if now.must_temper else 0
-        if not (self.calls_left or left):
+        if not (self.calls_left or (now.must_temper and self._tempered_left)):
             return None
         if any(map(is_compiled, parts)):
-            if self.calls_left:
-                self.result = _COMPILED
-            self.calls_left = self._tempered_left[name] = 0
+            self.result = _COMPILED if self.calls_left else self.result
+            self.calls_left = self._tempered_left = 0
             return None
-        if left:
-            self._tempered_left[name] = left - 1
         looking = None if finer or now.is_off else Substeps(None)
         return Drift(len(self._settings.models), looking, _ENDS)
 
-    def take(self, drift: Drift, call: object, tempering: Tempering | None, result: object) -> None:
+    def take(self, drift: Drift, tempering: Tempering | None, result: object) -> None:
         """Take the recorded call and what it has returned, and measure the sampler by them."""
         self.follows = drift.follows or self.follows
         if tempering is not None and changes(tempering.given):
-            if drift.is_sure:
-                self._tempered_left[_name_of(call)] = 0
+            # Where nothing moves any function of the outputs is followed.
+            moves = any(x.gradient is not None and x.gradient.any() for x in drift.evaluations)
+            self._tempered_left = 0 if moves else max(0, self._tempered_left - 1)
             is_other = drift.follows not in ("", "sum") or (drift.follows and drift.is_tested)
             if is_other and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True
@@ -179,11 +174,6 @@ def is_compiled(part: object) -> bool:
     """Whether it has a mark of ``torch.compile``, which functions and modules have."""
     is_function = hasattr(part, "_torchdynamo_orig_callable")
     return is_function or getattr(part, "_compiled_call_impl", None) is not None
-
-
-def _name_of(sampler: object) -> str:
-    name: str = getattr(sampler, "__qualname__", type(sampler).__qualname__)
-    return name
 
 
 # Steps without a guarded loss after which something is wrong; plots need fewer sampler calls.

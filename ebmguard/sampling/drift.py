@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,19 +11,15 @@ from torch import Tensor
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
-from .recording import Draw, Evaluation, Recording, is_opaque
+from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
 from .steps import solve
 from .substeps import Substeps
 
 __all__ = ["Drift"]
 
-_JOINED = (
-    "Other terms join {0}'s gradient in the sampler, such as a prior or another network's. They "
-    "are not tempered"
-)
+_JOINED = "Other terms join {0}'s gradient in the sampler (a prior, another network), untempered"
 _BENT = (
-    "The sampler follows a function of {0} that is not linear, which is another energy of a "
-    "tempered {0}"
+    "The sampler follows a function of {0} that is not linear: of a tempered {0}, another energy"
 )
 _ELSEWHERE = (
     "The gradients that the sampler took did not come through its calls of {0}: a copy, a forward "
@@ -33,10 +28,10 @@ _ELSEWHERE = (
 
 
 class Drift(Recording):
-    """Records a sampler call, and looks at all that flows back through the energy's outputs.
+    """Records a sampler call, and what flows back through the energy's outputs: all that is taken.
 
-    Several numbers a sample may be followed by any function, see :func:`.tempering.scale`. One
-    number a sample is scaled itself, so that what is followed must be linear in it.
+    Any function of several numbers a sample may be followed, see :func:`.tempering.scale`; of one
+    number, which is scaled itself, a linear one.
 
     Args:
         batch_dim: of the outputs, that which counts samples.
@@ -44,29 +39,17 @@ class Drift(Recording):
         ends: see :class:`Recording`.
 
     Attributes:
-        is_sure: whether outputs that differ were followed: where all are one, all functions are.
-        follows: the function of several outputs that the sampler follows: "sum", "logsumexp",
-            "one output" or "another function"; empty where it is not seen.
+        joins: whether other terms joined that gradient.
+        follows: the function of several outputs: "sum", "logsumexp", "one output", "another
+            function", or empty where it is not seen.
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
-        super().__init__(ends=ends)
-        self.looking, self.follows, self.is_sure = looking, "", False
-        # Of each backward pass: how many calls it reached; their inputs, and what joined there.
-        self._calls = Counter[int]()
-        self._joined: dict[int, list[tuple[int, bool]]] = {}
-        self._batch_dim, self._first = batch_dim, torch.empty(0)
-        # What came back to outputs of one number a sample, unless all samples have the same.
-        self._uneven: list[Tensor] = []
+        super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
+        self.looking, self.joins, self.follows = looking, False, ""
+        self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
+        self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
         self._is_hidden, self._uniform = False, -1
-
-    @property
-    def joins(self) -> bool:
-        """Whether other terms joined the gradient that came through the network alone."""
-        # A call at -x gives x a gradient, too.
-        passes = [(self._calls[i], each) for i, each in self._joined.items()]
-        alone = [x for calls, x in passes if len({of for of, _ in x}) == 1 and len(x) == calls]
-        return any(differs for each in alone for _, differs in each)
 
     @property
     def is_tested(self) -> bool:
@@ -85,47 +68,44 @@ class Drift(Recording):
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
 
-    def call(
-        self, energy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
-        """See :meth:`Recording.call`."""
-        is_nested = self._is_inside
-        output = super().call(energy, function, args, kwargs)
-        if is_nested:
-            return output
+    def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
             self._uniform = self.draws.uniform
-        if not isinstance(output, Tensor) or is_opaque(output):
+        if not isinstance(output, Tensor) or is_opaque(output) or is_capturing():
             self._is_hidden = True
         elif output.requires_grad:
             kept = output.detach().clone()
             output.register_hook(lambda c: self._came_back(kept, c))  # type: ignore[no-untyped-call]
-        return output
 
     def _came_back(self, output: Tensor, cotangent: Tensor) -> None:
         self.draws.reached += 1
         self._calls[torch._C._current_graph_task_id()] += 1
         if is_opaque(cotangent) or not cotangent.numel():
             return
-        c, per_sample = cotangent.detach(), output.shape[self._batch_dim + 1 :]
-        self._first = self._first if self._first.numel() else output.flatten()[0]
-        self.is_sure |= differ(output, self._first)
+        c, name = cotangent.detach(), function_of(output, cotangent)
         is_even = not differ(c, c.flatten()[0])
-        if math.prod(per_sample) > 1:
-            name = function_of(output, c)
+        if math.prod(output.shape[self._batch_dim + 1 :]) > 1:
             # Where all outputs are one number, the two have the same gradient.
             self.follows = name if not is_even else "" if name == "logsumexp" else "sum"
         elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 
-    def _keep(self, seen: Evaluation) -> None:
+    def _see(self, seen: Evaluation) -> None:
         if self.looking is not None:
             self.looking.look(seen)
         inner, whole = seen.inner_gradient, seen.gradient
-        joins = inner is not None and whole is not None and differ(inner, whole)
-        at = torch._C._current_graph_task_id()
-        self._joined.setdefault(at, []).append((seen.of, joins))
-        super()._keep(seen)
+        # A second call of the pass, at -x, gives x a gradient, too.
+        is_alone = self._calls[torch._C._current_graph_task_id()] == 1
+        self.joins |= is_alone and inner is not None and whole is not None and differ(inner, whole)
+
+    def _is_joined_behind(self) -> bool:
+        """Whether terms join where the input is what the sampler moves, in another shape."""
+        for seen in self.evaluations if max(self._calls.values(), default=0) == 1 else ():
+            inner, whole = seen.gradient, seen.leaf_gradient
+            if inner is not None and whole is not None:
+                is_same = torch.equal(seen.leaf.flatten(), seen.x.flatten())
+                return is_same and differ(inner.flatten(), whole.flatten())
+        return False
 
     def _is_joined_beside(self, result: object) -> bool:
         """Whether a step is made of the energy's gradient and draws with another gradient alone."""
@@ -135,23 +115,10 @@ class Drift(Recording):
         if not others or len(seen) < 2 or seen[0].leaf.shape != seen[1].leaf.shape:
             return False
         (x, gradient), (end, _) = seen[0].point, seen[1].point
-        noises = [
-            d for d in draws.log[: seen[1].draws_before] if d and not torch.equal(d.values, x)
-        ]
-        if not solve(x, gradient, end, noises[-4:]).why:
+        log = draws.log[: seen[1].draws_before]
+        noises = [d for d in log if d is not None and not torch.equal(d.values, x)][-4:]
+        if not solve(x, gradient, end, noises).why:
             return False
-        joined = (solve(x, gradient, end, [*noises[-4:], other]) for other in others)
+        joined = (solve(x, gradient, end, [*noises, other]) for other in others)
         least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
         return any(not step.why and bool(abs(step.step) > least) for step in joined)
-
-    def _is_joined_behind(self) -> bool:
-        """Whether terms join where the input is what the sampler moves, in another shape."""
-        if not self.evaluations:
-            return False
-        first, *others = self.evaluations
-        if first.leaf_gradient is None or first.gradient is None:
-            return False
-        is_alone = not (others and torch.equal(others[0].leaf, first.leaf))
-        is_same = torch.equal(first.leaf.flatten(), first.x.flatten())
-        flat = first.gradient.flatten(), first.leaf_gradient.flatten()
-        return is_alone and is_same and differ(*flat)

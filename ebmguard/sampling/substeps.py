@@ -129,8 +129,7 @@ class Substeps(Draws):
                 self.why = f"it {kind} its gradient"
                 return None
             if self.moves is None:
-                others = self._inner.get(id(x))  # calls at the same samples, whose sum is taken
-                self._inner[id(x)] = own.clone() if others is None else others + own
+                self._inner[id(x)] = own.clone()
                 return None
             finer = partial(self._finer, self.moves, x.detach(), own, gradient, began)
             return self._aside(module, x.device, finer)

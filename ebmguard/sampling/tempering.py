@@ -262,14 +262,12 @@ class Tempering:
 
     def _hooked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of the module with its hooks."""
-        if self._is_inside:
-            return call(*args, **kwargs)
-        self._is_inside = True
+        before, self._is_inside = self._is_inside, True
         try:
             output = call(*args, **kwargs)
         finally:
-            self._is_inside = False
-        return self._tempered(output)
+            self._is_inside = before
+        return output if before else self._tempered(output)
 
     def _scaled(self, *args: Any, **kwargs: Any) -> Any:
         return self._tempered(self._function(*self._owner, *args, **kwargs))

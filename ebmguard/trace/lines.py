@@ -51,6 +51,9 @@ def plans(found: Trace) -> list[Plan]:
     if not sampler.functions:
         error = found.unread or f"nothing is known of what {sampler.name} differentiates"
         raise Refused("not evaluated", error=error, guard=by_hand(sampler))
+    shapes = [sided[0].sides[label].shape for label in (positive, negative)]
+    if sampler.arguments > 1 and shapes[0][1:] != shapes[1][1:]:
+        raise _conditional(sampler)
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     entries = sampler.entries or ()
@@ -96,7 +99,15 @@ def _no_difference(found: Trace) -> Refused:
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
                 return Refused("another energy", place=each.place, called=called, options=options)
-    return Refused("no difference")
+    conditional = (each for each in found.samplers if each.arguments > 1)
+    return next(map(_conditional, conditional), Refused("no difference"))
+
+
+def _conditional(sampler: Sampler) -> Refused:
+    is_energy = sampler.measured.convention == "energy"
+    options = _options(sampler, is_energy=is_energy, inline=True)
+    facts = {"site": sampler.site, "count": sampler.arguments, "options": options}
+    return Refused("conditional", **facts)
 
 
 def by_hand(

@@ -23,6 +23,12 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
         "softplus, a likelihood), there is no contrastive part that a guard could take.",
     ),
+    "conditional": (
+        "the energy at {site} is given {count} arguments, as a conditional one f(x, y)",
+        "Make `g = ebmguard.guard(None, None, {options})`. Write `g.temper(...)` around the energy "
+        'at {site}, and `g.loss(f(x, y), f(x, samples), groups="rows")` in the loss, of shapes '
+        "(N,) and (N, M): in row i the M samples of y for x[i].",
+    ),
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",
         "Make `loss_fn, draw = {guard}` by hand, where the sampler is made. Call `draw` in its "

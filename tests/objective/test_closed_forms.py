@@ -199,7 +199,7 @@ def test_each_row_is_the_class_of_its_positive(variant, options, beta):
     if log_q is not None and beta == 0 and not isinstance(beta, torch.Tensor):
         return  # refused
     labels = torch.arange(5), torch.arange(5).repeat_interleave(3)
-    in_rows = {"groups": "rows", "log_q": log_q and (log_q[0], log_q[1].reshape(5, 3))}
+    in_rows: Any = {"groups": "rows", "log_q": log_q and (log_q[0], log_q[1].reshape(5, 3))}
     for column in (pos, pos[:, None]):
         one = contrastive_loss(pos, neg, beta, variant=variant, groups=labels, log_q=log_q)
         found = contrastive_loss(column, neg.reshape(5, 3), beta, variant=variant, **in_rows)

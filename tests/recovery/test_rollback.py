@@ -384,7 +384,7 @@ def test_a_buffer_that_is_no_longer_written_to_is_told_once(
     for _ in range(150):
         loss(f(torch.randn(4, 2)), f(sample(f))).backward()
         optimizer.step()
-    said = [each for each in caplog.messages if "no longer the one that the sampler" in each]
+    said = [each for each in caplog.messages if "no longer the one that the loop" in each]
     assert len(said) == times
     assert all("buffer[:] = new" in each and "state_dict()" in each for each in said)
 

@@ -102,6 +102,8 @@ PROVEN = {
 NOT = {
     "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "ONCE": "a second run without these lines differs as well",
+    "ROWS": '`g.loss(f(x, y), f(x, samples), groups="rows")` in the loss',
+    "PAIRS": "is given 2 arguments, as a conditional one f(x, y)",
     "SQUARED": "energies of samples and of data were met in no difference of a loss",
 }
 

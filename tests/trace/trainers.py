@@ -400,3 +400,29 @@ MAXIMISED = PLAIN.replace(
 SQUARED = PLAIN.replace(
     "f(x_q).mean() - f(x_p).mean()", "((f(x_q) - 1) ** 2).mean() + (f(x_p) ** 2).mean()"
 )
+
+ROWS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
+
+    def forward(self, x, y):
+        return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
+
+
+f = Net()
+optim = torch.optim.Adam(f.parameters(), lr=1e-3)
+for _ in range(4):
+    x = torch.randn(B, 1)
+    y, z = x + torch.randn(B, 1), torch.randn(B, 8)
+    for _ in range(5):
+        z.requires_grad_()
+        z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn(B, 8)
+        z = z.detach()
+    loss = f(x, z).mean() - f(x, y).mean()
+    optim.zero_grad()
+    loss.backward()
+    optim.step()
+"""
+PAIRS = ROWS.replace("8)", "1)")
