@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import re
+import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -32,6 +33,7 @@ _NAME = re.compile(r"snapshot-(\d+)\.pt")
 _KEPT = 2
 _KEYS = {"version", "step", "ranks", "digest", "state", "recovery"}
 _VERSION = 4
+_BEGUN = weakref.WeakValueDictionary[Path, "Archive"]()
 _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 
 
@@ -88,6 +90,11 @@ class Archive:
 
     def check_empty(self) -> None:
         """Refuse, on all ranks, to begin a run over the snapshots of another."""
+        if _BEGUN.setdefault(self._folder, self) is not self:
+            raise ConfigError(
+                f"{self._folder} has the snapshots of another guard of this process. Make it "
+                "once, before the loop over epochs, or name another Recovery(folder=...)."
+            )
         found = _snapshots([self._folder, *self._folder.glob("rank*")])
         newest = max(self._ranks.from_all(found[-1][0] if found else -1))
         if newest >= 0:

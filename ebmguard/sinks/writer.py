@@ -202,8 +202,9 @@ class Writer:
             return []
         if self._folder in _OWNERS:
             raise ConfigError(
-                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Close "
-                "that one (g.close()), use one guard for both losses, or name another folder."
+                f"log_dir={str(self._folder)!r} is in use by another guard of this process. Make "
+                "the guard once, before the loop over epochs, and use it for all losses of the "
+                "run. For another run close that one (g.close()), or name another folder."
             )
         is_held = self._folder in _HELD  # by the trainer, whose it then is
         self._lock = lock_folder(self._folder)
