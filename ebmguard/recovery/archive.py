@@ -90,17 +90,17 @@ class Archive:
 
     def check_empty(self) -> None:
         """Refuse, on all ranks, to begin a run over the snapshots of another."""
-        if _BEGUN.setdefault(self._folder, self) is not self:
-            raise ConfigError(
-                f"{self._folder} has the snapshots of another guard of this process. Make it "
-                "once, before the loop over epochs, or name another Recovery(folder=...)."
-            )
         found = _snapshots([self._folder, *self._folder.glob("rank*")])
         newest = max(self._ranks.from_all(found[-1][0] if found else -1))
         if newest >= 0:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run, the newest of step {newest}. Go on with "
                 "it by g.resume() before the first step, or name another Recovery(folder=...)."
+            )
+        if _BEGUN.setdefault(self._folder, self) is not self:
+            raise ConfigError(
+                f"{self._folder} has the snapshots of another guard of this process. Make it "
+                "once, before the loop over epochs, or name another Recovery(folder=...)."
             )
 
     def newest(self, take: Callable[[dict[str, Any]], None]) -> dict[str, Any] | None:

@@ -105,12 +105,6 @@ def _kind(name: str, part: Any) -> dict[str, str]:
 def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Refuse, with a ``ConfigError``, a snapshot that was taken with other parts."""
     parts, generators = _attached(trainer), generators_of(trainer)
-    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
-    if found:
-        raise ConfigError(
-            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
-            "it with all of its groups before the first step."
-        )
     unknown = [name for name in _PARTS if (name in parts) != (name in state)]
     unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
     if unknown:
@@ -127,6 +121,12 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     Raises a ``ConfigError`` where something else is attached than then.
     """
     _check_attached(trainer, state)
+    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
+    if found:
+        raise ConfigError(
+            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
+            "it with all of its groups before the first step."
+        )
     parts, generators = _attached(trainer), generators_of(trainer)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far

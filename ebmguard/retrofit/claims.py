@@ -40,7 +40,7 @@ class Claims:
 
     def take(self, trainer: Trainer, sampler: Any) -> None:
         """Take what is attached; a ``ConfigError`` where another guard has it."""
-        self._model = trainer.model and weakref.ref(trainer.model)
+        self._model = None if trainer.model is None else weakref.ref(trainer.model)
         optimizers = [] if trainer.optimizer is None else parts_of(trainer.optimizer)
         keys = [(x, "", f"The optimizer, {type(x).__name__},") for x in optimizers]
         sampler = getattr(sampler, "original", sampler)
@@ -66,7 +66,9 @@ class Claims:
             if owner is self or owner.is_over or is_other:
                 continue
             if owner._guard() is not None:
-                raise ConfigError(_TAKEN.format(what, "close that one first, g.close()"))
+                raise ConfigError(
+                    _TAKEN.format(what, "close that one first, loss_fn.guard.close()")
+                )
             if owner.has_run:
                 owner.is_over = True
                 raise ConfigError(_TAKEN.format(what, "call guard(...) once more"))

@@ -229,8 +229,6 @@ class Loop:
 
     def check_steps(self) -> None:
         """Before a loss, check that the attached optimizer is the one that steps."""
-        if not self.claims.has_run:
-            self.claims.begin([*self.sampling.temperings])
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
