@@ -380,8 +380,7 @@ def test_a_waiting_error_does_not_withhold_a_validations_loss():
     run = Run(action="raise")
     run.g.sampler(run.f, torch.randn(8, 2))
     pos = run.f(torch.randn(8, 2))
-    withheld = run.g.loss_fn(pos * math.nan, pos)
-    assert not torch.autograd.grad(withheld, pos)[0].any()
+    assert run.g.loss_fn(pos * math.nan, pos).isnan()
     with torch.no_grad():
         assert run.g.loss_fn(torch.ones(4), torch.zeros(4)) != 0
 
