@@ -106,18 +106,18 @@ def _kind(name: str, part: Any) -> dict[str, str]:
 def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Refuse, with a ``ConfigError``, a snapshot that was taken with other parts."""
     parts, generators = _attached(trainer), generators_of(trainer)
-    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
-    if found:
-        raise ConfigError(
-            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
-            "it with all of its groups before the first step."
-        )
     unknown = [name for name in _PARTS if (name in parts) != (name in state)]
     unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
     if unknown:
         raise ConfigError(
             "A snapshot does not fit what is attached now: it was taken with other parts for "
             f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
+        )
+    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
+    if found:
+        raise ConfigError(
+            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
+            "it with all of its groups before the first step."
         )
 
 

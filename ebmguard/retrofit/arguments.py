@@ -94,7 +94,8 @@ def guard(
         model: the energy module. Needed if it is not among the sampler's arguments.
         energy: its method that returns the energies, if the sampler calls ``model.energy(x)``.
         optimizer: a step then ends at its ``step()``. Steps with gradients that are not finite are
-            skipped, on the device by fused optimizers that can, else by one host read per step.
+            skipped, on the device by fused optimizers that can, else by one host read per step. If
+            several train the model, a list of all: the step ends when all have stepped.
         scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
         scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.

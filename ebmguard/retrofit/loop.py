@@ -22,6 +22,7 @@ from ..sampling import Recording, is_capturing
 from ..sinks import Turns, Writer, in_turn
 from ..trainer import Told, Trainer
 from .actions import Actions
+from .claims import Claims
 from .ending import finish, take_off, write_the_rest
 from .fineness import Fineness
 from .first_losses import FirstLosses
@@ -63,7 +64,7 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
-        self.fineness = fineness
+        self.fineness, self.claims = fineness, Claims(self)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
@@ -74,6 +75,7 @@ class Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
         bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
+        bare["claims"] = Claims(copied)
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
@@ -297,9 +299,10 @@ class Loop:
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
         trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()
-            self.is_closed = False
+            self.is_closed = self.claims.is_over = False
         self._take_trainer(trainer)
 
     def _take_trainer(self, trainer: Trainer) -> None:
@@ -325,6 +328,7 @@ class Loop:
     @in_turn
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
+        self.claims.is_over = True
         take_off(self.first_losses, self._hung)
         for row in self.rows.drain():  # each in its turn: all of it, whatever a callback raises
             self.follow(iter, [row])

@@ -20,6 +20,7 @@ from ..energies import Groups, LogQ
 from ..errors import ConfigError, SamplerError
 from ..sampling import Drift, Recording, Substeps, Tempering, find_module, other_networks
 from ..trainer import Trainer, find_energy, found_lazy, is_function, refuse_deferred
+from .claims import ONCE
 from .strength import Strength, StrengthAt
 
 __all__ = [
@@ -297,8 +298,8 @@ def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> 
     function = getattr(function, "__func__", function)
     if isinstance(function, _Guarded):
         raise ConfigError(
-            "The sampler is guarded already; a second guard would temper it twice. Pass "
-            "`sampler.original`, or use one guard for both losses."
+            f"The sampler is guarded already; a second guard would temper it twice. {ONCE}. For "
+            "another run pass `sampler.original`; for two losses use one guard."
         )
     if isinstance(sampler, type):
         raise ConfigError(

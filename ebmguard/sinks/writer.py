@@ -227,8 +227,9 @@ class Writer:
             return []
         if _OWNERS.get((name, folder), self) is not self:
             raise ConfigError(
-                f"{name}={str(folder)!r} is in use by another guard of this process. Close "
-                "that one (g.close()), use one guard for both losses, or name another folder."
+                f"{name}={str(folder)!r} is in use by another guard of this process. Make "
+                "the guard once, before the loop over epochs, and use it for all losses of the "
+                "run. For another run close that one (g.close()), or name another folder."
             )
         is_held = folder in _HELD  # by the trainer, whose it then is
         lock = self._locks[name] = lock_folder(folder)

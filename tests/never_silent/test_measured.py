@@ -119,7 +119,8 @@ def test_from_the_second_call_on_the_sampler_runs_on_the_tempered_energy(name: s
     x = torch.randn(16, 2)
     by = 1 - torch.as_tensor(star(0) if callable(star) else star)
     _, sample = g = guard(None, sampler, beta_star=star, model=f)
-    known = guard(None, sampler, beta_star=star, model=f, sampler_scale=by).sampler
+    twin: Any = copy.copy(sampler)  # a sampler has one guard
+    known = guard(None, twin, beta_star=star, model=f, sampler_scale=by).sampler
     for call, other in ((sample, sampler), (sample, known)):
         torch.manual_seed(1)
         found = call(f, x)
@@ -174,12 +175,13 @@ def test_a_sampler_of_a_step_or_two_is_measured_from_what_it_returns(steps: int)
 def test_beta_needs_no_scale_where_it_is_measured() -> None:
     f, x = Energy(), torch.randn(16, 2)
     loss, sample = g = guard(None, langevin(4), beta=0.25, model=f)
-    known_loss, known = guard(None, langevin(4), beta=0.25, output_scale=4, model=f)
+    twin = copy.deepcopy(f)
+    known_loss, known = guard(None, langevin(4), beta=0.25, output_scale=4, model=twin)
     found = []
-    for call, of in ((sample, loss), (known, known_loss)):
+    for own, call, of in ((f, sample, loss), (twin, known, known_loss)):
         torch.manual_seed(1)
-        negatives = call(f, x)  # the first call is tempered: its factor is known
-        found.append((negatives, of(f(x), f(negatives)).detach()))
+        negatives = call(own, x)  # the first call is tempered: its factor is known
+        found.append((negatives, of(own(x), own(negatives)).detach()))
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     assert g.last["beta_star"] == 1

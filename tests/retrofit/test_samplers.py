@@ -105,6 +105,7 @@ def test_it_runs_on_the_tempered_energy_and_on_the_plain_one_once_it_is_over(nam
     assert is_plain(g.sampler.original(*args))
     assert is_plain(sampler(*args))
     assert is_plain(gradient_at(f, X))
+    g.close()
     told_later = guard(None, sampler, **QUARTER).attach(model=model)
     assert is_tempered(told_later.sampler(*args))
 

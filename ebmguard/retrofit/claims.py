@@ -1,0 +1,76 @@
+"""One guard for a run: who makes another one of the same run, once an epoch say, is told."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from ..errors import ConfigError
+from ..trainer import Trainer, is_function, parts_of
+
+__all__ = ["ONCE", "Claims"]
+
+ONCE = (
+    "Make the guard once, before the loop over epochs, and pass what it returned to the function "
+    "that trains"
+)
+_TAKEN = (
+    "{} has a guard already. A second one of the same run knows nothing of its rows, alerts and "
+    f"snapshots, and measures the sampler anew. {ONCE}. To begin another run, {{}}."
+)
+# By an object and what of it is used: whose it is.
+_OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDictionary()
+
+
+class Claims:
+    """What one guard has of its run: optimizers, and a sampler's object. It outlives the guard.
+
+    Attributes:
+        has_run: whether the guard has had a loss. One that ends after that without ``close()`` may
+            have been made in a function that is called again.
+        is_over: whether it is closed.
+    """
+
+    def __init__(self, guard: object) -> None:
+        self.has_run = self.is_over = False
+        self._guard = weakref.ref(guard)
+        self._model: Any = None
+        self._name = ""  # of a sampler that is a function, where no optimizer tells the run
+
+    def take(self, trainer: Trainer, sampler: Any) -> None:
+        """Take what is attached; a ``ConfigError`` where another guard has it."""
+        self._model = None if trainer.model is None else weakref.ref(trainer.model)
+        optimizers = [] if trainer.optimizer is None else parts_of(trainer.optimizer)
+        keys = [(x, "", f"The optimizer, {type(x).__name__},") for x in optimizers]
+        sampler = getattr(sampler, "original", sampler)
+        own = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
+        name: str = getattr(sampler, "__qualname__", type(sampler).__name__)
+        self._name = "" if optimizers or own is not None else name
+        if own is not None:
+            keys.append((own, name, f"The sampler, {name},"))
+        self._take(keys)
+
+    def begin(self, models: Iterable[object]) -> None:
+        """The first loss, of samples of these models."""
+        self._take([(x, self._name, f"The sampler, {self._name},") for x in models if self._name])
+        self.has_run = True
+
+    def _take(self, keys: Iterable[tuple[Any, str, str]]) -> None:
+        # Objects of slots, whose end cannot be told, and those without a hash are not known.
+        known = [x for x in keys if isinstance(x[0], Hashable) and hasattr(x[0], "__weakref__")]
+        for x, of, what in known:
+            owner = _OWNERS.get(x, {}).get(of, self)
+            models = owner._model, self._model
+            is_other = of and None not in models and models[0] != models[1]
+            if owner is self or owner.is_over or is_other:
+                continue
+            if owner._guard() is not None:
+                raise ConfigError(
+                    _TAKEN.format(what, "close that one first, loss_fn.guard.close()")
+                )
+            if owner.has_run:
+                owner.is_over = True
+                raise ConfigError(_TAKEN.format(what, "call guard(...) once more"))
+        for x, of, _ in known:
+            _OWNERS.setdefault(x, {})[of] = self

@@ -1,0 +1,117 @@
+"""One guard for a run: one that is made once an epoch is told, and other runs are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ebmguard import Guard, guard
+from ebmguard.errors import ConfigError
+from ebmguard.recovery import Recovery
+from tests.parts import Energy, gradient_at
+
+
+class Chains:
+    def __call__(self, f: Any, x: torch.Tensor) -> torch.Tensor:
+        return gradient_at(f, x)
+
+    def sample(self, f: Any, x: torch.Tensor) -> torch.Tensor:
+        return gradient_at(f, x)
+
+
+class Trainer:
+    """Each epoch makes a guard."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.kept = folder, list[Guard]()
+        self.sampler: Any = gradient_at
+        self.new()
+
+    def new(self) -> None:
+        self.f = Energy()
+        self.optimizer = torch.optim.Adam(self.f.parameters())
+
+    def epoch(self, sampler: Any = gradient_at, **options: Any) -> Guard:
+        loss, sample = g = guard(None, sampler, beta_star=0.5, output_scale=1, **options)
+        for _ in range(2):
+            loss(self.f(torch.randn(4, 2)), self.f(sample(self.f, torch.randn(4, 2)))).backward()
+            self.optimizer.step()
+        return g
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"model": self.f, "optimizer": self.optimizer}
+
+    def rebound(self) -> None:
+        self.sampler = self.epoch(self.sampler, **self.told).sampler
+
+    def another_run(self) -> None:
+        self.new()
+        self.kept.append(self.epoch(**self.told))
+
+    def another_run_of_this_sampler(self) -> None:
+        self.new()
+        self.kept.append(self.epoch(CHAINS, **self.told))
+
+    def recorded(self) -> None:
+        self.new()
+        recovery = Recovery(folder=self.folder)
+        told = {**self.told, "action": "rollback", "recovery": recovery}
+        self.kept.append(self.epoch(**told, buffer=torch.zeros(1, 2)))
+
+
+CHAINS = Chains()
+KEPT = Chains()
+REFUSED: dict[str, tuple[Callable[[Trainer], Any], str]] = {
+    "dropped": (lambda t: t.epoch(**t.told) and None, "The optimizer, Adam, has a guard already"),
+    "kept": (lambda t: t.kept.append(t.epoch(**t.told)), "The optimizer, Adam, has a guard"),
+    "one of two": (
+        lambda t: t.kept.append(
+            guard(None, None, optimizer=[t.optimizer, torch.optim.SGD(t.f.parameters())])
+        ),
+        "The optimizer, Adam, has a guard",
+    ),
+    "the sampler's name bound anew": (Trainer.rebound, "The sampler is guarded already"),
+    "nothing told, dropped": (lambda t: t.epoch() and None, "The sampler, gradient_at, has"),
+    "nothing told, kept": (lambda t: t.kept.append(t.epoch()), "The sampler, gradient_at, has"),
+    "a sampler's object": (lambda t: t.kept.append(guard(None, KEPT)), "The sampler, Chains, has"),
+    "its method": (lambda t: t.epoch(KEPT.sample) and None, r"The sampler, Chains\.sample, has"),
+    "a folder": (lambda t: t.kept.append(guard(None, None, log_dir=t.folder)), "log_dir="),
+    "a folder of snapshots": (Trainer.recorded, "snapshots of another guard"),
+}
+ALLOWED: dict[str, Callable[[Trainer], Any]] = {
+    "closed": lambda t: t.epoch(**t.told).close(),
+    "another run": Trainer.another_run,
+    "another run of the same sampler": Trainer.another_run_of_this_sampler,
+    "never used": lambda t: guard(None, gradient_at, **t.told) and None,
+    "samples alone": lambda t: t.kept.append(guard(None, gradient_at, beta_star=0)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_guard_that_is_made_once_an_epoch(tmp_path: Path, name: str) -> None:
+    make, what = REFUSED[name]
+    trainer = Trainer(tmp_path / "run")
+    make(trainer)
+    with pytest.raises(ConfigError, match=f"{what}(?s:.*)once, before the loop over epochs"):
+        make(trainer)
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_another_run_is_no_second_guard(tmp_path: Path, name: str) -> None:
+    trainer = Trainer(tmp_path / "run")
+    for _ in range(3):
+        ALLOWED[name](trainer)
+
+
+def test_who_means_another_run_asks_once_more(tmp_path: Path) -> None:
+    """Nothing else could be said of a guard that is gone."""
+    trainer = Trainer(tmp_path)
+    trainer.epoch(**trainer.told)
+    with pytest.raises(ConfigError, match=r"call guard\(\.\.\.\) once more"):
+        trainer.epoch(**trainer.told)
+    trainer.epoch(**trainer.told)
