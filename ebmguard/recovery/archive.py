@@ -47,7 +47,7 @@ class Archive:
     ) -> None:
         self._folder, self._every, self._ranks = folder, every, ranks
         self._writer = writer or Writer((), flush_every=1)
-        self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
+        self._own = (folder if ranks.group is None else folder / f"rank{ranks.index}").resolve()
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = self._has_read = False
 
@@ -78,8 +78,9 @@ class Archive:
         file = self._own / f"snapshot-{step:08d}.pt"
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the copies to the host have come so far
-        pairs = ((name, x, state[name]) for name, x in state.get("next", {}).items())
-        state = {**state, "next": {n: x for n, x, y in pairs if digest_of(x) != digest_of(y)}}
+        then = ((name, x, state[name]) for name, x in state.get("next", {}).items())
+        others = {name: x for name, x, y in then if x is y or digest_of(x) != digest_of(y)}
+        state = {**state, "next": others}
         digest, problem = digest_of([state, recovery]), _unreadable(state)
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
@@ -91,9 +92,13 @@ class Archive:
                 if not self._has_read:
                     read = load_durably(file)
                     self._has_read = digest == digest_of([read["state"], read["recovery"]])
-                    problem = "" if self._has_read else "the file is not what was written"
-        except (OSError, ConfigError) as error:
+                if not self._has_read:
+                    raise ConfigError(f"{file} is not what was written")
+        except OSError as error:
             problem = str(error)
+        except ConfigError as error:
+            problem = str(error)
+            file.unlink()
         # Killed before that, they go on from what they all had.
         problems = [each for each in self._ranks.from_all(problem) if each]
         if self._is_failing != bool(problems) and self._ranks.is_first:

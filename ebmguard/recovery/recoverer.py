@@ -55,6 +55,7 @@ _OTHER_NUMBERS = (
 _OTHER_NUMBERS += (
     "were drawn before it (by a new data loader, say). From here on they are those of then."
 )
+_GUARDS = "guard", "chains", "kinds"
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
@@ -166,12 +167,13 @@ class Recoverer(Stateful):
         if self._at_begin is not None:
             act, self._at_begin = self._at_begin, None
             now = capture(trainer, None)
-            act({name: now[name] for name in now if name != "guard"})
+            act({name: x for name, x in now.items() if name not in _GUARDS})
         kept = self._snapshots.certified or self._snapshots.waiting
         if not (kept or any(map(is_lazy, trainer.model.parameters()))):
             self.keep(step, trainer, guard_state(), checks=True)
             state = self._snapshots.waiting[0].state
-            state["next"] = {"random": state["random"]}
+            # What the loop has done before may come again after a resume, but for the guard's part.
+            state["next"] = {name: x for name, x in state.items() if name not in _GUARDS}
             state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
 
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
@@ -371,7 +373,7 @@ class Recoverer(Stateful):
             own = trainer.model.state_dict() if trainer.model else {}
             for key, x in late.pop("model", {}).items():  # its parameters may be in a graph
                 if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
-                    local(own[key]).copy_(x)
+                    local(own[key]).data.copy_(x)
             restore(trainer, {"places": now["places"], **late})
 
         self._at_begin = put_late
