@@ -100,7 +100,12 @@ def spoil(kind: int, rng: random.Random) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (full, resource.RLIM_INFINITY))
     elif kind == 2:
         sync = os.fsync
-        os.fsync = lambda descriptor: (time.sleep(0.05), sync(descriptor))[1]  # type: ignore[assignment]
+
+        def slow(descriptor: int) -> None:
+            time.sleep(0.05)
+            sync(descriptor)
+
+        os.fsync = slow  # type: ignore[assignment]
 
 
 def main(folder: Path, kills: int) -> None:

@@ -294,7 +294,7 @@ def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
     return frozen(parts), randomness()
 
 
-@pytest.mark.parametrize(("i", "j"), itertools.product(range(3), repeat=2))
+@pytest.mark.parametrize(("i", "j"), [*itertools.product(range(3), repeat=2)])
 def test_a_loop_that_was_stopped_is_the_loop(i: int, j: int, tmp_path: Path) -> None:
     """Each two of these together once."""
     places = zip(WHEN.items(), (i, j, i + j, i + 2 * j), strict=True)
