@@ -191,10 +191,7 @@ class Writer:
         self._to(self.sinks, "write_verdict", step, verdict)
 
     def flush(self, *, whole: bool = False) -> bool:
-        """Write the folder's waiting rows, only due ones or all; flush every sink.
-
-        Return whether the folder has taken them.
-        """
+        """Write waiting rows, only due ones or all; flush. Whether the folder has taken them."""
         self._log(self._thinning.rest(due=not whole))
         self._flush()
         return all(log.error is None for log in self._logs)
