@@ -29,6 +29,7 @@ from ..sinks import Writer
 from ..sinks.opened import opened
 
 __all__ = ["Archive", "described", "difference", "digest_of", "load_durably", "save_durably"]
+__all__ += ["unreadable"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -42,12 +43,10 @@ _DAMAGE = (BadZipFile, zlib.error, UnpicklingError, EOFError, OSError, *MISFITS)
 class Archive:
     """The newest snapshots of a run, one in ``every`` steps; each rank has its own folder."""
 
-    def __init__(
-        self, folder: Path, every: int, ranks: Ranks, writer: Writer | None = None
-    ) -> None:
+    def __init__(self, folder: Path, every: int, ranks: Ranks, log: Writer | None = None) -> None:
         self._folder, self._every, self._ranks = folder, every, ranks
-        self._writer = writer or Writer((), flush_every=1)
-        self._own = folder if ranks.group is None else folder / f"rank{ranks.index}"
+        self._log = log or Writer((), flush_every=1)
+        self._own = (folder if ranks.group is None else folder / f"rank{ranks.index}").resolve()
         self.saved: int | None = None  # the step of the last one, or that the run goes on from
         self._is_failing = self._has_read = False
 
@@ -55,16 +54,8 @@ class Archive:
         """None: what is copied of a run does not write into its folder."""
 
     def claim(self) -> None:
-        """Let no other run use the folder until the writer is released, else a ``ConfigError``."""
-        self._writer.claim("Recovery: folder", self._own)
-
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Refuse, with a ``ConfigError``, a state that no file can hold."""
-        if what := _unreadable(state):
-            raise ConfigError(
-                f"Recovery(folder=...) could not be resumed from: {what}. Let its state_dict() "
-                "return tensors, numbers, texts, and lists and dicts of these."
-            )
+        """Let no other run use the folder until the log is released, else a ``ConfigError``."""
+        self._log.claim("Recovery: folder", self._own)
 
     def is_due(self, step: int) -> bool:
         """Whether to write that of this step."""
@@ -78,23 +69,26 @@ class Archive:
         file = self._own / f"snapshot-{step:08d}.pt"
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()  # the copies to the host have come so far
-        pairs = ((name, x, state[name]) for name, x in state.get("next", {}).items())
-        state = {**state, "next": {n: x for n, x, y in pairs if digest_of(x) != digest_of(y)}}
-        digest, problem = digest_of([state, recovery]), _unreadable(state)
+        then = ((name, x, state[name]) for name, x in state.get("next", {}).items())
+        others = {name: x for name, x, y in then if x is y or digest_of(x) != digest_of(y)}
+        state = {**state, "next": others}  # parts that had changed when the next step began
+        digest, problem = digest_of([state, recovery]), unreadable(state)
         facts = {"version": _VERSION, "step": step, "ranks": self._ranks.count, "digest": digest}
         try:
-            self._writer.flush()
-            if not (problem or self._writer.is_whole):
+            self._log.flush()
+            if not (problem or self._log.is_whole):
                 problem = "log_dir= has not taken the rows before it"
             if not problem:
                 self._own.mkdir(parents=True, exist_ok=True)
                 save_durably(file, {**facts, "state": state, "recovery": recovery})
-                if not self._has_read:
-                    read = load_durably(file)
-                    self._has_read = digest == digest_of([read["state"], read["recovery"]])
-                    problem = "" if self._has_read else "the file is not what was written"
+                read = {} if self._has_read else load_durably(file)
+                if read and digest != digest_of([read["state"], read["recovery"]]):
+                    raise ConfigError(f"{file} is not what was written")
+                self._has_read = True
         except (OSError, ConfigError) as error:
             problem = str(error)
+            if isinstance(error, ConfigError):
+                file.unlink()
         # Killed before that, they go on from what they all had.
         problems = [each for each in self._ranks.from_all(problem) if each]
         if self._is_failing != bool(problems) and self._ranks.is_first:
@@ -207,10 +201,10 @@ def digest_of(tree: Any) -> str:
     leaves, structure = tree_flatten(tree)
     found.update(repr(structure).encode())
     for x in leaves:
-        if isinstance(x, set | frozenset):
+        if isinstance(x, set):
             x = sorted(map(repr, x))  # in one order in all processes
-        is_array = hasattr(x, "tobytes") and not x.dtype.hasobject
-        x = x.tobytes() if is_array else x
+        elif not getattr(getattr(x, "dtype", None), "hasobject", True):
+            x = x.tobytes()  # NumPy's, but for arrays of objects
         found.update(repr(type(x) if isinstance(x, Tensor) else x).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()
@@ -219,11 +213,8 @@ def digest_of(tree: Any) -> str:
     return found.hexdigest()
 
 
-def _unreadable(tree: Any, way: str = "") -> str:
-    """The part of nested containers that no file holds so that it can be read, in words; or empty.
-
-    What tensors hold is not looked at.
-    """
+def unreadable(tree: Any, way: str = "") -> str:
+    """The part of nested containers, in words, that a file could not give back; empty if none."""
     if _is_readable(tree):
         return ""
     items = [*tree.items()] if isinstance(tree, Mapping) else []
@@ -231,10 +222,9 @@ def _unreadable(tree: Any, way: str = "") -> str:
     while len(items) > 1:
         half = len(items) // 2
         items = items[half:] if _is_readable(items[:half]) else items[:half]
-    inner = (_unreadable(x, f"{way}[{key!r}]" if way else str(key)) for key, x in items)
-    return next(
-        filter(None, inner), f"{way} is a {type(tree).__module__}.{type(tree).__qualname__}"
-    )
+    inner = (unreadable(x, f"{way}[{key!r}]" if way else str(key)) for key, x in items)
+    kind = type(tree)
+    return next(filter(None, inner), f"{way} is a {kind.__module__}.{kind.__qualname__}")
 
 
 def _is_readable(tree: Any) -> bool:
@@ -308,11 +298,10 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
             try:
                 state = dict(_loaded(stream, device or "cpu"))
             except UnpicklingError as error:
-                what = re.search(r"GLOBAL (\S+)|$", str(error))
-                raise ConfigError(
-                    f"it is whole, but holds what reading might execute ({what and what[1]}), as "
-                    "earlier versions wrote. If you trust it, torch.load(file, weights_only=False)"
-                ) from error
+                what = [*re.findall(r"GLOBAL (\S+)", str(error)), "code"][0]
+                fix = "If you trust it: torch.load(file, weights_only=False)"
+                said = f"it is whole, but holds {what}, as earlier versions wrote. {fix}"
+                raise ConfigError(said) from error
         inside: list[Any] = [state]
         while inside:  # a list that holds one twice, which holds one twice, and so on
             if (size := size - 1) < 0:

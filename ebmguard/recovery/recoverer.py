@@ -20,7 +20,7 @@ from ..ranks import Ranks, local
 from ..sinks import Writer
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive, digest_of
+from .archive import Archive, digest_of, unreadable
 from .chains import Chains
 from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
@@ -47,14 +47,11 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
-_OTHER = "Step %d: the %s changed (parameters, buffers or groups). Snapshots of before do not fit "
-_OTHER += "any more and are dropped; one of now is kept."
 _OTHER_NUMBERS = (
-    "Step %d: its batch may be another than before the resume, since other random numbers "
+    "Step %d begins with other random numbers than it had (a new data loader, or draws after the "
+    "optimizer's step): its batch may be another. From then on they are the same."
 )
-_OTHER_NUMBERS += (
-    "were drawn before it (by a new data loader, say). From here on they are those of then."
-)
+_GUARDS = "guard", "chains", "kinds"
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
@@ -91,10 +88,9 @@ class Recoverer(Stateful):
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
         self._has_begun, self._ready = False, cast("Trainer | None", None)
-        self._start: dict[str, Any] = {}  # random numbers, before anything of the first step
-        self._structure: dict[str, Any] = {}  # that snapshots fit
-        self._changed = -1  # the last step before which it was another one
-        # What waits for the next iteration to begin, with what is attached there.
+        self._start: dict[str, Any] = {}  # random numbers before anything of the first step
+        self._structure: dict[str, Any] = {}  # which snapshots fit
+        # Waits for the next iteration to begin, and takes what is attached there.
         self._at_begin: Callable[[dict[str, Any]], object] | None = None
         self.rate = LearningRate()
         self.chains = Chains()
@@ -121,12 +117,12 @@ class Recoverer(Stateful):
     ) -> bool:
         """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
         settings, snapshots = self.settings, self._snapshots
-        now, before = structure_of(trainer), self._structure
-        if now != before:
-            names = [name for name in now | before if now.get(name) != before.get(name)]
-            if before and self._ranks.is_first and self._changed < step - 1:
-                _log.warning(_OTHER, step, " and ".join(names))
-            self._changed = step
+        if (now := structure_of(trainer)) != (then := self._structure):
+            names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
+            kept, said = snapshots.best(), "changed (parameters, buffers, groups or kind). Earlier"
+            if kept is not None and kept.step < step - 1 and self._ranks.is_first:
+                said += " snapshots do not fit any more; one of now is kept."
+                _log.warning("Step %d: the %s %s", step, names, said)
             self._forget()
             return True
         if any(
@@ -141,11 +137,9 @@ class Recoverer(Stateful):
                 self._archive.write(ripe.step, state, self.state_dict())
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
-    def keep(self, step: int, trainer: Trainer, guard_state: Any, *, checks: bool = False) -> None:
+    def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
         state = self._captured(trainer, guard_state)
-        if self._archive is not None and checks:
-            self._archive.check(state)
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
         self._structure, self._at_begin = structure_of(trainer), None
         if self._archive is not None and self._archive.is_due(step):
@@ -166,12 +160,17 @@ class Recoverer(Stateful):
         if self._at_begin is not None:
             act, self._at_begin = self._at_begin, None
             now = capture(trainer, None)
-            act({name: now[name] for name in now if name != "guard"})
+            act({name: x for name, x in now.items() if name not in _GUARDS})
         kept = self._snapshots.certified or self._snapshots.waiting
         if not (kept or any(map(is_lazy, trainer.model.parameters()))):
-            self.keep(step, trainer, guard_state(), checks=True)
+            self.keep(step, trainer, guard_state())
             state = self._snapshots.waiting[0].state
-            state["next"] = {"random": state["random"]}
+            if self._archive is not None and (what := unreadable(state)):
+                self._forget()
+                fix = "Let its state_dict() return tensors, numbers, texts, lists and dicts."
+                raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}. {fix}")
+            # What the loop has done before may come again after a resume, but for the guard's part.
+            state["next"] = {name: x for name, x in state.items() if name not in _GUARDS}
             state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
 
     def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
@@ -207,24 +206,22 @@ class Recoverer(Stateful):
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
         check_fits(trainer, snapshot.state)
-        before = capture(trainer, None)
+        before, at = capture(trainer, None), snapshot.step
         try:
             restore(trainer, snapshot.state)
         except MISFITS as misfit:
             restore(trainer, before)
-            raise ConfigError(
-                f"The run could not be taken back to step {snapshot.step} after {error.rule}, and "
-                f"is as it was: {type(misfit).__name__}: {misfit}"
-            ) from misfit
+            why = f"{type(misfit).__name__}: {misfit}. It is as it was."
+            raise ConfigError(f"The run could not be taken back to step {at}: {why}") from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
         self._restored, self._broke = snapshot.step, error.step
         self._scales.clear()
         self._spreads.clear()
-        at = (step - 1, snapshot.step, self.attempt)
+        steps = (step - 1, snapshot.step, self.attempt)
         certified, left = snapshot in snapshots.certified, settings.budget - self.attempt
-        rollback = Rollback(error, *at, certified, relapse, condemned, left)
+        rollback = Rollback(error, *steps, certified, relapse, condemned, left)
         return rollback, snapshot.state["guard"]
 
     def change(
@@ -364,16 +361,16 @@ class Recoverer(Stateful):
         snapshot, then = Snapshot(found["step"], found["state"]), found["state"].pop("next")
 
         def put_late(now: dict[str, Any]) -> None:
-            """What the loop does before it samples was done then, too: it is not done twice."""
+            """What a loop does before it samples had been done there: it is not done twice."""
             late = {name: x for name, x in then.items() if digest_of(x) != digest_of(now[name])}
             if "random" in late and self._ranks.is_first:
                 _log.warning(_OTHER_NUMBERS, snapshot.step)
             if structure_of(trainer) != self._structure:
                 return
             own = trainer.model.state_dict() if trainer.model else {}
-            for key, x in late.pop("model", {}).items():  # its parameters may be in a graph
+            for key, x in late.pop("model", {}).items():  # parameters may be in a graph
                 if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
-                    local(own[key]).copy_(x)
+                    local(own[key]).data.copy_(x)
             restore(trainer, {"places": now["places"], **late})
 
         self._at_begin = put_late

@@ -75,7 +75,14 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
     """Refuse, with a ``ConfigError`` that names the first difference, a snapshot of another run:
     other parts, names, shapes or dtypes, another optimizer, weights that are not finite.
     """
-    _check_attached(trainer, state)
+    parts, generators = _attached(trainer), generators_of(trainer)
+    unknown = [name for name in _PARTS if (name in parts) != (name in state)]
+    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
+    if unknown:
+        raise ConfigError(
+            "A snapshot does not fit what is attached now: it was taken with other parts for "
+            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
+        )
     for name, part in _attached(trainer).items():
         saved, own, found = state[name], part, difference(state["kinds"][name], _kind(name, part))
         if isinstance(part, nn.Module | Tensor):
@@ -103,24 +110,6 @@ def _kind(name: str, part: Any) -> dict[str, str]:
     return {"it": type(part).__name__} if is_known else {}
 
 
-def _check_attached(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Refuse, with a ``ConfigError``, a snapshot that was taken with other parts."""
-    parts, generators = _attached(trainer), generators_of(trainer)
-    unknown = [name for name in _PARTS if (name in parts) != (name in state)]
-    unknown += ["generators"] * (len(generators) != len(state["random"]["own"]))
-    if unknown:
-        raise ConfigError(
-            "A snapshot does not fit what is attached now: it was taken with other parts for "
-            f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
-        )
-    found = difference(state["kinds"].get("optimizer", {}), _kind("optimizer", trainer.optimizer))
-    if found:
-        raise ConfigError(
-            f"The optimizer has other parameters than when the snapshot was taken: {found}. Attach "
-            "it with all of its groups before the first step."
-        )
-
-
 def structure_of(trainer: Trainer) -> dict[str, Any]:
     """What loading a state is held to, in numbers that cost microseconds."""
     found: dict[str, Any] = {"generators": len(generators_of(trainer))}
@@ -136,10 +125,7 @@ def structure_of(trainer: Trainer) -> dict[str, Any]:
 
 @torch.no_grad()
 def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
-    """Put back what there is of what :func:`capture` copied, but the guard's part.
-
-    The copy stays as it is.
-    """
+    """Put back the parts of what :func:`capture` copied, which stays as it is."""
     parts = {name: part for name, part in _attached(trainer).items() if name in state}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far

@@ -214,14 +214,13 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
+    takes_back, settled = action == "rollback", recovery or Recovery()
     actions = Actions(
         on_alert,
         acts=action != "warn",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
-        recoverer=None
-        if action != "rollback"
-        else Recoverer(recovery or Recovery(), ranks, writer),
+        recoverer=Recoverer(settled, ranks, writer) if takes_back else None,
     )
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)

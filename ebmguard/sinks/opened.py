@@ -68,8 +68,7 @@ def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
             raise
         raise ConfigError(
             f"The log folder {str(folder)!r} cannot be written: {error.strerror or error}. Pass "
-            "another log_dir (for snapshots, another Recovery(folder=)), make room on the disk, or "
-            "change the permissions of this one."
+            "another log_dir or Recovery(folder=), make room on the disk, or change permissions."
         ) from error
 
 

@@ -14,7 +14,7 @@ from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from tests import forks
-from tests.recovery import kills_process
+from tests.recovery import kills_loop, kills_process
 from tests.recovery.parts import Run, Scripted
 
 
@@ -42,6 +42,18 @@ def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
     assert kills == 50
     assert torn > 0  # some kills hit the writing itself
     assert last > 0
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_an_ordinary_loop_that_is_killed_is_the_one_that_nobody_killed(
+    kills: int, tmp_path: Path
+) -> None:
+    done = forks.run("-m", kills_loop.__name__, str(tmp_path), str(kills))
+    assert done.returncode == 0, done.stderr
+    killed, later, steps, *wrong = done.stdout.split("\n")
+    assert [killed, wrong] == [f"{kills}", [""]]
+    assert int(later) > kills // 4
+    assert int(steps) > 10
 
 
 def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:

@@ -1,0 +1,435 @@
+"""What snapshots hold, where they are taken, and whose their folder is: one case a line."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+from ebmguard import Guard, Recovery, guard
+from ebmguard.errors import ConfigError
+from ebmguard.recovery import archive
+from tests.runs import frozen, randomness
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+class Named(dict[str, int]):
+    pass
+
+
+class Holder:
+    """A part of a trainer whose state is one value."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"plain": 1, "value": [self.value]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        (self.value,) = state["value"]
+
+
+def langevin(f: nn.Module, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    for _ in range(3):
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(f(x).sum(), x)
+        x = x + 0.1 * slope + 0.2 * torch.randn(x.shape, generator=rng)
+    return x.detach()
+
+
+class Loop:
+    """An ordinary one, made as a new process would."""
+
+    def __init__(self, folder: Path | None, *more: nn.Module, lr: Any = 0.01, **parts: Any) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.f = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), *more, nn.Linear(16, 1))
+        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=lr)
+        self.rng = torch.Generator()
+        settings: dict[str, Any] = {"every": 4, "certify_after": 4, "folder_every": 4}
+        self.g: Guard = guard(
+            None,
+            langevin,
+            beta_star=0.5,
+            output_scale=5,
+            model=self.f,
+            optimizer=self.optimizer,
+            generators=[self.rng],
+            action="rollback",
+            recovery=Recovery(folder=folder, **settings),
+            **parts,
+        )
+
+    def step(self, factor: float = 1.0) -> None:
+        loss_fn, sample = self.g
+        x = 0.5 * torch.randn(16, 2) + 1
+        x_neg = sample(self.f, torch.randn(16, 2), self.rng)
+        loss = loss_fn(factor * self.f(x), self.f(x_neg))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+# -- what a snapshot may hold ----------------------------------------------------------------------
+
+PARTS = ["buffer", "scheduler", "ema"] * 20
+GENERATOR = torch.Generator().manual_seed(1)
+READ: list[Any] = [
+    *(np.float64(1e-3), np.float32(0.1), np.float16(2), np.longdouble(1.5), np.complex128(1j)),
+    *(np.int64(3), np.uint8(3), np.bool_(True), np.str_("a")),
+    *(np.zeros((2, 3)), np.arange(4)[::2], np.asfortranarray(np.ones((2, 3))), np.array(2.0)),
+    *(np.array(["a", "b"]), np.array(["2020-01-01"], dtype="M8[D]"), np.array([1, "a"], object)),
+    np.zeros(2, dtype=[("a", "f4"), ("b", "i8")]),
+    *(collections.OrderedDict(a=1), collections.Counter("aab"), {1, 2}, {(1, "a")}, (1, [2, {}])),
+    *(1 + 2j, b"abc", bytearray(b"a"), 10**400, float("nan"), None, {None: 1, (1, 2): 3}),
+    *(torch.float32, torch.device("cpu"), torch.Size([1, 2]), torch.eye(2), torch.ones(2).half()),
+    *(torch.eye(3).to_sparse(), random.Random(1).getstate(), Path("/a/b"), GENERATOR.get_state()),
+    *(datetime.datetime.now(), datetime.datetime.now(datetime.UTC), datetime.timedelta(3)),
+    datetime.date.today(),
+]
+REFUSED: list[Any] = [
+    *(collections.deque([1], maxlen=4), collections.defaultdict(list), Pair(1, 2), Named(a=1)),
+    *(Colour.RED, Number.ONE, {Colour.RED: 1}, Point(), GENERATOR, random.Random(1)),
+    *(np.random.default_rng(0), np.random.RandomState(0), decimal.Decimal("1.5"), slice(1, 2)),
+    *(range(4), frozenset([1]), len, lambda: 0, nn.Linear(1, 1), int, memoryview(b"a")),
+]
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray | np.generic):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(b, torch.Size):
+        return bool(a == b)
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.equal(a.to_dense(), b.to_dense())
+    return repr(a) == repr(b)
+
+
+def name_of(value: Any) -> str:
+    return f"{type(value).__name__}-{str(value)[:12]}"
+
+
+@pytest.mark.parametrize(("part", "value"), [*zip(PARTS, READ, strict=False)], ids=name_of)
+def test_what_is_read_back_as_it_was(part: str, value: Any, tmp_path: Path) -> None:
+    first = Loop(tmp_path, **{part: Holder(value)})
+    for _ in range(10):
+        first.step()
+    first.g.close()
+    holder = Holder()
+    assert Loop(tmp_path, **{part: holder}).g.resume() == 4
+    assert isinstance(value, type(holder.value))
+    assert same(holder.value, value)
+
+
+@pytest.mark.parametrize(("part", "value"), [*zip(PARTS, REFUSED, strict=False)], ids=name_of)
+def test_what_cannot_be_read_back_is_refused_before_the_first_step(
+    part: str, value: Any, tmp_path: Path
+) -> None:
+    loop = Loop(tmp_path, **{part: Holder(value)})
+    before = frozen(loop.f)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"{part}\['value'\]|cannot hold .*memory"):
+            loop.step()
+    assert frozen(loop.f) == before
+    assert loop.g.step == 0
+    assert not [*tmp_path.glob("snapshot*")]
+
+
+@pytest.mark.parametrize("lr", [np.float64(1e-2), np.float32(1e-2), torch.tensor(1e-2)], ids=type)
+def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(lr: Any, tmp_path: Path) -> None:
+    first = Loop(tmp_path, lr=lr)
+    for _ in range(12):
+        first.step()
+    first.g.close()
+    then, now = frozen([first.f, first.optimizer]), Loop(tmp_path, lr=lr)
+    assert now.g.resume() == 8
+    for _ in range(4):
+        now.step()
+    assert type(now.optimizer.param_groups[0]["lr"]) is type(lr)
+    assert frozen([now.f, now.optimizer]) == then
+
+
+def test_what_comes_later_is_not_written_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder = Holder()
+    loop = Loop(tmp_path, buffer=holder)
+    for step in range(24):
+        holder.value = [{"a": collections.deque()}] if 8 <= step < 16 else None
+        loop.step()
+    said = [x.getMessage() for x in caplog.records if "napshot" in x.getMessage()]
+    assert len(said) == 2
+    assert "['buffer']['value'][0][0]['a'] is a collections.deque. Training goes on" in said[0]
+    assert said[1].startswith("Snapshots are written again")
+    loop.g.close()
+    assert Loop(tmp_path, buffer=Holder()).g.resume() == 20
+
+
+def test_the_first_file_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save = archive.save_durably
+    monkeypatch.setattr(
+        archive, "save_durably", lambda file, state: save(file, state | {"state": {}})
+    )
+    loop = Loop(tmp_path)
+    for _ in range(10):
+        loop.step()
+    assert "is not what was written. Training goes on" in caplog.text
+    assert not [*tmp_path.glob("snapshot*")]
+
+
+def test_a_whole_file_of_an_earlier_version_is_no_damaged_one(tmp_path: Path) -> None:
+    torch.save({"version": 3, "state": {"lr": Colour.RED}}, tmp_path / "snapshot-00000004.pt")
+    with pytest.raises(ConfigError, match=r"it is whole, but holds .*Colour.*earlier versions"):
+        Loop(tmp_path).g.resume()
+    torch.save({"version": 3, "state": {"lr": np.float64(1)}}, tmp_path / "snapshot-00000004.pt")
+    with pytest.raises(ConfigError, match=r"its format is 3, that of this ebmguard 4. Go on with"):
+        Loop(tmp_path).g.resume()
+
+
+# -- a resumed run is the run ----------------------------------------------------------------------
+
+WHEN = {
+    "schedule": ("top", "data", "end"),
+    "average": ("top", "middle", "end"),
+    "push": ("middle", "end", "in place"),
+    "more": ("", "batch norm", "draws"),
+}
+
+
+class Replay:
+    def __init__(self) -> None:
+        self.x = torch.randn(32, 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.x = state["x"]
+
+
+def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
+    """A loop that is stopped, and gone on with by ``g.resume()`` alone."""
+    is_normed = when["more"] == "batch norm"
+    for stop in stops:
+        torch.manual_seed(0)
+        ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay()
+        norm = nn.BatchNorm1d(16) if is_normed else nn.Dropout(0.2)
+        run = Loop(folder, norm, buffer=replay, ema=ema)
+        schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda k: 1 / (1 + k))
+        own = nn.Linear(2, 1)
+        run.g.attach(scheduler=schedule)
+        run.g.resume()
+        loss_fn, sample = run.g
+
+        def at(
+            name: str, schedule: Any = schedule, ema: Any = ema, own: Any = own, run: Any = run
+        ) -> None:
+            if when["schedule"] == name and (run.g.step or name == "end"):
+                schedule.step()
+            if when["average"] == name:
+                with torch.no_grad():
+                    own.weight.copy_(run.f[0].weight[:1])
+                ema.update_parameters(own)
+
+        while run.g.step < stop:
+            at("top")
+            x = 0.5 * torch.randn(16, 2) + 1 + random.random() + np.random.rand()
+            rows = torch.randint(32, (16,))
+            at("data")
+            f_pos = run.f(x)
+            x_neg = sample(run.f, replay.x[rows], run.rng)
+            at("middle")
+            loss = loss_fn(f_pos, run.f(x_neg))
+            if when["push"] == "middle":
+                replay.x = torch.cat([x_neg, replay.x])[:32]
+            run.optimizer.zero_grad()
+            loss.backward()
+            run.optimizer.step()
+            if when["push"] == "end":
+                replay.x = torch.cat([x_neg, replay.x])[:32]
+            if when["push"] == "in place":
+                replay.x[rows] = x_neg
+            if when["more"] == "draws":
+                torch.randn(3, generator=run.rng)
+            at("end")
+        run.g.close()
+    parts = [run.f, run.optimizer, schedule, ema, replay, run.rng]
+    return frozen(parts), randomness()
+
+
+@pytest.mark.parametrize(("i", "j"), [*itertools.product(range(3), repeat=2)])
+def test_a_loop_that_was_stopped_is_the_loop(i: int, j: int, tmp_path: Path) -> None:
+    """Each two of these together once."""
+    places = zip(WHEN.items(), (i, j, i + j, i + 2 * j), strict=True)
+    told = {name: ways[k % 3] for (name, ways), k in places}
+    whole = trained(tmp_path / "whole", [17], told)
+    assert trained(tmp_path / "stopped", [2, 7, 13, 17], told) == whole
+
+
+# -- structure that changes ------------------------------------------------------------------------
+
+
+def unfrozen(loop: Loop) -> None:
+    more = nn.Linear(1, 1)
+    loop.optimizer.add_param_group({"params": [*more.parameters()], "lr": 0.0})
+
+
+def another_schedule(loop: Loop) -> None:
+    loop.g.attach(scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, 100))
+
+
+CHANGES: dict[str, Callable[[Loop], object]] = {
+    "optimizer": unfrozen,
+    "model": lambda loop: parametrizations.weight_norm(loop.f[0]),
+    "model ": lambda loop: parametrizations.spectral_norm(loop.f[0]),
+    "model  ": lambda loop: loop.f.add_module("more", nn.Linear(1, 1)),
+    "model   ": lambda loop: loop.f[0].register_buffer("mask", torch.ones(2)),
+    "model    ": lambda loop: loop.f[1].register_buffer("mask", None),
+    "scheduler": another_schedule,
+    "buffer": lambda loop: loop.g.attach(buffer=torch.zeros(3, 2)),
+    "ema": lambda loop: loop.g.attach(ema=torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1))),
+    "generators": lambda loop: loop.g.attach(generators=[loop.rng, torch.Generator()]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_structure_that_changes_is_seen_and_can_be_taken_back_to(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = Loop(tmp_path, scheduler=Holder())
+    for _ in range(30):
+        loop.step()
+    CHANGES[name](loop)
+    for _ in range(30):
+        loop.step()
+    said = [x.getMessage() for x in caplog.records if "changed" in x.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith(f"Step 31: the {name.strip()} changed")
+    while not loop.g.rollbacks and loop.g.step < 100:
+        loop.step(1e4)
+    assert loop.g.rollbacks[0].restored_step > 30
+    loop.g.close()
+    then = Loop(tmp_path, scheduler=Holder())
+    CHANGES[name](then)
+    assert then.g.resume() == loop.g.rollbacks[-1].restored_step
+
+
+class Refuses(Holder):
+    """Takes no state, once its own has been taken."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["value"] != [self.value]:
+            raise KeyError("another value")
+
+
+def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -> None:
+    holder = Refuses(1)
+    loop = Loop(None, buffer=holder)
+    for _ in range(30):
+        loop.step()
+    holder.value = 2
+
+    def blow_up() -> None:
+        for _ in range(50):
+            loop.step(1e4)
+
+    with pytest.raises(ConfigError, match=r"could not be taken back to step \d+: .*another value"):
+        blow_up()
+    assert loop.g.attempt == 0
+    steps = {int(x["step"]) for x in loop.optimizer.state.values()}
+    assert steps == {loop.g.step}  # and not those of the snapshot
+    recoverer = loop.g._loop.actions.recoverer
+    assert recoverer is not None
+    best = recoverer._snapshots.best()
+    assert best is not None
+    assert best.step < loop.g.step - 1
+    assert frozen(best.state["model"]) != frozen(loop.f)
+
+
+# -- whose a folder is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["same", "relative", "link", "log_dir"])
+def test_a_folder_has_one_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    other = {"relative": Path("run"), "link": tmp_path / "link"}.get(way, folder)
+    first = Loop(folder, **({"log_dir": folder} if way == "log_dir" else {}))
+    first.step()
+    second = Loop(other)
+    for act in (second.step, second.g.resume):
+        with pytest.raises(ConfigError, match=r"folder=.*in use by another guard of this process"):
+            act()
+    assert second.g.step == 0
+    for _ in range(10):
+        first.step()
+    first.g.close()
+    assert second.g.resume() == 4
+    second.step()
+    first.g.attach()
+    with pytest.raises(ConfigError, match="in use by another guard"):
+        first.step()
+
+
+TRAINS = """
+import sys, time
+from pathlib import Path
+from tests.recovery.test_kept import Loop
+loop = Loop(Path(sys.argv[1]))
+for _ in range(10):
+    loop.step()
+print("trained", flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINS, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        loop = Loop(tmp_path)
+        for act in (loop.step, loop.g.resume):
+            with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
+                act()
+        process.kill()
+    assert loop.g.resume() == 4
