@@ -19,7 +19,8 @@ from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
-from ..sinks import Turns, Writer, in_turn
+from ..sinks import Writer
+from ..sinks.turns import Turns, in_turn
 from ..trainer import Told, Trainer
 from .actions import Actions
 from .fineness import Fineness
@@ -56,7 +57,7 @@ class Loop:
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
-        self.turns = Turns(writer.turns)
+        self.turns = Turns(writer.turns.lock)
         self.rows = Rows(settings.models, settings.judge_in_loss)
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
