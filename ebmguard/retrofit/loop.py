@@ -105,7 +105,7 @@ class Loop:
             try:
                 alerts = self._judged(row)
             finally:
-                if row.is_over:
+                if row.is_over and not self.is_closed:  # as one that a handler has closed
                     self.writer.write(row.step, row.numbers | row.logged, row.samples)
             is_due = row.is_over and self.self_check.is_due(row.numbers)
             if is_due and self._now and self.settings.ranks.is_first:
