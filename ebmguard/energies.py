@@ -109,15 +109,11 @@ def check_energies(
             raise ShapeError(f'{what}, or these and each positive\'s output scale, or "rows".')
         for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
             _check_ordinary(f"groups: {name}", x)
-            if x.shape != (count,):
+            if x.shape != (count,) or x.device != f_pos.device:
                 what = "number" if name == "scale" else "label"
                 raise ShapeError(
-                    f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one {what} "
-                    "per sample."
-                )
-            if x.device != f_pos.device:
-                raise ShapeError(
-                    f"groups: {name} is on {x.device} and f_pos on {f_pos.device}; use one device."
+                    f"groups: {name} has shape {tuple(x.shape)}, on {x.device}; expected "
+                    f"({count},), one {what} per sample, on {f_pos.device}."
                 )
         if not all(x.is_floating_point() for x in groups[2:]):
             raise EnergyTypeError(
@@ -184,11 +180,11 @@ def _check_ordinary(name: str, x: Tensor) -> None:
     is_dense = x.layout is torch.strided and not x.is_nested
     if is_dense and (x.dtype.itemsize > 1 or not x.is_floating_point()):
         return
-    kind = x.dtype if is_dense else "nested" if x.is_nested else x.layout
-    cure = "x.float()" if is_dense else "torch.cat(x.unbind())" if x.is_nested else "x.to_dense()"
+    kind = f"{x.dtype if is_dense else x.layout}{', nested' * x.is_nested}"
+    cure = "float()" if is_dense else "unbind()" if x.is_nested else "to_dense()"
     raise EnergyTypeError(
         f"{name} is {kind}, with which little can be computed; expected an ordinary tensor. "
-        f"Convert it: {cure}."
+        f"Convert it: x.{cure}."
     )
 
 

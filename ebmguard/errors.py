@@ -231,10 +231,11 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in value.items()}
+        return {key: plain(each) for key, each in [*value.items()]}
     if isinstance(value, str) or not isinstance(value, Iterable):
         return value
-    return [each if type(each) in _ATOMS else plain(each) for each in value]
+    # A copy: another thread may add to it.
+    return [each if type(each) in _ATOMS else plain(each) for each in [*value]]
 
 
 def _read_as(kind: Any, value: Any) -> Any:

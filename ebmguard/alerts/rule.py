@@ -214,12 +214,12 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
             level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
             if level is None and (calm is None or type(calm) is bool):  # as nearly all are
                 return found
-            calm = None if calm is None else bool(calm)
-            level = None if level is None else Level(level)
+            calm, level = calm and bool(calm), level if level is None else Level(level)
             value, limit, window = map(float, numbers)
-            remedies = (remedies,) if isinstance(remedies, str) else tuple(remedies)
-            if all(isinstance(x, str) for x in (tag, *remedies)):
-                return Reading(level, calm, tag, value, limit, int(window), remedies)
+            if isinstance(remedies, tuple | list) and all(
+                isinstance(x, str) for x in [tag, *remedies]
+            ):
+                return Reading(level, calm, tag, value, limit, int(window), tuple(remedies))
     except MISFITS as error:
         why = f"raised {type(error).__name__}: {error}"
     raise ConfigError(

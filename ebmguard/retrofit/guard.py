@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from numbers import Real
 from threading import get_ident
 from typing import Any, Unpack
@@ -202,7 +203,7 @@ class Guard:
                 raise ConfigError(f"g.log: {name!r} is {kind}; expected a number, such as a mean.")
         self._loop.check_open()
         if not self._loop.paused_by:
-            self._loop.turns(self._loop.rows.log, dict(numbers))
+            self._loop.turns.run(partial(self._loop.rows.log, dict(numbers)))
 
     @uncompiled
     def next_steps(self) -> int:

@@ -19,7 +19,8 @@ from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
 from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
-from ..sinks import Turns, Writer, in_turn
+from ..sinks import Writer
+from ..sinks.turns import Turns, in_turn
 from ..trainer import Told, Trainer
 from .actions import Actions
 from .claims import Claims
@@ -58,7 +59,7 @@ class Loop:
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
-        self.turns = Turns(writer.turns)
+        self.turns = Turns(writer.turns.lock)
         self.rows = Rows(settings.models, settings.judge_in_loss)
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
@@ -107,7 +108,7 @@ class Loop:
             try:
                 alerts = self._judged(row)
             finally:
-                if row.is_over:
+                if row.is_over and not self.is_closed:  # as one that a handler has closed
                     self.writer.write(row.step, row.numbers | row.logged, row.samples)
             is_due = row.is_over and self.self_check.is_due(row.numbers)
             if is_due and self._now and self.settings.ranks.is_first:

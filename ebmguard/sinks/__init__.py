@@ -3,7 +3,6 @@
 from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
 from .tensorboard import AddScalarSink, TensorBoardSink, alert_markdown, marker_tag
-from .turns import Turns, in_turn
 from .webhook import WebhookSink
 from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
 
@@ -17,12 +16,10 @@ __all__ = [
     "PatientSink",
     "Sink",
     "TensorBoardSink",
-    "Turns",
     "WebhookSink",
     "Writer",
     "alert_markdown",
     "as_sink",
-    "in_turn",
     "is_gone",
     "lock_folder",
     "marker_tag",

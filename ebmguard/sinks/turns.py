@@ -17,23 +17,20 @@ class Turns:
     """Runs calls whole, one after the other, in their order.
 
     One from inside another, as of a signal's handler or a sink, runs once that has ended, whatever
-    it has raised. One of another thread waits. Turns with the same lock nest.
+    it has raised. One of another thread waits. Turns that share a lock nest.
     """
 
-    def __init__(self, other: Turns | None = None) -> None:
-        self.lock: Any = threading.RLock() if other is None else other.lock
+    def __init__(self, lock: Any = None) -> None:
+        self.lock = lock or threading.RLock()
         self._calls: deque[Callable[[], None]] = deque()
         self._is_busy = False
 
     def __deepcopy__(self, memo: object) -> Turns:
         return Turns()
 
-    def __call__(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Run this call, or leave it to the one that it comes from."""
-        self._calls.append(partial(call, *args, **kwargs))
-        self._go_on()
-
-    def _go_on(self) -> None:
+    def run(self, *calls: Callable[[], None]) -> None:
+        """Run these calls, or leave them to the one that they come from."""
+        self._calls += calls
         with self.lock:
             if self._is_busy:
                 return
@@ -44,14 +41,14 @@ class Turns:
             finally:
                 self._is_busy = False
                 if self._calls:
-                    self._go_on()
+                    self.run()
 
 
 def in_turn(method: C) -> C:
     """A method that returns nothing, run by the ``turns`` of its object."""
 
     @wraps(method)
-    def waits(self: Any, *args: Any, **kwargs: Any) -> None:
-        self.turns(method, self, *args, **kwargs)
+    def waiting(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.turns.run(partial(method, self, *args, **kwargs))
 
-    return waits  # type: ignore[return-value]
+    return waiting  # type: ignore[return-value]

@@ -14,7 +14,6 @@ import urllib.request
 import weakref
 from collections import deque
 from contextlib import suppress
-from http import HTTPStatus
 from typing import Any, Literal
 
 from ..errors import MISFITS, ConfigError, printable, typed
@@ -109,15 +108,17 @@ class WebhookSink(Sink):
             self._pending.append((message, json.dumps(body, allow_nan=False).encode()))
 
     def _work(self) -> None:
-        while self._thread is not None:
+        while True:
             with self._changed:
                 message, data = self._pending[0]
             if reason := self._refusal(data):
                 self._report(reason, message)
             with self._changed:
                 self._pending.popleft()
-                self._thread = self._thread if self._pending else None
                 self._changed.notify_all()
+                if not self._pending:
+                    self._thread = None
+                    return
 
     def _refusal(self, data: bytes) -> str:
         """Why it was given up; empty if it was delivered."""
@@ -130,8 +131,8 @@ class WebhookSink(Sink):
                     return ""
             except urllib.error.HTTPError as error:
                 error.close()
-                phrases = {status.value: f" {status.phrase}" for status in HTTPStatus}
-                reason = f"answers {error.code}{phrases.get(error.code, '')}"
+                phrase = http.client.responses.get(error.code, "of no standard")
+                reason = f"answers {error.code} {phrase}"
                 if error.code < 500 and error.code not in _PASSING:
                     return reason
             except OSError as error:
@@ -139,12 +140,6 @@ class WebhookSink(Sink):
             except (http.client.HTTPException, *MISFITS) as error:  # which quotes the answer
                 reason = f"answers what is no HTTP: {type(error).__name__}"
         return f"{reason}, after {1 + len(_PAUSES)} attempts"
-
-    def _deliver_rest(self, end: float) -> None:
-        if not self.wait(max(0.0, end - time.monotonic())):
-            with self._changed:
-                left = "; ".join(message for message, _ in self._pending)
-            self._report("has not taken everything when the process ends", left)
 
     def _report(self, problem: str, lost: str) -> None:
         _log.error("The webhook at %s %s. Not delivered: %s", self._host, problem, lost)
@@ -154,10 +149,12 @@ _SINKS: weakref.WeakSet[WebhookSink] = weakref.WeakSet()
 
 
 @atexit.register
-def _deliver_all() -> None:
+def _deliver_rest() -> None:
     end = time.monotonic() + _EXIT_WAIT
     for sink in [*_SINKS]:
-        sink._deliver_rest(end)
+        if not sink.wait(max(0.0, end - time.monotonic())):
+            left = "; ".join(message for message, _ in [*sink._pending])
+            sink._report("has not taken everything when the process ends", left)
 
 
 def _host(url: str) -> str:

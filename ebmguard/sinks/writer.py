@@ -122,6 +122,8 @@ class PatientSink:
                 )
             self.error = error
         except MISFITS as error:
+            self._kept.clear()
+            self._unflushed = 0
             raise ConfigError(
                 "A sink is tried again after an OSError alone, and must raise nothing else; "
                 f"{type(self.sink).__name__} raised {type(error).__name__}: {error}"

@@ -124,6 +124,13 @@ REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
         "exponent NaN": ({"beta_star": float("nan")}, "expected a finite number"),
         "exponent infinite": ({"beta_star": float("inf")}, "beta_star=inf"),
         "exponents": ({"beta_star": [0.5, 1.0]}, "expected a finite number or a 0-dim tensor"),
+        "exponent beyond floats": ({"beta_star": 10**400}, "is beyond any float; expected a"),
+        "exponent beyond print": ({"beta_star": -(10**5000)}, "is beyond any float; expected a"),
+        "fraction beyond floats": ({"beta_star": Fraction(10**5000)}, "is beyond any float"),
+        "exponent without a value": (
+            {"beta_star": torch.zeros((), device="meta")},
+            "beta_star is on the device meta",
+        ),
     },
 }
 
@@ -203,3 +210,21 @@ def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():
         weights(F3, 0.5, log_q=F4)
     with pytest.raises(ConfigError, match="with beta_star = 0 there are none"):
         weights(F3, 0, log_q=F3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["f_pos", "f_neg", "beta_star", "log_q", "groups"])
+def test_nested_and_sparse_tensors_are_refused_anywhere(name):
+    nested = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(4)])
+    for x, kind in ((nested, "nested"), (torch.ones(4).to_sparse(), "sparse_coo")):
+        part = (x, x) if name in ("log_q", "groups") else x
+        call = {"f_pos": F4, "f_neg": F3, "beta_star": 1.0, name: part}
+        with pytest.raises(EnergyTypeError, match=f"is .*{kind}, with which little"):
+            check_energies(**call)
+
+
+def test_an_exponent_is_any_number_of_python():
+    for f in (F4 + torch.arange(4.0), torch.zeros(4).double()):
+        half, large = (contrastive_loss(f, F3.to(f), x) for x in (Fraction(1, 2), 10**30))
+        assert half.equal(contrastive_loss(f, F3.to(f), 0.5))
+        assert large.equal(contrastive_loss(f, F3.to(f), 1e30))

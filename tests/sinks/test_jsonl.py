@@ -185,3 +185,42 @@ def test_a_read_only_folder_is_refused_at_construction(tmp_path: Path) -> None:
     folder.mkdir(mode=0o555)
     with pytest.raises(ConfigError, match="Permission denied"):
         JsonlSink(folder)
+
+
+@pytest.mark.parametrize("taken", [0, 7, None])
+def test_a_flush_that_ends_in_its_midst_goes_on_at_the_right_byte(
+    taken: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal's handler that raises, after the system has taken some bytes, all, or none."""
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        class File:
+            def __init__(self) -> None:
+                self.file = open(*args, **options)  # noqa: SIM115
+
+            def __enter__(self) -> File:
+                return self
+
+            def __exit__(self, *error: object) -> None:
+                self.file.close()
+
+            def tell(self) -> int:
+                return int(self.file.tell())
+
+            def write(self, data: bytes) -> int:
+                self.file.write(data[:taken])
+                raise KeyboardInterrupt
+
+        return File()
+
+    sink = JsonlSink(tmp_path)
+    sink.write_row(0, {"a": 1.0}, {})
+    sink.flush()
+    sink.write_row(1, {"a": 2.0}, {})
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "open", interrupted, raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            sink.flush()
+    sink.write_row(2, {"a": 3.0}, {})
+    sink.flush()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]

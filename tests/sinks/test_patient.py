@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ebmguard.errors import ConfigError
 from ebmguard.sinks import PatientSink, Sink, writer
 from tests.parts import Memory
 from tests.sinks.parts import ALERT, RECOVERY
@@ -166,8 +167,9 @@ def test_other_errors_are_bugs_and_are_raised() -> None:
 
     sink = PatientSink(Wrong())
     row(sink, 0)
-    with pytest.raises(ValueError, match="a bug"):
+    with pytest.raises(ConfigError, match="Wrong raised ValueError: a bug"):
         sink.flush()
+    sink.close()  # once is enough
 
 
 def test_a_sink_that_has_all_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.server
 import json
 import logging
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -263,7 +265,8 @@ def test_the_end_of_the_process_does_not_wait_for_ever_and_says_what_is_lost(
 @pytest.mark.parametrize(
     "url",
     ["", "hooks.slack.com/x", "ftp://a/b", "https://", "http://a:b/", "http://a:0/",
-     "http://[::1/", "https://a/b c", "https://a/\n", "https://ä/"],
+     "http://[::1/", "https://a/b c", "https://a/\n", "https://ä/", "http://a..b/x",
+     f"http://{'a' * 64}.com/", "http://[::1]:99999/"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_repeating_it(url: Any) -> None:
     with pytest.raises(ConfigError, match="no web address"):
@@ -292,3 +295,78 @@ def test_a_password_before_the_host_is_refused_without_repeating_it(url: str) ->
 def test_wrong_options_are_refused(option: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WebhookSink("https://localhost/", **option)
+
+
+ODD = {
+    "an escape and the secret": b"HTTP/1.1 404 \x1b]0;owned\x07 /secret\r\n\r\n",
+    "a redirect to nowhere": b"HTTP/1.1 302 F\r\nLocation: http://[\r\nContent-Length: 0\r\n\r\n",
+    "a redirect to a file": b"HTTP/1.1 308 \x1b\r\nLocation: file:///secret\x1b[2J\r\n\r\n",
+    "no HTTP": b"\x1b[2J/secret\r\n\r\n",
+    "no status": b"HTTP/1.1 \x1b[2J /secret\r\n\r\n",
+    "a code of its own": b"HTTP/1.1 999 \x1b\r\n\r\n",
+    "a long header": b"HTTP/1.1 200 OK\r\nA: " + b"\x1b" * 70_000 + b"\r\n\r\n",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("answer", ODD.values(), ids=ODD)
+def test_no_answer_ends_the_thread_or_is_printed(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "_PAUSES", ())
+    died = list[object]()
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            for _ in range(2):
+                connection, _ = listening.accept()
+                with connection:
+                    while b"}}" not in connection.recv(1 << 16):
+                        pass
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        sink = WebhookSink(f"http://127.0.0.1:{listening.getsockname()[1]}/secret", timeout=LONG)
+        for _ in range(2):
+            sink.write_alert(ALERT)
+        assert sink.wait(LONG)
+        thread.join()
+    assert not died
+    assert len(caplog.records) == 2
+    for record in caplog.records:
+        assert "Not delivered" in record.getMessage()
+        assert "secret" not in record.getMessage()
+        assert "\x1b" not in record.getMessage()
+
+
+def test_the_thread_and_the_sink_go_with_the_last_message(server: Server) -> None:
+    before, sinks = {*threading.enumerate()}, list[weakref.ref[WebhookSink]]()
+    for _ in range(5):
+        sink = WebhookSink(server.url)
+        for _ in range(2):  # again, after the thread has ended
+            sink.write_alert(ALERT)
+            assert sink.wait(LONG)
+            for thread in [x for x in threading.enumerate() if x.name == "ebmguard"]:
+                thread.join(LONG)
+        sinks.append(weakref.ref(sink))
+    del sink
+    gc.collect()
+    assert len(server.received) == 10
+    assert not [x for x in {*threading.enumerate()} - before if x.name == "ebmguard"]
+    assert not [x for x in sinks if x() is not None]
+
+
+def test_the_end_of_the_process_waits_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[float]()
+    monkeypatch.setattr(webhook, "_SINKS", [WebhookSink("http://a/") for _ in range(3)])
+    monkeypatch.setattr(webhook.time, "monotonic", lambda: float(3 * len(waited)))
+
+    def wait(self: WebhookSink, timeout: float) -> bool:
+        waited.append(timeout)  # three seconds each
+        return False
+
+    monkeypatch.setattr(WebhookSink, "wait", wait)
+    webhook._deliver_rest()
+    assert waited == [10.0, 7.0, 4.0]
