@@ -21,7 +21,7 @@ from ..errors import ConfigError, LossError
 from ..sampling import Measured, Tempering, is_capturing, is_opaque
 from ..trainer import leaves
 from .strength import Settings
-from .watches import is_compiled
+from .watches import FirstCalls, is_compiled
 
 __all__ = ["FirstLosses"]
 
@@ -48,6 +48,11 @@ _HEADS = (
 _OTHER = (
     "The sampler follows {0} of the network's {2} outputs, and the loss gets {1} of them: another "
     "energy than is sampled. Pass net(x).logsumexp(1) of a classifier's logits, on both sides."
+)
+_JOINED = (
+    "The sampler follows more than the network: other terms join its gradient, untempered, and the "
+    "loss does not get the network's own output. Let the network return the whole energy, to both; "
+    "or use g.temper(energy) in the sampler and guard(loss_fn, None, ...)."
 )
 _MEANS = (
     "f_neg is one number of the %d energies in each row of samples, as if it were one negative. "
@@ -112,19 +117,20 @@ class FirstLosses:
         self._calls = _Calls()
         self._samples: list[Tensor] = []  # their marks, since the loss before
         self._are_old = self._have_moved = self._follows_one = False
-        self._follows = ""
+        self._follows, self._is_joined = "", False
         self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
         self._first_step: int | None = None
 
     def sampled(
-        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], follows: str
+        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], seen: FirstCalls
     ) -> None:
         """Record that the sampler was called and returned the samples.
 
-        ``parts`` are the sampler, the energy and the arguments; ``follows`` is the function of
-        several outputs that it follows, see :class:`Drift`.
+        ``parts`` are the sampler, the energy and the arguments; ``seen`` is what it follows.
         """
-        self._follows = follows
+        if seen.is_joined and not self._is_joined:
+            self._left = _LOSSES  # what was right before it was tempered may be so no longer
+        self._follows, self._is_joined = seen.follows, seen.is_joined
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -230,16 +236,20 @@ class FirstLosses:
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
+        is_own = _holds(every, neg)
         is_one = _holds([x for x in every if x.shape[1] == 1], pos)
         for out in (x for x in [*every, *known] if x.shape[1] > 1 and len(x) == len(neg)):
             names = _functions(out, total)
             if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
+            is_own |= bool(names)
             is_other = names and self._follows in _CALLED and self._follows not in names
             if is_other and _holds(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
-        if self._sees_energies and not _holds(every, neg):
+        if self._is_joined and self._sees_energies and known and not is_own:
+            raise LossError(_JOINED)
+        if self._sees_energies and not is_own:
             for name in filter(None, (_bend(total, x) for x in each)):
                 raise LossError(_BENT % name)
         return _holds(known, neg)

@@ -189,7 +189,7 @@ class Loop:
             self.actions.alerts += alerts
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
-        self.first_losses.sampled(tempering, result, parts, self.first_calls.follows)
+        self.first_losses.sampled(tempering, result, parts, first)
         last = () if seen is None else seen.evaluations[-2:]
         parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times

@@ -135,9 +135,9 @@ class Sampling:
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:
                 wrong = _never_called(tempering, call, args, kwargs)
-            elif drift and not tempering.is_hidden and (why := drift.wrong(result)):
+            elif drift and drift.wrong and not tempering.is_hidden:
                 energy = f"{type(tempering.module).__name__}.{tempering.energy}"
-                wrong = f"{why.format(energy)}. {_EXITS.format(energy)}"
+                wrong = f"{drift.wrong}. {_EXITS}".format(energy)
         if wrong and (must_temper or (lazy and not now.is_off)) and not _is_one(factor):
             raise SamplerError(wrong)
         if wrong and (must_temper or later) and not self._has_warned:

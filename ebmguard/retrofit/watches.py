@@ -43,7 +43,10 @@ _VALUES = (
     "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
     "energy; for such a test return one number from %s, or use g.temper(energy) in the sampler."
 )
-_JOINS = "other terms join the network's gradient (a prior, or another network's)"
+_JOINED = (
+    "Other terms join the network's gradient in the sampler (a prior, another network) and stay "
+    "untempered: that is right only for a base measure, which is no part of the loss's energies."
+)
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
 _CALLS = 5  # that are tried
@@ -60,7 +63,7 @@ class FirstCalls(Stateful):
         self.result: Measured | None = None  # of the latest call; of several ranks, the first's
         self.calls_left = _CALLS
         self._tempered_left = _CALLS
-        self.follows = ""  # see Drift
+        self.follows, self.is_joined = "", False  # see Drift
         self._settings = settings
         self._has_watched = self._has_said = False
 
@@ -84,6 +87,9 @@ class FirstCalls(Stateful):
             # Where nothing moves any function of the outputs is followed.
             moves = any(x.gradient is not None and x.gradient.any() for x in drift.evaluations)
             self._tempered_left = 0 if moves else max(0, self._tempered_left - 1)
+            if not self.is_joined and drift.is_joined(result):
+                self.is_joined = True
+                _log.warning(_JOINED)
             is_other = drift.follows not in ("", "sum") or (drift.follows and drift.is_tested)
             if is_other and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True
@@ -96,8 +102,6 @@ class FirstCalls(Stateful):
         elif not tempering.reached:
             what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
             own = Measured(f"{what} (pass its module as model=, its method as energy=)")
-        elif drift.joins:
-            own = Measured(_JOINS)
         else:
             own = Measured.of(drift.evaluations, drift.draws.log, result)
             own = own.after(self.result)

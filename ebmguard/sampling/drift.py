@@ -17,7 +17,6 @@ from .substeps import Substeps
 
 __all__ = ["Drift"]
 
-_JOINED = "Other terms join {0}'s gradient in the sampler (a prior, another network), untempered"
 _BENT = (
     "The sampler follows a function of {0} that is not linear: of a tempered {0}, another energy"
 )
@@ -39,14 +38,13 @@ class Drift(Recording):
         ends: see :class:`Recording`.
 
     Attributes:
-        joins: whether other terms joined that gradient.
         follows: the function of several outputs: "sum", "logsumexp", "one output", "another
             function", or empty where it is not seen.
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
         super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
-        self.looking, self.joins, self.follows = looking, False, ""
+        self.looking, self._joins, self.follows = looking, False, ""
         self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
         self._is_hidden, self._uniform = False, -1
@@ -56,17 +54,17 @@ class Drift(Recording):
         """Whether uniform numbers were drawn after the energy was called, as by Metropolis."""
         return 0 <= self._uniform < self.draws.uniform
 
-    def wrong(self, result: object) -> str:
-        """Why the drift of a call that has returned this is not tempered, with {0} for the energy.
-
-        Empty where nothing is seen.
-        """
+    @property
+    def wrong(self) -> str:
+        """Why the gradient is not tempered, with {0} for the energy; empty if nothing is seen."""
         if self.draws.strays and not (self.draws.reached or self._is_hidden):
             return _ELSEWHERE
-        if self.joins or self._is_joined_behind() or self._is_joined_beside(result):
-            return _JOINED
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
+
+    def is_joined(self, result: object) -> bool:
+        """Whether other terms join the gradient, in a call that has returned this."""
+        return self._joins or self._is_joined_behind() or self._is_joined_beside(result)
 
     def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
@@ -86,7 +84,7 @@ class Drift(Recording):
         is_even = not differ(c, c.flatten()[0])
         if math.prod(output.shape[self._batch_dim + 1 :]) > 1:
             # Where all outputs are one number, the two have the same gradient.
-            self.follows = name if not is_even else "" if name == "logsumexp" else "sum"
+            self.follows = "" if is_even and name == "logsumexp" else name
         elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 
@@ -96,7 +94,7 @@ class Drift(Recording):
         inner, whole = seen.inner_gradient, seen.gradient
         # A second call of the pass, at -x, gives x a gradient, too.
         is_alone = self._calls[torch._C._current_graph_task_id()] == 1
-        self.joins |= is_alone and inner is not None and whole is not None and differ(inner, whole)
+        self._joins |= is_alone and inner is not None and whole is not None and differ(inner, whole)
 
     def _is_joined_behind(self) -> bool:
         """Whether terms join where the input is what the sampler moves, in another shape."""

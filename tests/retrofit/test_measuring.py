@@ -45,7 +45,9 @@ def test_a_number_that_was_given_is_checked_once(given: float, warns: bool) -> N
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("is_right", [True, False])
-def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_right: bool) -> None:
+def test_a_convention_that_the_sampler_contradicts_is_an_error(
+    name: str, is_right: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     loop = LOOPS[name]
     torch.manual_seed(0)
     f, x = network(loop), starts(loop)
@@ -55,6 +57,9 @@ def test_a_convention_that_the_sampler_contradicts_is_an_error(name: str, is_rig
     x_neg = sample(f, x)
     if is_right:
         loss_fn(f(x), f(x_neg))
+    elif name in ("logsumexp of logits", "one logit each"):  # the loss gets their sum: said first
+        loss_fn(f(x), f(x_neg))
+        assert "and the loss gets the sum of them" in caplog.text
     else:
         with pytest.raises(ConfigError, match=rf"convention='{convention}' contradicts"):
             loss_fn(f(x), f(x_neg))
