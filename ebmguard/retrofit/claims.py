@@ -16,8 +16,8 @@ ONCE = (
     "that trains"
 )
 _TAKEN = (
-    "{} has a guard already. A second one of the same run knows nothing of its rows, alerts and "
-    f"snapshots, and measures the sampler anew. {ONCE}. To begin another run, {{}}."
+    "The {} has a guard already. A second one of the same run knows nothing of its rows, alerts "
+    f"and snapshots, and measures the sampler anew. {ONCE}. To begin another run, {{}}."
 )
 # By an object and what of it is used: whose it is.
 _OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDictionary()
@@ -27,8 +27,8 @@ class Claims:
     """What one guard has of its run: optimizers, and a sampler's object. It outlives the guard.
 
     Attributes:
-        has_run: whether the guard has had a loss. One that ends after that without ``close()`` may
-            have been made in a function that is called again.
+        has_run: whether it has had a loss. If it ends after that without ``close()``, it may have
+            been made in a function that is called again.
         is_over: whether it is closed.
     """
 
@@ -42,18 +42,16 @@ class Claims:
         """Take what is attached; a ``ConfigError`` where another guard has it."""
         self._model = None if trainer.model is None else weakref.ref(trainer.model)
         optimizers = [] if trainer.optimizer is None else parts_of(trainer.optimizer)
-        keys = [(x, "", f"The optimizer, {type(x).__name__},") for x in optimizers]
         sampler = getattr(sampler, "original", sampler)
         own = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
         name: str = getattr(sampler, "__qualname__", type(sampler).__name__)
         self._name = "" if optimizers or own is not None else name
-        if own is not None:
-            keys.append((own, name, f"The sampler, {name},"))
-        self._take(keys)
+        keys = [(x, "", f"optimizer, {type(x).__name__},") for x in optimizers]
+        self._take([*keys, (own, name, f"sampler, {name},")])
 
     def begin(self, models: Iterable[object]) -> None:
         """The first loss, of samples of these models."""
-        self._take([(x, self._name, f"The sampler, {self._name},") for x in models if self._name])
+        self._take([(x, self._name, f"sampler, {self._name},") for x in models if self._name])
         self.has_run = True
 
     def _take(self, keys: Iterable[tuple[Any, str, str]]) -> None:
@@ -63,14 +61,11 @@ class Claims:
             owner = _OWNERS.get(x, {}).get(of, self)
             models = owner._model, self._model
             is_other = of and None not in models and models[0] != models[1]
-            if owner is self or owner.is_over or is_other:
+            is_alive = owner._guard() is not None
+            if owner is self or owner.is_over or is_other or not (is_alive or owner.has_run):
                 continue
-            if owner._guard() is not None:
-                raise ConfigError(
-                    _TAKEN.format(what, "close that one first, loss_fn.guard.close()")
-                )
-            if owner.has_run:
-                owner.is_over = True
-                raise ConfigError(_TAKEN.format(what, "call guard(...) once more"))
+            owner.is_over = not is_alive  # what is gone cannot be closed
+            way = "close that one first, loss_fn.guard.close()"
+            raise ConfigError(_TAKEN.format(what, way if is_alive else "call guard(...) once more"))
         for x, of, _ in known:
             _OWNERS.setdefault(x, {})[of] = self

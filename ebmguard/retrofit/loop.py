@@ -199,7 +199,7 @@ class Loop:
         drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         told = {"acts": not now.is_off, "tempers": now.must_temper}
-        self.unused.sample(tempering, result, sets_steps=self.actions.sets_steps, **told)
+        self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)
         return result
 
     def begin_sampling(self) -> None:
