@@ -73,7 +73,8 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
-        self.fineness, self.claims = fineness, Claims(self)
+        rolls_back = settings.action == "rollback"
+        self.fineness, self.claims = fineness, Claims(self, rolls_back=rolls_back)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
