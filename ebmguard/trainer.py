@@ -119,11 +119,11 @@ class Trainer:
         return {"step_size": self.step_size, "noise_std": self.noise_std}
 
 
+@dataclass(frozen=True)
 class Several:
     """Optimizers of one model, or their schedulers, as one that has all their groups."""
 
-    def __init__(self, parts: Sequence[Any]) -> None:
-        self.parts = tuple(parts)
+    parts: tuple[Any, ...]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -245,7 +245,7 @@ def _checked(name: str, value: Any) -> Any:
     """The value of a field as it is kept."""
     is_list = name in ("optimizer", "scheduler") and isinstance(value, list | tuple)
     if is_list and value and not _is_stateful(value):
-        parts = [_checked(name, each) for each in value]
+        parts = tuple(_checked(name, each) for each in value)
         return Several(parts) if parts[1:] else parts[0]
     found = f"{name}= is {_kind(value)}"
     if name in ("step_size", "noise_std"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterable
+from itertools import count
 from typing import Any
 
 from ..errors import ConfigError
@@ -16,9 +17,10 @@ ONCE = (
     "that trains"
 )
 _TAKEN = (
-    "{} has a guard already. A second one of the same run knows nothing of its rows, alerts and "
-    f"snapshots, and measures the sampler anew. {ONCE}. To begin another run, {{}}."
+    "The {} has a guard already. A second one of the same run knows nothing of its rows, alerts "
+    f"and snapshots, and measures the sampler anew. {ONCE}. To begin another run, {{}}."
 )
+_ORDER = count(1)
 # By an object and what of it is used: whose it is.
 _OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDictionary()
 
@@ -26,14 +28,17 @@ _OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDict
 class Claims:
     """What one guard has of its run: optimizers, and a sampler's object. It outlives the guard.
 
+    Those that are made side by side, before one has had a loss, may share them: one for each term
+    of a loss, say. One that is made later is of a function that is called again.
+
     Attributes:
-        has_run: whether the guard has had a loss. One that ends after that without ``close()`` may
-            have been made in a function that is called again.
+        began: when it had its first loss, in the order of the process; 0 before.
         is_over: whether it is closed.
     """
 
-    def __init__(self, guard: object) -> None:
-        self.has_run = self.is_over = False
+    def __init__(self, guard: object, *, rolls_back: bool = False) -> None:
+        self.began, self.is_over = 0, False
+        self._made, self._rolls_back = next(_ORDER), rolls_back
         self._guard = weakref.ref(guard)
         self._model: Any = None
         self._name = ""  # of a sampler that is a function, where no optimizer tells the run
@@ -42,19 +47,17 @@ class Claims:
         """Take what is attached; a ``ConfigError`` where another guard has it."""
         self._model = None if trainer.model is None else weakref.ref(trainer.model)
         optimizers = [] if trainer.optimizer is None else parts_of(trainer.optimizer)
-        keys = [(x, "", f"The optimizer, {type(x).__name__},") for x in optimizers]
         sampler = getattr(sampler, "original", sampler)
         own = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
         name: str = getattr(sampler, "__qualname__", type(sampler).__name__)
         self._name = "" if optimizers or own is not None else name
-        if own is not None:
-            keys.append((own, name, f"The sampler, {name},"))
-        self._take(keys)
+        keys = [(x, "", f"optimizer, {type(x).__name__},") for x in optimizers]
+        self._take([*keys, (own, name, f"sampler, {name},")])
 
     def begin(self, models: Iterable[object]) -> None:
         """The first loss, of samples of these models."""
-        self._take([(x, self._name, f"The sampler, {self._name},") for x in models if self._name])
-        self.has_run = True
+        self._take([(x, self._name, f"sampler, {self._name},") for x in models if self._name])
+        self.began = next(_ORDER)
 
     def _take(self, keys: Iterable[tuple[Any, str, str]]) -> None:
         # Objects of slots, whose end cannot be told, and those without a hash are not known.
@@ -63,14 +66,12 @@ class Claims:
             owner = _OWNERS.get(x, {}).get(of, self)
             models = owner._model, self._model
             is_other = of and None not in models and models[0] != models[1]
-            if owner is self or owner.is_over or is_other:
+            is_alive, is_again = owner._guard() is not None, 0 < owner.began < self._made
+            clashes = is_alive and not of and (owner._rolls_back or self._rolls_back)
+            if owner is self or owner.is_over or is_other or not (is_again or clashes):
                 continue
-            if owner._guard() is not None:
-                raise ConfigError(
-                    _TAKEN.format(what, "close that one first, loss_fn.guard.close()")
-                )
-            if owner.has_run:
-                owner.is_over = True
-                raise ConfigError(_TAKEN.format(what, "call guard(...) once more"))
+            owner.is_over = not is_alive  # what is gone cannot be closed
+            way = "close that one first, loss_fn.guard.close()"
+            raise ConfigError(_TAKEN.format(what, way if is_alive else "call guard(...) once more"))
         for x, of, _ in known:
             _OWNERS.setdefault(x, {})[of] = self

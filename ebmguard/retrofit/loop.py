@@ -65,7 +65,8 @@ class Loop:
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
-        self.fineness, self.claims = fineness, Claims(self)
+        rolls_back = settings.action == "rollback"
+        self.fineness, self.claims = fineness, Claims(self, rolls_back=rolls_back)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
@@ -197,7 +198,7 @@ class Loop:
         drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         told = {"acts": not now.is_off, "tempers": now.must_temper}
-        self.unused.sample(tempering, result, sets_steps=self.actions.sets_steps, **told)
+        self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)
         return result
 
     def begin_sampling(self) -> None:

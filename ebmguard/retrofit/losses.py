@@ -307,7 +307,7 @@ class Losses:
         if not self._is_quiet:
             found = loop.first_calls.result
             loop.first_losses.check(*own[:2], found, only_warns=strength.is_off)
-            if not loop.claims.has_run:
+            if not loop.claims.began:
                 loop.claims.begin([*loop.sampling.temperings])
             loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
         if begins:

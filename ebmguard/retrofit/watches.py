@@ -215,21 +215,15 @@ class Unused:
         self._ways.clear()
 
     def sample(
-        self,
-        tempering: Tempering | None,
-        result: object,
-        *,
-        sets_steps: bool,
-        acts: bool,
-        tempers: bool,
+        self, tempering: Tempering | None, result: object, *, sets: bool, acts: bool, tempers: bool
     ) -> None:
         """Record a sampler call, tempered by this factor if its module is known.
 
-        ``sets_steps``: whether the caller gave it another number of steps than the usual one;
+        ``sets``: whether the caller gave it another number of steps than the usual one;
         ``acts``: whether the guard changes the loss of this step; ``tempers``: this call.
         """
         is_training = tempering is not None and tempering.module.training
-        way = is_training, torch.is_grad_enabled(), sets_steps
+        way = is_training, torch.is_grad_enabled(), sets
         found = (x for x in leaves(result) if isinstance(x, Tensor) and x.ndim)
         count = max((x.size(0) for x in found), default=0)
         self._ways.add(way)

@@ -46,6 +46,19 @@ class Trainer:
     def told(self) -> dict[str, Any]:
         return {"model": self.f, "optimizer": self.optimizer}
 
+    @property
+    def both(self) -> list[Any]:
+        return [self.optimizer, torch.optim.SGD(self.f.parameters())]
+
+    def side_by_side(self) -> None:
+        """A guard for each term of a loss."""
+        self.new()
+        pair = [guard(None, gradient_at, beta_star=0, **self.told) for _ in range(2)]
+        for _ in range(2):
+            for loss, sample in pair:
+                loss(self.f(torch.randn(4, 2)), self.f(sample(self.f, torch.randn(4, 2))))
+            self.optimizer.step()
+
     def rebound(self) -> None:
         self.sampler = self.epoch(self.sampler, **self.told).sampler
 
@@ -69,16 +82,16 @@ KEPT = Chains()
 REFUSED: dict[str, tuple[Callable[[Trainer], Any], str]] = {
     "dropped": (lambda t: t.epoch(**t.told) and None, "The optimizer, Adam, has a guard already"),
     "kept": (lambda t: t.kept.append(t.epoch(**t.told)), "The optimizer, Adam, has a guard"),
-    "one of two": (
+    "one of two, side by side, one of which rolls back": (
         lambda t: t.kept.append(
-            guard(None, None, optimizer=[t.optimizer, torch.optim.SGD(t.f.parameters())])
+            guard(None, gradient_at, action="rollback", **t.told | {"optimizer": t.both})
         ),
         "The optimizer, Adam, has a guard",
     ),
     "the sampler's name bound anew": (Trainer.rebound, "The sampler is guarded already"),
     "nothing told, dropped": (lambda t: t.epoch() and None, "The sampler, gradient_at, has"),
     "nothing told, kept": (lambda t: t.kept.append(t.epoch()), "The sampler, gradient_at, has"),
-    "a sampler's object": (lambda t: t.kept.append(guard(None, KEPT)), "The sampler, Chains, has"),
+    "a sampler's object": (lambda t: t.kept.append(t.epoch(KEPT)), "The sampler, Chains, has"),
     "its method": (lambda t: t.epoch(KEPT.sample) and None, r"The sampler, Chains\.sample, has"),
     "a folder": (lambda t: t.kept.append(guard(None, None, log_dir=t.folder)), "log_dir="),
     "a folder of snapshots": (Trainer.recorded, "snapshots of another guard"),
@@ -87,6 +100,7 @@ ALLOWED: dict[str, Callable[[Trainer], Any]] = {
     "closed": lambda t: t.epoch(**t.told).close(),
     "another run": Trainer.another_run,
     "another run of the same sampler": Trainer.another_run_of_this_sampler,
+    "side by side": Trainer.side_by_side,
     "never used": lambda t: guard(None, gradient_at, **t.told) and None,
     "samples alone": lambda t: t.kept.append(guard(None, gradient_at, beta_star=0)),
 }
