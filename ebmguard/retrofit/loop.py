@@ -264,11 +264,9 @@ class Loop:
 
     def _keep_or_roll_back(self, recoverer: Recoverer) -> None:
         actions, step = self.actions, self.rows.step
-        error = actions.take_pending()
-        if error is None:
+        if (error := actions.take_pending()) is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            judged = step - self.rows.lag
-            if recoverer.observe(step, judged, self._judge.active, self.trainer):
+            if recoverer.observe(step, step - self.rows.lag, self._judge.active, self.trainer):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         _write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
