@@ -223,8 +223,8 @@ def unreadable(tree: Any, way: str = "") -> str:
         half = len(items) // 2
         items = items[half:] if _is_readable(items[:half]) else items[:half]
     inner = (unreadable(x, f"{way}[{key!r}]" if way else str(key)) for key, x in items)
-    kind = type(tree)
-    return next(filter(None, inner), f"{way} is a {kind.__module__}.{kind.__qualname__}")
+    said = f"{way} is a {type(tree).__module__}.{type(tree).__qualname__}. Let its state_dict() "
+    return next(filter(None, inner), said + "return tensors, numbers, texts, lists and dicts.")
 
 
 def _is_readable(tree: Any) -> bool:

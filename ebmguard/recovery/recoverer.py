@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import contradict
 from ..errors import MISFITS, BudgetSpentError, ConfigError, EbmguardError, Stateful, folder_path
-from ..ranks import Ranks, local
+from ..ranks import Ranks
 from ..sinks import Writer
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive, digest_of, unreadable
+from .archive import Archive, unreadable
 from .chains import Chains
 from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
@@ -34,6 +33,7 @@ from .snapshots import (
     copied,
     generators_of,
     restore,
+    restore_late,
     structure_of,
 )
 
@@ -47,11 +47,11 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
+_OTHER = "Step %d: the %s changed. Snapshots of before do not fit any more; one of now is kept."
 _OTHER_NUMBERS = (
     "Step %d begins with other random numbers than it had (a new data loader, or draws after the "
     "optimizer's step): its batch may be another. From then on they are the same."
 )
-_GUARDS = "guard", "chains", "kinds"
 _BROKEN = 1e3  # times the run's own largest spread: out of all proportion
 
 
@@ -119,10 +119,8 @@ class Recoverer(Stateful):
         settings, snapshots = self.settings, self._snapshots
         if (now := structure_of(trainer)) != (then := self._structure):
             names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
-            kept, said = snapshots.best(), "changed (parameters, buffers, groups or kind). Earlier"
-            if kept is not None and kept.step < step - 1 and self._ranks.is_first:
-                said += " snapshots do not fit any more; one of now is kept."
-                _log.warning("Step %d: the %s %s", step, names, said)
+            if (kept := snapshots.best()) and kept.step < step - 1 and self._ranks.is_first:
+                _log.warning(_OTHER, step, names)
             self._forget()
             return True
         if any(
@@ -139,7 +137,7 @@ class Recoverer(Stateful):
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
-        state = self._captured(trainer, guard_state)
+        state = capture(trainer, guard=guard_state, chains=copied(self.chains.held))
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
         self._structure, self._at_begin = structure_of(trainer), None
         if self._archive is not None and self._archive.is_due(step):
@@ -150,31 +148,20 @@ class Recoverer(Stateful):
         self._start, self._at_begin = random_state(generators_of(trainer)), None
 
     def begin(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
-        """The sampler, an inline factor or a loss is called: a step has begun, or goes on.
-
-        All that the loop does after an optimizer's step is done. Before the first one, a snapshot
-        is taken; raises a ``ConfigError`` where no file could hold it.
-        """
+        """Called by sampler, inline factor and loss: a step has begun, the first one or another."""
         if trainer.model is None or trainer.optimizer is None:
             return
         if self._at_begin is not None:
             act, self._at_begin = self._at_begin, None
-            now = capture(trainer, None)
-            act({name: x for name, x in now.items() if name not in _GUARDS})
-        kept = self._snapshots.certified or self._snapshots.waiting
-        if not (kept or any(map(is_lazy, trainer.model.parameters()))):
+            act(capture(trainer))
+        if self._snapshots.best() is None and not any(map(is_lazy, trainer.model.parameters())):
             self.keep(step, trainer, guard_state())
             state = self._snapshots.waiting[0].state
             if self._archive is not None and (what := unreadable(state)):
                 self._forget()
-                fix = "Let its state_dict() return tensors, numbers, texts, lists and dicts."
-                raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}. {fix}")
-            # What the loop has done before may come again after a resume, but for the guard's part.
-            state["next"] = {name: x for name, x in state.items() if name not in _GUARDS}
-            state["random"], self._start, self._at_begin = self._start or state["random"], {}, None
-
-    def _captured(self, trainer: Trainer, guard_state: Any) -> dict[str, Any]:
-        return capture(trainer, guard_state) | {"chains": copied(self.chains.held)}
+                raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}")
+            state["next"], self._at_begin = {**state}, None
+            state["random"], self._start = self._start or state["random"], {}
 
     @property
     def is_spent(self) -> bool:
@@ -206,13 +193,13 @@ class Recoverer(Stateful):
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
         check_fits(trainer, snapshot.state)
-        before, at = capture(trainer, None), snapshot.step
+        before, at = capture(trainer), snapshot.step
         try:
             restore(trainer, snapshot.state)
         except MISFITS as misfit:
             restore(trainer, before)
-            why = f"{type(misfit).__name__}: {misfit}. It is as it was."
-            raise ConfigError(f"The run could not be taken back to step {at}: {why}") from misfit
+            said = f"The run could not be taken back to step {at} and is as it was: {misfit!r}"
+            raise ConfigError(said) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
@@ -307,7 +294,8 @@ class Recoverer(Stateful):
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
         """Write the run as a rollback has left it, for a process that dies soon after."""
         if (archive := self._archive) is not None and (step := self._restored) is not None:
-            state, own = self._captured(trainer, guard_state), self.state_dict()
+            own, chains = self.state_dict(), copied(self.chains.held)
+            state = capture(trainer, guard=guard_state, chains=chains)
             archive.write(step, state, own)
             self._at_begin = lambda now: archive.write(step, state | {"next": now}, own)
 
@@ -320,7 +308,7 @@ class Recoverer(Stateful):
             self._archive.claim()
             if not self._has_begun:
                 self._archive.check_empty()
-                self._has_begun = True
+            self._has_begun = True
 
     def resume(
         self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
@@ -343,7 +331,7 @@ class Recoverer(Stateful):
         def take(found: Mapping[str, Any]) -> None:
             check_fits(trainer, found["state"])
             self._read(found["recovery"])
-            before.extend([] if before else [capture(trainer, own())])
+            before.extend([] if before else [capture(trainer, guard=own())])
             # The loop draws the first batch anew.
             put({**found["state"], **found["state"]["next"], "random": found["state"]["random"]})
 
@@ -361,17 +349,10 @@ class Recoverer(Stateful):
         snapshot, then = Snapshot(found["step"], found["state"]), found["state"].pop("next")
 
         def put_late(now: dict[str, Any]) -> None:
-            """What a loop does before it samples had been done there: it is not done twice."""
-            late = {name: x for name, x in then.items() if digest_of(x) != digest_of(now[name])}
-            if "random" in late and self._ranks.is_first:
-                _log.warning(_OTHER_NUMBERS, snapshot.step)
-            if structure_of(trainer) != self._structure:
-                return
-            own = trainer.model.state_dict() if trainer.model else {}
-            for key, x in late.pop("model", {}).items():  # parameters may be in a graph
-                if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
-                    local(own[key]).data.copy_(x)
-            restore(trainer, {"places": now["places"], **late})
+            if structure_of(trainer) == self._structure:
+                others = restore_late(trainer, then, now)
+                if "random" in others and self._ranks.is_first:
+                    _log.warning(_OTHER_NUMBERS, snapshot.step)
 
         self._at_begin = put_late
         self._archive.saved = snapshot.step

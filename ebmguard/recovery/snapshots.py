@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..alerts import CollapsedRule
 from ..errors import ConfigError
 from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer, parts_of
-from .archive import described, difference
+from .archive import described, difference, digest_of
 from .changes import random_state, restore_random_state
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "check_fits",
     "generators_of",
     "restore",
+    "restore_late",
     "structure_of",
 ]
 
@@ -55,8 +56,8 @@ def check_complete(trainer: Trainer) -> None:
         )
 
 
-def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
-    """Copy everything that a step changes to the host."""
+def capture(trainer: Trainer, **more: Any) -> dict[str, Any]:
+    """Copy everything that a step changes to the host; what is given beside it."""
     parts = {
         name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
@@ -67,7 +68,7 @@ def capture(trainer: Trainer, guard: Any) -> dict[str, Any]:
         "places": {name: places_of(part) for name, part in parts.items()},
         "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
-        "guard": guard,
+        **more,
     }
 
 
@@ -160,6 +161,22 @@ def _others(trainer: Trainer) -> list[Tensor]:
     groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
     own = set() if trainer.model is None else {*map(id, trainer.model.parameters())}
     return [p for group in groups for p in group["params"] if id(p) not in own]
+
+
+def restore_late(
+    trainer: Trainer, then: Mapping[str, Any], now: Mapping[str, Any]
+) -> Collection[str]:
+    """Put back the parts that are another ``now`` than ``then``, where the same step began.
+
+    What a loop does before it samples had been done there, and is not done twice.
+    """
+    late = {k: x for k, x in then.items() if k in now and digest_of(x) != digest_of(now[k])}
+    others, own = [*late], {} if trainer.model is None else trainer.model.state_dict()
+    for key, x in late.pop("model", {}).items():  # whose parameters may be in a graph already
+        if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
+            local(own[key]).data.copy_(x)
+    restore(trainer, {"places": now["places"], **late})
+    return others
 
 
 def _is_plain(name: str, part: object) -> bool:

@@ -274,8 +274,7 @@ class Loop:
         error = actions.pending  # until all is back: an interrupt leaves it to the next step
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            judged = step - self.rows.lag
-            if recoverer.observe(step, judged, self._judge.active, self.trainer):
+            if recoverer.observe(step, step - self.rows.lag, self._judge.active, self.trainer):
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         write_the_rest(self.rows, self.writer)  # rows of steps that are taken back

@@ -194,7 +194,7 @@ def test_what_comes_later_is_not_written_and_said(
         loop.step()
     said = [x.getMessage() for x in caplog.records if "napshot" in x.getMessage()]
     assert len(said) == 2
-    assert "['buffer']['value'][0][0]['a'] is a collections.deque. Training goes on" in said[0]
+    assert "['buffer']['value'][0][0]['a'] is a collections.deque" in said[0]
     assert said[1].startswith("Snapshots are written again")
     loop.g.close()
     assert Loop(tmp_path, buffer=Holder()).g.resume() == 20
@@ -370,7 +370,7 @@ def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -
         for _ in range(50):
             loop.step(1e4)
 
-    with pytest.raises(ConfigError, match=r"could not be taken back to step \d+: .*another value"):
+    with pytest.raises(ConfigError, match=r"could not be taken back to step \d+ .*another value"):
         blow_up()
     assert loop.g.attempt == 0
     steps = {int(x["step"]) for x in loop.optimizer.state.values()}
