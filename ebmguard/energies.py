@@ -112,8 +112,8 @@ def check_energies(
             if x.shape != (count,) or x.device != f_pos.device:
                 what = "number" if name == "scale" else "label"
                 raise ShapeError(
-                    f"groups: {name} has shape {tuple(x.shape)}, on {x.device}; expected "
-                    f"({count},), one {what} per sample, on {f_pos.device}."
+                    f"groups: {name} has shape {tuple(x.shape)}; expected ({count},), one {what} "
+                    f"per sample. It is on {x.device}, the energies on {f_pos.device}."
                 )
         if not all(x.is_floating_point() for x in groups[2:]):
             raise EnergyTypeError(

@@ -91,7 +91,7 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
         words = command.split()
         said = go(newcomer, "ebmguard", *words, *(["--once"] if words[0] == "watch" else []))
         assert said, command
-    assert (newcomer / "report.html").stat().st_size > 10_000
+    assert (newcomer / "runs/ring/report.html").stat().st_size > 10_000
     assert (newcomer / "compare.html").stat().st_size > 10_000
 
 

@@ -218,13 +218,14 @@ def test_nested_and_sparse_tensors_are_refused_anywhere(name):
     nested = torch.nested.nested_tensor([torch.zeros(3), torch.zeros(4)])
     for x, kind in ((nested, "nested"), (torch.ones(4).to_sparse(), "sparse_coo")):
         part = (x, x) if name in ("log_q", "groups") else x
-        call = {"f_pos": F4, "f_neg": F3, "beta_star": 1.0, name: part}
+        call: dict[str, Any] = {"f_pos": F4, "f_neg": F3, "beta_star": 1.0, name: part}
         with pytest.raises(EnergyTypeError, match=f"is .*{kind}, with which little"):
             check_energies(**call)
 
 
 def test_an_exponent_is_any_number_of_python():
     for f in (F4 + torch.arange(4.0), torch.zeros(4).double()):
-        half, large = (contrastive_loss(f, F3.to(f), x) for x in (Fraction(1, 2), 10**30))
+        exponents: tuple[Any, ...] = Fraction(1, 2), 10**30
+        half, large = (contrastive_loss(f, F3.to(f), x) for x in exponents)
         assert half.equal(contrastive_loss(f, F3.to(f), 0.5))
         assert large.equal(contrastive_loss(f, F3.to(f), 1e30))

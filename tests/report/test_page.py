@@ -3,7 +3,9 @@ from __future__ import annotations
 import base64
 import json
 import math
+import os
 import re
+import socket
 from html.parser import HTMLParser
 
 import numpy as np
@@ -257,3 +259,75 @@ def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"ebmguard\[cli\]"):
         page([folder])
+
+
+def test_the_page_goes_into_the_run_and_of_several_into_the_present_folder(tmp_path, monkeypatch):
+    first, second = (write(tmp_path / "runs" / name) for name in "ab")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    assert cli.main(["report", str(first)]) == 0
+    assert cli.main(["compare", str(first.parent)]) == 0
+    assert not [*here.iterdir()]
+    assert (first / "report.html").is_file()
+    assert (first.parent / "compare.html").is_file()
+    assert cli.main(["compare", str(first), str(second)]) == 0
+    assert [path.name for path in here.iterdir()] == ["compare.html"]
+
+
+@pytest.mark.parametrize("what", ["a link out", "a link inside", "a pipe", "a socket", "a folder"])
+def test_a_page_goes_through_no_link_and_waits_for_nobody(what, tmp_path, capsys, monkeypatch):
+    path = write(tmp_path / "run")
+    (victim := tmp_path / "victim").write_text("precious")
+    monkeypatch.chdir(path)  # the address of a socket must be short
+    if what == "a pipe":
+        os.mkfifo("report.html")
+    elif what == "a socket":
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind("report.html")
+    elif what == "a folder":
+        os.mkdir("report.html")
+    else:
+        os.symlink(victim if what == "a link out" else "config.json", "report.html")
+    before = (path / "config.json").read_bytes()
+    assert cli.main(["report", "."]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "report.html cannot be written" in line
+    assert "Name another --out" in line
+    assert ("it is a link" in line) == ("link" in what)
+    assert victim.read_text() == "precious"
+    assert (path / "config.json").read_bytes() == before
+
+
+def _huge(name, change):
+    def make(path):
+        lines = (path / name).read_text().splitlines()
+        own = change(json.loads(lines[0]))
+        (path / name).write_text("\n".join([json.dumps(own), *lines[1:]]) + "\n")
+
+    return make
+
+
+HUGE = {
+    "settings": lambda path: (path / "config.json").write_text(
+        json.dumps({f"k{i}": i for i in range(200_000)})
+    ),
+    "an alert": _huge("alerts.jsonl", lambda own: own | {"message": "m" * (2 << 20)}),
+    "a name": _huge("alerts.jsonl", lambda own: own | {"rule": "r" * (2 << 20)}),
+    "a rollback": _huge(
+        "recovery.jsonl",
+        lambda own: own | {"changes": {f"c{i}": [1.0, 2.0] for i in range(100_000)}},
+    ),
+    "tags": _huge("metrics.jsonl", lambda own: own | {f"t{i}": 1.0 for i in range(30_000)}),
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_what_is_huge_is_shown_in_part(what, tmp_path, capsys):
+    path, usual = write(tmp_path / "run"), len(page([write(tmp_path / "usual")]))
+    HUGE[what](path)
+    assert len(page([path])) < usual + 400_000
+    assert cli.main(["check", str(path)]) in (0, 1)
+    assert cli.main(["watch", str(path), "--once"]) == 0
+    assert len(capsys.readouterr().out) < 100_000
+    if what == "settings":
+        assert "and more" in page([path])

@@ -6,6 +6,7 @@ import gc
 import sys
 import threading
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import loop, rows
 from ebmguard.sinks import jsonl, read_jsonl, turns, writer
 from tests.parts import Memory
+
+reading: Any = Reading
 
 FILES = {module.__file__ for module in (loop, rows, jsonl, turns, writer)}
 CALLS = {
@@ -102,7 +105,7 @@ def test_a_handler_may_close_and_exit_at_any_line(tmp_path):
         training.steps(2)
         with suppress(SystemExit):
             interrupted(training, leave, at)
-        training.g = None  # as at the end of the process
+        del training.g  # as at the end of the process
         gc.collect()
         assert training.written in ([0, 1], [0, 1, 2]), at
 
@@ -167,7 +170,7 @@ def test_sinks_may_call_them(name, tmp_path):
 class Rule:
     """A rule that says at each row what it was given, or raises it, once it is asked to."""
 
-    name, said = "mine", Reading(None, True)
+    name, said = "mine", reading(None, True)
 
     def watcher(self):
         return self
@@ -201,11 +204,11 @@ def test_a_sinks_error_names_it_and_the_row_is_in_the_files(tmp_path):
     [
         (None, "returned None"),
         (2, "returned 2"),
-        (Reading("LOUD", False), "raised ValueError: 'LOUD' is not a valid Level"),
-        (Reading(Level.WARN, False, "t", "high", 1.0), "raised ValueError"),
-        (Reading(Level.WARN, False, 3, 1.0, 1.0), "returned Reading"),
-        (Reading(Level.WARN, False, "t", 1.0, 1.0, 0, "lower it"), "returned Reading"),
-        (Reading(Level.WARN, False, "t", torch.zeros(2), 1.0), "raised ValueError"),
+        (reading("LOUD", False), "raised ValueError: 'LOUD' is not a valid Level"),
+        (reading(Level.WARN, False, "t", "high", 1.0), "raised ValueError"),
+        (reading(Level.WARN, False, 3, 1.0, 1.0), "returned Reading"),
+        (reading(Level.WARN, False, "t", 1.0, 1.0, 0, "lower it"), "returned Reading"),
+        (reading(Level.WARN, False, "t", torch.zeros(2), 1.0), "raised ValueError"),
         (KeyError("energy_gap"), "raised KeyError: 'energy_gap'"),
     ],
 )
@@ -223,9 +226,9 @@ def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
     rule = Rule()
     training = Training(tmp_path, rules=[FloorRule(), rule])
     of_numpy = (np.float32(1.5), np.float64(1), np.int64(3))
-    rule.said = Reading(np.int64(1), np.False_, "energy_gap", *of_numpy, ["lower it"])
+    rule.said = reading(np.int64(1), np.False_, "energy_gap", *of_numpy, ["lower it"])
     training.steps(1)
-    rule.said = Reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
+    rule.said = reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
     training.steps(1)
     training.g.state_dict()
     training.g.close()

@@ -361,7 +361,7 @@ def test_the_thread_and_the_sink_go_with_the_last_message(server: Server) -> Non
 def test_the_end_of_the_process_waits_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[float]()
     monkeypatch.setattr(webhook, "_SINKS", [WebhookSink("http://a/") for _ in range(3)])
-    monkeypatch.setattr(webhook.time, "monotonic", lambda: float(3 * len(waited)))
+    monkeypatch.setattr("ebmguard.sinks.webhook.time.monotonic", lambda: float(3 * len(waited)))
 
     def wait(self: WebhookSink, timeout: float) -> bool:
         waited.append(timeout)  # three seconds each

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import socket
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -140,3 +142,50 @@ def test_without_a_network_the_files_are_named(tmp_path):
     nobody = PublishedFiles("T", "http://127.0.0.1:9/", ("t",), {"a.gz": "", "b.gz": ""})
     with pytest.raises(ConfigError, match=r"a\.gz, b\.gz of T cannot be fetched from http://127"):
         download.fetch(nobody, tmp_path)
+
+
+ODD = {
+    "a length of letters": (b"200 OK\r\nContent-Length: abc\r\n\r\nhello", ""),
+    "a negative length": (b"200 OK\r\nContent-Length: -1\r\n\r\nhello", ""),
+    "a length beyond floats": (b"200 OK\r\nContent-Length: 1" + b"0" * 400, "has more than"),
+    "a length beyond all": (b"200 OK\r\nContent-Length: 1" + b"0" * 5000, "cannot be fetched"),
+    "a redirect to nowhere": (b"302 F\r\nLocation: http://[", "Invalid IPv6 URL"),
+    "a redirect to itself": (b"302 F\r\nLocation: /a.bin", "infinite loop"),
+    "a redirect to a file": (b"302 F\r\nLocation: file:///etc/hostname", "not allowed"),
+    "no end": (b"200 OK\r\n\r\n" + b"x" * 5000, "has more than 4,000 bytes"),
+    "no HTTP": (b"\x1b[2J", "cannot be fetched"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of urllib
+@pytest.mark.parametrize("what", ODD)
+def test_whatever_a_server_says_the_download_ends(what, tmp_path, monkeypatch):
+    answer, said = ODD[what]
+    monkeypatch.setattr(download, "MOST", 4000)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:  # the test is over
+                    return
+                with connection:
+                    connection.recv(1 << 16)
+                    connection.sendall(
+                        b"HTTP/1.1 " + answer + b"\r\n\r\n" * (b"hello" not in answer)
+                    )
+
+        Thread(target=serve, daemon=True).start()
+        page = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        sums = {"a.bin": md5(b"hello").hexdigest()}
+        files = PublishedFiles("T", page, ("t",), sums)
+        if not said:
+            download.fetch(files, tmp_path)
+            assert (tmp_path / "t" / "a.bin").read_bytes() == b"hello"
+            return
+        with pytest.raises(ConfigError, match=said) as caught:
+            download.fetch(files, tmp_path)
+        assert "\x1b" not in str(caught.value)
+        server.shutdown(socket.SHUT_RDWR)
+    gc.collect()  # sockets that a redirect has left open
