@@ -203,10 +203,7 @@ class Rows:
             yield whole
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
-        """The state for a checkpoint. Rows that are not due yet are read early and kept.
-
-        With ``is_over`` the current step and its open row end here.
-        """
+        """The state for a checkpoint, with rows that are not due yet; ``is_over``: the step is."""
         if is_over:
             self._open.on_its_way(self.step)
         rows = [each.arrived() for each in [*self._queue][: None if is_over else -1]]
