@@ -212,11 +212,15 @@ def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
 
 def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
     """A run that writes snapshots, and others that go on with it or are refused."""
-    folder = folder / f"snapshots of {parallel}"
+    folder, made = folder / f"snapshots of {parallel}", list[Run]()
 
     def make(name: str, seed: int = 0) -> Run:
+        for before in made:
+            before.guard.close()
         recovery = Recovery(**SNAPSHOTS, **UNCHANGED, folder=folder / name, folder_every=2)
-        return Run(rank, parallel, seed=seed, kept_from=8, action="rollback", recovery=recovery)
+        options: dict[str, Any] = {"action": "rollback", "recovery": recovery}
+        made[:] = [Run(rank, parallel, seed=seed, kept_from=8, **options)]
+        return made[0]
 
     def refused(act: Callable[[], object]) -> str:
         try:
