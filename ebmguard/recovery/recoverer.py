@@ -40,7 +40,6 @@ from .snapshots import (
 __all__ = ["Recoverer"]
 
 _log = logging.getLogger("ebmguard")
-
 # Rules of a run that is being lost. What others tell of may last, and such a run needs snapshots.
 _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # A snapshot is good from this median of GradScale on, over so many steps before it and over those
@@ -77,10 +76,8 @@ class Recoverer(Stateful):
         if settings.folder is not None:  # which stays where it is, wherever the trainer goes
             folder = folder_path("folder", settings.folder).absolute()
             self._archive = Archive(folder, settings.folder_every, ranks, writer)
-        self.effect = Change()
-        self.attempt = 0
+        self.effect, self.attempt, self._rung = Change(), 0, 0
         self.rollbacks: list[Rollback] = []
-        self._rung = 0
         self._tried: list[tuple[str, bool]] = []  # remedies, and whether an alert named them
         self._restored: int | None = None  # the step of the last rollback's snapshot
         self._broke = 0  # that of its ERROR
@@ -88,10 +85,10 @@ class Recoverer(Stateful):
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
         self._has_begun, self._ready = False, cast("Trainer | None", None)
+        self._first: tuple[int, dict[str, Any]] | None = None  # the snapshot without its chains
         self._start: dict[str, Any] = {}  # random numbers before anything of the first step
         self._structure: dict[str, Any] = {}  # which snapshots fit
-        # Waits for the next iteration to begin, and takes what is attached there.
-        self._at_begin: Callable[[dict[str, Any]], object] | None = None
+        self._at_begin: Callable[[dict[str, Any]], object] | None = None  # takes what is attached
         self.rate = LearningRate()
         self.chains = Chains()
 
@@ -109,8 +106,8 @@ class Recoverer(Stateful):
     def _health(self, steps: int) -> tuple[bool, float]:
         """Of the last steps: whether GradScale was healthy or is unknown, and the spread of f."""
         scales, spreads = [*self._scales][-steps:], [*self._spreads][-steps:]
-        settled = not scales or statistics.median(scales) >= _SETTLED
-        return settled, statistics.median(spreads or [0.0])
+        is_settled = not scales or statistics.median(scales) >= _SETTLED
+        return is_settled, statistics.median(spreads or [0.0])
 
     def observe(
         self, step: int, judged: int, active: Mapping[str, Level], trainer: Trainer
@@ -162,6 +159,10 @@ class Recoverer(Stateful):
                 raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}")
             state["next"], self._at_begin = {**state}, None
             state["random"], self._start = self._start or state["random"], {}
+            self._first = step, state
+        elif (first := self._first) is not None and (self.chains.held or step != first[0]):
+            # There were no chains before the sampler's first call.
+            first[1]["chains"], self._first = copied(self.chains.held), None
 
     @property
     def is_spent(self) -> bool:
@@ -198,17 +199,16 @@ class Recoverer(Stateful):
             restore(trainer, snapshot.state)
         except MISFITS as misfit:
             restore(trainer, before)
-            said = f"The run could not be taken back to step {at} and is as it was: {misfit!r}"
-            raise ConfigError(said) from misfit
+            what = f"The run could not be taken back to step {at} and is as it was: {misfit!r}"
+            raise ConfigError(what) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
-        self._restored, self._broke = snapshot.step, error.step
+        self._restored, self._broke = at, error.step
         self._scales.clear()
         self._spreads.clear()
-        steps = (step - 1, snapshot.step, self.attempt)
-        certified, left = snapshot in snapshots.certified, settings.budget - self.attempt
-        rollback = Rollback(error, *steps, certified, relapse, condemned, left)
+        numbers = step - 1, at, self.attempt, snapshot in snapshots.certified, relapse, condemned
+        rollback = Rollback(error, *numbers, settings.budget - self.attempt)
         return rollback, snapshot.state["guard"]
 
     def change(
@@ -375,6 +375,6 @@ class Recoverer(Stateful):
     def _forget(self) -> None:
         """No snapshot so far is of the run as it is now."""
         self._snapshots.certified, self._snapshots.waiting = [], []
-        self._start, self._at_begin = {}, None
+        self._start, self._at_begin, self._first = {}, None, None
         if self._archive is not None:
             self._archive.saved = None
