@@ -184,7 +184,7 @@ def _check_ordinary(name: str, x: Tensor) -> None:
     cure = "float()" if is_dense else "unbind()" if x.is_nested else "to_dense()"
     raise EnergyTypeError(
         f"{name} is {kind}, with which little can be computed; expected an ordinary tensor. "
-        f"Convert it: x.{cure}."
+        f"Convert it: {name}.{cure}."
     )
 
 

@@ -12,6 +12,7 @@ to the x_j. Its own line then makes x_N. Where the draw was made before, the gra
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -137,7 +138,10 @@ class Substeps(Draws):
         y = x.view_as(x)
         # Before the call, which may change its input in place.
         hook = y.register_hook(returned)
-        output = at(y)
+        with warnings.catch_warnings() if self.moves is None else nullcontext():
+            if self.moves is None:  # torch.compile looks at y.grad, once
+                warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor that is not")
+            output = at(y)
         if not isinstance(output, Tensor) or not output.requires_grad:
             hook.remove()
             return output

@@ -570,9 +570,9 @@ def test_samplers_of_many_kinds_are_taken() -> None:
 PLAIN = torch.ones(4)
 ENERGIES: dict[str, tuple[Tensor, str]] = {
     "meta": (torch.ones(4, device="meta"), "device meta, which has no numbers"),
-    "float8": (torch.ones(4).to(torch.float8_e4m3fn), r"float8_e4m3fn.*f\.float\(\)"),
-    "the other float8": (torch.ones(4).to(torch.float8_e5m2), r"float8_e5m2.*f\.float\(\)"),
-    "sparse": (torch.ones(4).to_sparse(), r"sparse_coo.*f\.to_dense\(\)"),
+    "float8": (torch.ones(4).to(torch.float8_e4m3fn), r"float8_e4m3fn.*\.float\(\)"),
+    "the other float8": (torch.ones(4).to(torch.float8_e5m2), r"float8_e5m2.*\.float\(\)"),
+    "sparse": (torch.ones(4).to_sparse(), r"sparse_coo.*\.to_dense\(\)"),
     "integers": (torch.ones(4, dtype=torch.int8), "int8; energies must be floating point"),
     "booleans": (torch.ones(4) > 0, "bool; energies must be"),
     "complex": (torch.ones(4, dtype=torch.complex64), "complex64; energies must be"),

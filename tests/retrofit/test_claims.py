@@ -94,7 +94,7 @@ REFUSED: dict[str, tuple[Callable[[Trainer], Any], str]] = {
     "a sampler's object": (lambda t: t.kept.append(t.epoch(KEPT)), "The sampler, Chains, has"),
     "its method": (lambda t: t.epoch(KEPT.sample) and None, r"The sampler, Chains\.sample, has"),
     "a folder": (lambda t: t.kept.append(guard(None, None, log_dir=t.folder)), "log_dir="),
-    "a folder of snapshots": (Trainer.recorded, "snapshots of another guard"),
+    "a folder of snapshots": (Trainer.recorded, "Recovery: folder="),
 }
 ALLOWED: dict[str, Callable[[Trainer], Any]] = {
     "closed": lambda t: t.epoch(**t.told).close(),

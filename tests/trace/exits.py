@@ -161,6 +161,35 @@ def chains_on_the_sum_of_the_logits():
 
 
 @is_left(
+    "conditional",
+    {
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
+        "f(x, z).sum()": "g.temper(f(x, z)).sum()",
+        "f(x, z).mean() - f(x, y).mean()": 'g.loss(f(x, y), f(x, z), groups="rows")',
+    },
+)
+def eight_negatives_for_each_condition():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
+
+        def forward(self, x, y):
+            return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
+
+    f = Net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x = torch.randn(B, 1)
+        y, z = x + torch.randn(B, 1), torch.randn(B, 8)
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn(B, 8)
+        z = z.detach()
+        update(optim, f(x, z).mean() - f(x, y).mean())
+
+
+@is_left(
     "two losses",
     {
         START: MADE + f"first_loss, first = {GUARD}second_loss, second = {GUARD}",
