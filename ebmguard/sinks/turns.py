@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial, wraps
@@ -23,7 +24,7 @@ class Turns:
     def __init__(self, lock: Any = None) -> None:
         self.lock = lock or threading.RLock()
         self._calls: deque[Callable[[], None]] = deque()
-        self._is_busy = False
+        self._under_way: Callable[[], object] = lambda: None  # None while no call is
 
     def __deepcopy__(self, memo: object) -> Turns:
         return Turns()
@@ -32,14 +33,15 @@ class Turns:
         """Run these calls, or leave them to the one that they come from."""
         self._calls += calls
         with self.lock:
-            if self._is_busy:
+            if self._under_way() is not None:
                 return
-            self._is_busy = True
+            own = set[None]()  # which this frame lets go of, however an interrupt ends it
+            self._under_way = weakref.ref(own)
             try:
                 while self._calls:
                     self._calls.popleft()()
             finally:
-                self._is_busy = False
+                del own
                 if self._calls:
                     self.run()
 
