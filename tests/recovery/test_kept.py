@@ -317,9 +317,9 @@ def another_schedule(loop: Loop) -> None:
 
 CHANGES: dict[str, Callable[[Loop], object]] = {
     "optimizer": unfrozen,
-    "model": lambda loop: parametrizations.weight_norm(loop.f[0]),
+    "model": lambda loop: parametrizations.weight_norm(loop.f[0]).requires_grad_(False),
     "model ": lambda loop: parametrizations.spectral_norm(loop.f[0]),
-    "model  ": lambda loop: loop.f.add_module("more", nn.Linear(1, 1)),
+    "model  ": lambda loop: loop.f.add_module("more", nn.Linear(1, 1).requires_grad_(False)),
     "model   ": lambda loop: loop.f[0].register_buffer("mask", torch.ones(2)),
     "model    ": lambda loop: loop.f[1].register_buffer("mask", None),
     "scheduler": another_schedule,
