@@ -1,4 +1,4 @@
-"""Regression by a conditional energy f(x, y): a density of y for each x, with 8 negatives each."""
+"""Regression by f(x, y): a density of y for each x, with 8 negatives each. Needs torch alone."""
 
 import sys
 
