@@ -234,6 +234,7 @@ def test_noise_on_a_schedule_has_no_one_output_scale(caplog):
     for _ in range(6):
         cd(torch.randn(8, 2))
     assert "sizes change along the chain" in caplog.text
+    cd.guard.close()
     cd = GuardedContrastiveDivergence(model, sampler, beta_star=0.5, output_scale=100.0)
     cd(torch.randn(8, 2))
     assert "sampler/drift_to_noise" not in cd.guard.last
