@@ -28,8 +28,15 @@ from ..ranks import Ranks, local
 from ..sinks import Writer
 from ..sinks.opened import opened
 
-__all__ = ["Archive", "described", "difference", "digest_of", "load_durably", "save_durably"]
-__all__ += ["unreadable"]
+__all__ = [
+    "Archive",
+    "described",
+    "difference",
+    "digest_of",
+    "load_durably",
+    "save_durably",
+    "unreadable",
+]
 
 _log = logging.getLogger("ebmguard")
 
@@ -88,7 +95,7 @@ class Archive:
         except (OSError, ConfigError) as error:
             problem = str(error)
             if isinstance(error, ConfigError):
-                file.unlink()
+                file.unlink(missing_ok=True)  # there is none where a sink refused its rows
         # Killed before that, they go on from what they all had.
         problems = [each for each in self._ranks.from_all(problem) if each]
         if self._is_failing != bool(problems) and self._ranks.is_first:

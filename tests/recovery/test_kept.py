@@ -25,6 +25,7 @@ from torch.nn.utils import parametrizations
 from ebmguard import Guard, Recovery, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import archive
+from tests.parts import Memory
 from tests.runs import frozen, randomness
 
 
@@ -433,3 +434,24 @@ def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None
                 act()
         process.kill()
     assert loop.g.resume() == 4
+
+
+def test_rows_that_a_sink_refuses_before_a_snapshot_end_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(Memory):
+        flushes = 0
+
+        def flush(self) -> None:
+            self.flushes += 1
+            if self.flushes == 3:
+                raise ValueError("refused")
+
+    loop = Loop(tmp_path, sinks=[Once()], flush_every=1000)
+    for _ in range(40):
+        loop.step()
+    said = [text for text in caplog.messages if text.startswith("No snapshot of step")]
+    assert len(said) == 1
+    assert "Once raised ValueError: refused" in said[0]
+    loop.g.close()
+    assert (Loop(tmp_path).g.resume() or 0) > 20
