@@ -161,6 +161,13 @@ def langevin(f: Any, x: Tensor, steps: int = 3, step_size: float = 0.1) -> Tenso
     return x.detach()
 
 
+def unit_langevin(f: Any, x: Tensor, steps: int = 3) -> Tensor:
+    """A new leaf for each step, for exp(f): o = 1."""
+    for _ in range(steps):
+        x = x.detach() + 0.02 * gradient_at(f, x) + 0.2 * torch.randn_like(x)
+    return x
+
+
 def climb(f: Any, x: Tensor, steps: int = 2) -> Tensor:
     """Langevin steps without noise, so that a chain is the same on any rank."""
     for _ in range(steps):

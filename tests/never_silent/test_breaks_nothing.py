@@ -17,6 +17,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, SparseAdam
 
 from ebmguard import Guard, guard
 from ebmguard.objective import mean_difference
+from tests.parts import unit_langevin
 
 STEPS = 4  # the last of which has a row of several
 N = 8
@@ -98,14 +99,6 @@ def masked() -> Tensor:
     return points() * (torch.rand(N, 2, device="cpu") > 0.5)
 
 
-def langevin(f: Any, x: Tensor) -> Tensor:
-    for _ in range(3):
-        x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + 0.02 * slope + 0.2 * torch.randn_like(x)
-    return x.detach()
-
-
 def of_entries(f: Any, x: Tensor) -> Tensor:
     """Moves the entries that are there."""
     for _ in range(3):
@@ -184,7 +177,7 @@ def sparse_and_dense(f: Any) -> list[Any]:
 
 class Trainer(NamedTuple):
     network: Callable[[], nn.Module] = network
-    sampler: Callable[[Any, Tensor], Tensor] = langevin
+    sampler: Callable[[Any, Tensor], Tensor] = unit_langevin
     data: Callable[[], Tensor] = points
     optimizers: Callable[[nn.Module], Sequence[Any]] = adam
     compiles: str = ""  # what torch.compile gets
@@ -200,8 +193,8 @@ TRAINERS = {
     "a vectorized jacobian": Trainer(sampler=by(jacobian), has_norms=False),
     "a jacobian in forward mode": Trainer(sampler=by(forwards), has_norms=False),
     "vmap of grad": Trainer(sampler=by(mapped), has_norms=False),
-    "jagged": Trainer(Sets, langevin, sets(torch.jagged), has_norms=False),
-    "nested": Trainer(Sets, langevin, sets(torch.strided), has_norms=False),
+    "jagged": Trainer(Sets, unit_langevin, sets(torch.jagged), has_norms=False),
+    "nested": Trainer(Sets, unit_langevin, sets(torch.strided), has_norms=False),
     "sparse COO": Trainer(Sparse, of_entries, lambda: masked().to_sparse(), has_norms=False),
     "sparse CSR": Trainer(Sparse, of_entries, lambda: masked().to_sparse_csr(), has_norms=False),
     "a compiled step": Trainer(compiles="step"),

@@ -13,24 +13,18 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from ebmguard import Recovery, guard
 from ebmguard.report.problems import problems_of_run
-from tests.parts import Energy
+from tests.parts import Energy, unit_langevin
 from tests.recovery.parts import Scripted
 
 N = 8
 
 
-def langevin(f: nn.Module, x: Tensor) -> Tensor:
-    for _ in range(3):
-        x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + 0.02 * slope + 0.2 * torch.randn_like(x)
-    return x.detach()
-
-
 class Run:
     """A loop that draws its negatives by ``draw``."""
 
-    def __init__(self, draw: Callable[..., Any], sampler: Any = langevin, **options: Any) -> None:
+    def __init__(
+        self, draw: Callable[..., Any], sampler: Any = unit_langevin, **options: Any
+    ) -> None:
         self.f = options.pop("f", None) or Energy()
         made = options.pop("optimizer", torch.optim.Adam)
         self.optimizer = made(self.f.parameters(), lr=1e-3)
@@ -111,7 +105,7 @@ class InTheSampler(Returned):
     """The sampler writes to what it gets."""
 
     def sampler(self, f: nn.Module, x: Tensor) -> Tensor:
-        return x.copy_(langevin(f, x)).clone()
+        return x.copy_(unit_langevin(f, x)).clone()
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
         x: Tensor = sample(f, self.state)
@@ -120,7 +114,7 @@ class InTheSampler(Returned):
 
 class OwnedByTheSampler(Returned):
     def sampler(self, f: nn.Module) -> Tensor:
-        self.state = langevin(f, self.state)
+        self.state = unit_langevin(f, self.state)
         return self.state
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
@@ -144,7 +138,7 @@ SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, r
 @pytest.mark.parametrize("kind", KEPT)
 def test_chains_that_come_in_again_are_taken_back(kind, caplog):
     draw = kind()
-    run = Run(draw, getattr(draw, "sampler", langevin), **SAVING)
+    run = Run(draw, getattr(draw, "sampler", unit_langevin), **SAVING)
     run.g._loop._judge = Scripted([17])
     at = {}
     while not run.g.rollbacks:

@@ -15,21 +15,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from ebmguard import errors, guard
-from tests.parts import Memory, difference
+from tests.parts import Memory, difference, unit_langevin
 
 # -- a trainer -----------------------------------------------------------------------------------
 
 
 def network() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 1))
-
-
-def langevin(f: Any, x: Tensor) -> Tensor:
-    for _ in range(2):
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + 0.02 * gradient + 0.2 * torch.randn_like(x)
-    return x.detach()
 
 
 class Run:
@@ -42,7 +34,7 @@ class Run:
         self.memory = Memory()
         options = {"beta_star": 0.5, "output_scale": 1.0, "sinks": [self.memory], "flush_every": 1}
         options |= {"model": self.f, "optimizer": self.told}
-        self.g = guard(None, langevin, **{**options, **told})
+        self.g = guard(None, unit_langevin, **{**options, **told})
 
     def loss(self, scale: float = 1.0) -> Tensor:
         x = torch.randn(8, 2) * scale
@@ -207,7 +199,7 @@ def test_at_beta_star_zero_it_is_only_said_and_nothing_changes(name, action, sai
         run = told_for(name, action=action, beta_star=0.0)
         if not is_guarded:
             plain: Any = difference
-            run.g.loss_fn, run.g.sampler = plain, langevin
+            run.g.loss_fn, run.g.sampler = plain, unit_langevin
         for _ in range(30):
             UNENDED[name][0](run)
         found.append([p.detach().clone() for p in run.f.parameters()])
@@ -366,7 +358,7 @@ def test_a_validation_leaves_no_trace(name, action):
 def test_a_validation_comes_first_and_has_the_loss_of_a_training_step(grad, loss_fn):
     f = network()
     g = guard(
-        loss_fn, langevin, optimizer=SGD(f.parameters(), lr=0.1), beta_star=0.5, output_scale=1
+        loss_fn, unit_langevin, optimizer=SGD(f.parameters(), lr=0.1), beta_star=0.5, output_scale=1
     )
     x, y = torch.randn(8, 2), torch.randn(8, 2)
     with grad():
@@ -561,6 +553,6 @@ class Alone(Optimizer):
 def test_an_optimizer_without_hooks_is_refused_with_the_inner_one(wrapper, fix, action):
     inner = SGD(network().parameters(), lr=0.1)
     with pytest.raises(errors.ConfigError, match=wrapper.__name__) as error:
-        guard(None, langevin, optimizer=wrapper(inner), beta_star=0.5, action=action)
+        guard(None, unit_langevin, optimizer=wrapper(inner), beta_star=0.5, action=action)
     assert fix in str(error.value)
     assert not inner._optimizer_step_pre_hooks

@@ -16,17 +16,9 @@ import torch
 import ebmguard
 from ebmguard import guard
 from ebmguard.recovery import Recovery
-from tests.parts import Energy
+from tests.parts import Energy, unit_langevin
 
 ROOT = f"{Path(ebmguard.__file__).parent}/"
-
-
-def langevin(f: Any, x: torch.Tensor) -> torch.Tensor:
-    for _ in range(2):
-        x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + 0.02 * slope + 0.2 * torch.randn_like(x)
-    return x.detach()
 
 
 class Run:
@@ -37,7 +29,7 @@ class Run:
         self.sgd = torch.optim.Adam(self.f.parameters(), lr=0.01)
         told: dict[str, Any] = {"model": self.f, "optimizer": self.sgd, "buffer": torch.zeros(1, 2)}
         told |= {"beta_star": 0.5, "output_scale": 1, **options}
-        self.g = guard(None, langevin, **told)
+        self.g = guard(None, unit_langevin, **told)
         for _ in range(steps):
             self.step()
 
