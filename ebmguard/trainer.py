@@ -112,6 +112,14 @@ class Trainer:
         return result
 
     @property
+    def untrained(self) -> list[str]:
+        """The model's parameters that require a gradient and are no attached optimizer's."""
+        groups = () if self.optimizer is None else self.optimizer.param_groups
+        trained = {id(p) for group in groups for p in group["params"]}
+        named = () if self.model is None else self.model.named_parameters()
+        return [name for name, p in named if p.requires_grad and id(p) not in trained]
+
+    @property
     def steps(self) -> dict[str, float] | None:
         """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
         if self.step_size is None or self.noise_std is None:

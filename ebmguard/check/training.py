@@ -62,16 +62,12 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
 
 def _of_training(setup: Setup) -> Iterator[Problem]:
     """What the optimizer trains, and how."""
-    optimizer, model = setup.trainer.optimizer, setup.trainer.model
+    optimizer = setup.trainer.optimizer
     if optimizer is None:
         what = "Without it a step ends at the next sampler call, and NaN gradients are not skipped."
         yield info("no_optimizer", "g.attach", what, "g.attach(optimizer=optim).")
     else:
-        groups = optimizer.param_groups
-        trained = {id(p) for group in groups for p in group["params"]}
-        own = [] if model is None else model.named_parameters()
-        missing = [name for name, p in own if p.requires_grad and id(p) not in trained]
-        if missing:
+        if missing := setup.trainer.untrained:
             what = f"{len(missing)} parameters of the energy module are not its ({some(missing)})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)

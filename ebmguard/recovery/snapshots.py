@@ -46,9 +46,7 @@ def check_complete(trainer: Trainer) -> None:
             f"g.attach({', '.join(missing)}), with buffer=, scheduler=, scaler=, ema=, generators= "
             "where the trainer has them."
         )
-    trained = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    own = [] if trainer.model is None else trainer.model.named_parameters()
-    if left := [name for name, p in own if p.requires_grad and id(p) not in trained]:
+    if left := trainer.untrained:
         raise ConfigError(
             f'action="rollback": no attached optimizer has these parameters of the model, so that '
             f"no bad step of theirs is left out: {', '.join(left)}. Pass all that train it, "
