@@ -152,9 +152,8 @@ class FirstLosses:
             self._unhook()
             if not any(map(is_compiled, (tempering.module, *parts))):
                 self._calls = calls = _Calls(tempering)
-                hook = (
-                    nn.Module.register_forward_hook
-                )  # those of torch.jit refuse theirs, and run it
+                # Modules of torch.jit refuse theirs, and run this one.
+                hook = nn.Module.register_forward_hook
                 calls.handle = hook(tempering.module, calls, with_kwargs=True)
 
     def stop(self) -> None:

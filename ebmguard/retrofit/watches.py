@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..ranks import local
-from ..sampling import Drift, Measured, Substeps, Tempering, changes
+from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, parts_of
 from .strength import Settings, Strength, StrengthAt
 
@@ -42,10 +42,6 @@ _VALUES = (
     "The sampler follows a function of several outputs (%s). What flows back to them is tempered: "
     "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
     "energy; for such a test return one number from %s, or use g.temper(energy) in the sampler."
-)
-_JOINED = (
-    "Other terms join the network's gradient in the sampler (a prior, another network) and stay "
-    "untempered: that is right only for a base measure, which is no part of the loss's energies."
 )
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
@@ -89,7 +85,8 @@ class FirstCalls(Stateful):
             self._tempered_left = 0 if moves else max(0, self._tempered_left - 1)
             if not self.is_joined and drift.is_joined(result):
                 self.is_joined = True
-                _log.warning(_JOINED)
+                if self._settings.ranks.is_first:
+                    _log.warning(JOINED)
             is_other = drift.follows not in ("", "sum") or (drift.follows and drift.is_tested)
             if is_other and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True

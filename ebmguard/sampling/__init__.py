@@ -1,6 +1,6 @@
 """Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
 
-from .drift import Drift
+from .drift import JOINED, Drift
 from .measured import Measured
 from .moves import Moves
 from .recording import (
@@ -17,6 +17,7 @@ from .substeps import Substeps
 from .tempering import Tempering, changes, scale
 
 __all__ = [
+    "JOINED",
     "Draw",
     "Drift",
     "Evaluation",

@@ -15,8 +15,12 @@ from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
 from .steps import solve
 from .substeps import Substeps
 
-__all__ = ["Drift"]
+__all__ = ["JOINED", "Drift"]
 
+JOINED = (
+    "Other terms join the network's gradient in the sampler (a prior, another network) and stay "
+    "untempered: that is right only for a base measure, which is no part of the loss's energies."
+)
 _BENT = (
     "The sampler follows a function of {0} that is not linear: of a tempered {0}, another energy"
 )

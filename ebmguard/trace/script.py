@@ -29,6 +29,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ..sampling import JOINED
+
 __all__ = ["Place", "Source", "Stack", "replay", "run", "shown", "source_of", "stack"]
 
 _ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
@@ -250,8 +252,8 @@ def _main(task: Path) -> None:
     said, handler = list[str](), logging.Handler(logging.WARNING)
 
     def emit(record: logging.LogRecord) -> None:
-        text = record.getMessage()
-        said.extend([] if text.startswith("Other terms join") else [text])  # a base measure may
+        if (text := record.getMessage()) != JOINED:  # which is right of a base measure
+            said.append(text)
 
     vars(handler)["emit"] = emit
     logging.getLogger("ebmguard").addHandler(handler)
