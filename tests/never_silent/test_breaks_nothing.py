@@ -251,6 +251,8 @@ def train(case: Trainer, **options: Any) -> tuple[list[Tensor], Guard | None]:
 @pytest.mark.parametrize("name", TRAINERS)
 def test_it_runs_to_the_same_bits(name: str) -> None:
     case = TRAINERS[name]
+    if not case.compiles:
+        train(case)  # TorchScript optimises in a process's first run, whose bits differ
     (alone, _), (guarded, g) = train(case), train(case, beta_star=0)
     assert g is not None
     assert g.step == STEPS
