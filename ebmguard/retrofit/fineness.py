@@ -135,8 +135,11 @@ class Fineness(Stateful):
             )
         self._has_said = True
 
-    def read(self, step: int, row: Mapping[str, float]) -> list[Alert]:
-        """Take the row of a step that is over; the first finer steps are an alert."""
+    def read(self, step: int, row: Mapping[str, float], *, is_lost: bool = False) -> list[Alert]:
+        """Take the row of a step that is over; the first finer steps are an alert.
+
+        A lost run begins none: finer steps from the ERROR on kept 1 of 27.
+        """
         missed = row.get(SUBSTEPS_MISSED, 0.0)
         if self.moves is not None and step > self._looked:  # else it is of what was seen before
             if missed > _MISSED:
@@ -157,7 +160,7 @@ class Fineness(Stateful):
         if not self._is_auto or step < _FROM:
             return []
         # Once it acts the first rows at this N are enough: a run may have few left.
-        if now > _TURNS and n < MOST and (is_sure or n > 1):
+        if now > _TURNS and n < MOST and (n > 1 or (is_sure and not is_lost)):
             return self._set(min(MOST, _TIMES * n), step, now)
         if n > self.least and self._calm >= self._wait:
             return self._set(n // _TIMES, step, now)

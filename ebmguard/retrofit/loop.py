@@ -133,7 +133,8 @@ class Loop:
         if row.is_news or alerts:
             self.rows.note({"alert_level": float(level)}, row)
         if row.is_over:
-            alerts += self.fineness.read(row.step, row.numbers)
+            is_lost = Level.ERROR in self._judge.active.values()
+            alerts += self.fineness.read(row.step, row.numbers, is_lost=is_lost)
         self.actions.observe(row, alerts)
         # So that a reader of the folder knows what an ERROR at its end has done.
         acts = {Level.ERROR: {"action": self.settings.action}} if self.actions.answers else {}

@@ -81,6 +81,16 @@ def test_the_rule(name: str, asked: Any) -> None:
     assert [alert.step - start for alert in alerts] == [*found][:1]
 
 
+def test_a_lost_run_begins_no_finer_steps_and_goes_on_with_those_that_it_has() -> None:
+    fineness = Fineness("auto", guard()._loop.settings)
+    fineness.moves = Moves([[A, C]], [[0, -1]])
+    for step, is_lost, expected in ((24, True, 1), (25, False, 4), (26, True, 16)):
+        for _ in range(5):
+            row = {"sampler/sharpness": SHARP, "sampler/substeps": float(fineness.in_force)}
+            fineness.read(step, row, is_lost=is_lost)
+        assert fineness.in_force == expected
+
+
 def test_a_late_row_of_what_was_seen_before_is_not_looked_at_again() -> None:
     fineness = Fineness(4, guard()._loop.settings)
     looking, moves = fineness.of_call(5, 0, ()), Moves([[A, C]], [[0, -1]])
