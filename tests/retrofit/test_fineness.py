@@ -84,10 +84,9 @@ def test_the_rule(name: str, asked: Any) -> None:
 def test_a_lost_run_begins_no_finer_steps_and_goes_on_with_those_that_it_has() -> None:
     fineness = Fineness("auto", guard()._loop.settings)
     fineness.moves = Moves([[A, C]], [[0, -1]])
-    for step, is_lost, expected in ((24, True, 1), (25, False, 4), (26, True, 16)):
-        for _ in range(5):
-            row = {"sampler/sharpness": SHARP, "sampler/substeps": float(fineness.in_force)}
-            fineness.read(step, row, is_lost=is_lost)
+    for step, (is_lost, expected) in enumerate([(True, 1)] * 5 + [(False, 4), (True, 16)], 20):
+        row = {"sampler/sharpness": SHARP, "sampler/substeps": float(fineness.in_force)}
+        fineness.read(step, row, is_lost=is_lost)
         assert fineness.in_force == expected
 
 
