@@ -20,6 +20,7 @@ _MOST_DRAWS = 6
 _TRIALS = 300
 _SHARE = 0.3  # of the entries that must obey to rounding
 _ALL = 0.97  # of them is all: the rest are accidents of rounding
+_LEAST_MISS = 1 / 16  # of its limit, that an entry may be off by rounding: half of the most
 _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 
@@ -186,8 +187,9 @@ def _fit(columns: Tensor, y: Tensor, limit: Tensor) -> _Fit:
         values = torch.linalg.lstsq(a[obeys], y[obeys, None], driver="gelsd").solution[:, 0]
     misses = (y - a @ values).abs()
     obeys = misses <= limit
-    inverse = torch.linalg.pinv(a[obeys].T @ a[obeys], hermitian=True)
-    errors = (inverse.diagonal().clamp(min=0) * misses[obeys].square().mean()).sqrt() / size
+    # An entry that alone decides a coefficient misses nothing, and is rounded as others are.
+    rounded = torch.maximum(misses, _LEAST_MISS * limit)[obeys, None]
+    errors = (torch.linalg.pinv(a[obeys]).T * rounded).norm(dim=0) / size
     return _Fit(float(obeys.double().mean()), obeys, (values / size).tolist(), errors.tolist())
 
 

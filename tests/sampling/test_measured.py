@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from ebmguard.sampling import Measured, Recording
+from ebmguard.sampling.recording import Draw
+from ebmguard.sampling.steps import solve
 from tests.parts import Bowl, gradient_at
 from tests.runs import frozen, randomness
 from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, short, starts
@@ -156,3 +158,15 @@ def test_chains_that_begin_where_their_first_noise_is_are_no_fault() -> None:
             points.append(x + STEP * gradient_at(bowl, x) + noise(x))
     found = Measured.of(seen.evaluations, seen.draws.log, points[-1])
     assert found.verdict.startswith("sizes change along the chain (from no noise to ")
+
+
+def test_an_entry_that_alone_has_a_gradient_tells_no_direction_within_its_rounding() -> None:
+    """The rounding of the others, which are smaller, is no measure of its own."""
+    told = []
+    for seed in range(100):
+        torch.manual_seed(seed)
+        x, g, n = 0.1 * torch.randn(16, 2), 1e-10 * torch.randn(16, 2), torch.randn(16, 2)
+        x[0, 0], g[0, 0] = 3 + x[0, 0], 1e-7
+        found = solve(x, g, x + 0.1 * g + 0.2 * n, [Draw(n, 1.0)])
+        told += [found.step] if abs(found.step) > 4 * found.step_error else []
+    assert not told
