@@ -5,16 +5,18 @@
     python -m benchmarks.long_run --read 50000 1000000           # what the readers take, by rows
 
 A small network on points of the plane: nearly all of the time is the guard's. Everything is
-attached, snapshots go to a folder, rows, alerts and rollbacks to JSON lines and event files. With
-``--remake`` the guard is closed every so many steps, and another goes on in the same folder, on the
-same model and optimizer; with ``--blow-up`` the weights grow by a factor every so many steps, which
-a rollback takes back. What is read are rows of such a run, written again and again with steps that
-go on, and one rollback; each command has a process of its own.
+attached, snapshots go to a folder, rows, alerts and rollbacks to JSON lines and event files, alerts
+and rollbacks to a web server of this process, too. With ``--remake`` the guard is closed every so
+many steps, and another goes on in the same folder, on the same model and optimizer; with
+``--blow-up`` the weights grow by a factor every so many steps, which a rollback takes back. What is
+read are rows of such a run, written again and again with steps that go on, and one rollback; each
+command has a process of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.server
 import json
 import resource
 import subprocess
@@ -30,6 +32,7 @@ from typing import Any
 import torch
 
 from ebmguard import Recovery
+from ebmguard.sinks import WebhookSink
 
 from .grid import table_of
 from .jem_step import CASES, Trainer
@@ -54,10 +57,35 @@ sys.exit(status)
 """
 
 
+class Server(http.server.HTTPServer):
+    """One that counts what it gets."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.received = 0
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Answers "no content"."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.received += 1
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """No line for each."""
+
+
 class Training:
     """A guarded loop with everything attached, in a folder."""
 
     def __init__(self, folder: Path) -> None:
+        self.server = Server()
         self.trainer = Trainer(CASES["plane"], torch.device("cpu"))
         self.optimizer = self.trainer.adam(lr=1e-4)
         self.folder, self.ended = folder, Counter[str]()
@@ -66,15 +94,19 @@ class Training:
     def begin(self) -> None:
         """Guard it, and go on from the snapshots that there are."""
         recovery = Recovery(folder=self.folder / "snapshots", every=100, budget=10_000)
+        self.webhook = WebhookSink(f"http://127.0.0.1:{self.server.server_port}/")
         own: dict[str, Any] = {"beta_star": 0.5, "action": "rollback", "recovery": recovery}
+        own |= {"sinks": [self.webhook]}
         self.guard = self.trainer.guard(str(self.folder / "run"), self.optimizer, **own)
         self.guard.resume()
 
     def end(self) -> None:
         """Close the guard, and count what it has seen."""
         self.guard.close()
+        self.webhook.wait(10.0)
         self.ended.update(alert.rule for alert in self.guard.alerts)
         self.ended["rollbacks"] = self.guard.attempt  # which goes on from the snapshots
+        self.ended["messages"] = self.server.received
 
     def blow_up(self) -> None:
         """What a step of a huge learning rate leaves."""
