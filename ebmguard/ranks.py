@@ -159,6 +159,12 @@ class Ranks:
             leave_time_at_exit()
 
     @property
+    def are_unknown(self) -> bool:
+        """Whether several processes train, and no group was given to join them."""
+        in_group = dist.is_available() and dist.is_initialized()
+        return self.group is None and in_group and dist.get_world_size() > 1
+
+    @property
     def count(self) -> int:
         """How many there are."""
         return 1 if self.group is None else dist.get_world_size(self.group)

@@ -73,8 +73,7 @@ class Setup:
     action: str = "warn"
     judge_in_loss: bool | None = None
     has_sinks: bool = True
-    is_distributed: bool = False
-    joins_ranks: bool = False
+    misses_ranks: bool = False
     models: int = 0
     not_followed: tuple[str, ...] = ()
     chains: str = ""

@@ -154,7 +154,7 @@ def _of_actions(setup: Setup) -> Iterator[Problem]:
         what = "judge_in_loss=True makes the host wait for the GPU once per step."
         fix = "judge_in_loss=False, unless an ERROR must act in its own step."
         yield info("judge_in_loss", "guard(judge_in_loss=)", what, fix)
-    if setup.is_distributed and not setup.joins_ranks:
+    if setup.misses_ranks:
         what = "Several ranks train, but each weighs its own samples alone."
         fix = "process_group=torch.distributed.group.WORLD."
         yield warn("ranks", "guard(process_group=)", what, fix)

@@ -118,7 +118,7 @@ class Recoverer(Stateful):
             names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
             if (kept := snapshots.best()) and kept.step < step - 1 and self._ranks.is_first:
                 _log.warning(_OTHER, step, names)
-            self._forget()
+            self.forget()
             return True
         if any(
             level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
@@ -155,7 +155,7 @@ class Recoverer(Stateful):
             self.keep(step, trainer, guard_state())
             state = self._snapshots.waiting[0].state
             if self._archive is not None and (what := unreadable(state)):
-                self._forget()
+                self.forget()
                 raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}")
             state["next"], self._at_begin = {**state}, None
             state["random"], self._start = self._start or state["random"], {}
@@ -319,7 +319,7 @@ class Recoverer(Stateful):
         ``ConfigError`` where none can be taken, with all as it was, or no ``folder`` was given.
         """
         if self._archive is None:
-            raise ConfigError("No folder to resume from: pass recovery=Recovery(folder=...).")
+            raise ConfigError("g.resume() needs recovery=Recovery(folder=...).")
         check_complete(trainer)
         self._archive.claim()
         before: list[dict[str, Any]] = []  # anything changes
@@ -341,7 +341,7 @@ class Recoverer(Stateful):
             for state in before:
                 put(state)
             raise
-        self._forget()
+        self.forget()
         self.start(trainer)
         if found is None:
             return None
@@ -370,10 +370,10 @@ class Recoverer(Stateful):
         self._scales.clear()
         self._spreads.clear()
         self._has_begun = True
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
-        """No snapshot so far is of the run as it is now."""
+    def forget(self) -> None:
+        """Drop all snapshots: none is of the run as it is now."""
         self._snapshots.certified, self._snapshots.waiting = [], []
         self._start, self._at_begin, self._first = {}, None, None
         if self._archive is not None:

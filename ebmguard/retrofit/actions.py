@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from inspect import signature
 from typing import Any
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import MOVES, Remedy
-from ..errors import ConfigError
+from ..errors import MISFITS, ConfigError, EbmguardError
 from ..recovery import Recoverer
 from ..trainer import Trainer
 from .rows import StepRow
@@ -31,6 +32,7 @@ class Actions:
     is_logging: bool = True  # whether alerts are logged; of several ranks one does
     could_roll_back: bool = True  # whether another run of the kind could
     recoverer: Recoverer | None = None
+    was_asked: bool = True  # whether rollbacks were; else they end where the run knows none
 
     def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
@@ -38,6 +40,7 @@ class Actions:
         self.sets_steps = False  # whether the latest call's caller does, to another number
         self.pending: Alert | None = None  # an ERROR whose action waits for a safe point
         self._usual_steps: int | None = None
+        self._is_over = False  # whether rollbacks are
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
     @property
@@ -45,20 +48,50 @@ class Actions:
         """Whether an ERROR would now cause its action."""
         return self.acts and not (self.recoverer and self.recoverer.is_spent)
 
+    @property
+    def takes_back(self) -> bool:
+        """Whether rollbacks are on."""
+        return self.acts and self.recoverer is not None
+
+    @contextmanager
+    def rollbacks(self) -> Iterator[None]:
+        """Around what a rollback needs: where nobody asked for them, its errors end them alone."""
+        try:
+            yield
+        except (EbmguardError, *MISFITS) as error:
+            if self.was_asked:
+                raise
+            self.end_rollbacks(str(error))
+
+    def end_rollbacks(self, why: str = "") -> None:
+        """From here on the run goes on as it would alone."""
+        assert self.recoverer is not None
+        self.acts, self.pending, self._is_over = False, None, True
+        self.recoverer.forget()
+        if why and self.is_logging:
+            _log.warning("From here on no ERROR takes the run back: %s", why)
+
     def attach(self, trainer: Trainer) -> None:
         """Take the parts that are attached."""
         self._usual_steps = trainer.sgld_steps
         if self.recoverer is not None:
             self.recoverer.start(trainer)
+            if not (self.was_asked or self._is_over):
+                self.acts = None not in (trainer.model, trainer.optimizer)
 
     def begin(self, step: int, trainer: Trainer, own_state: Callable[[], Any]) -> None:
         """See :meth:`ebmguard.recovery.Recoverer.begin`."""
-        if self.recoverer is not None:
-            self.recoverer.begin(step, trainer, own_state)
+        if self.recoverer is not None and self.takes_back:
+            with self.rollbacks():
+                self.recoverer.begin(step, trainer, own_state)
 
-    def check_ready(self, trainer: Trainer) -> None:
-        """Refuse a run that cannot be rolled back."""
-        if self.recoverer is not None:
+    def check_ready(self, trainer: Trainer, *, is_shared: bool) -> None:
+        """Refuse a run that cannot be rolled back, or end rollbacks that nobody asked for."""
+        if self.recoverer is None or not self.takes_back:
+            return
+        with self.rollbacks():
+            if is_shared and not self.was_asked:
+                raise ConfigError("another guard has the optimizer, too.")
             self.recoverer.check_ready(trainer)
 
     def situation(
@@ -75,7 +108,7 @@ class Actions:
             sgld_steps=None if self._usual_steps is None else self.steps,
             noise_std=trainer.noise_std,
             learning_rate=factor * max(own, default=math.nan),
-            rolls_back=self.recoverer is not None,
+            rolls_back=self.takes_back,
         )
 
     def advised(self, alert: Alert, now: Situation) -> Alert:

@@ -54,7 +54,7 @@ def guard(
     flush_every: int = 50,
     thin_log: bool = True,
     rules: Sequence[Rule] | None = None,
-    action: Action = "warn",
+    action: Action = "auto",
     recovery: Recovery | None = None,
     on_alert: Callable[[Alert], object] | None = None,
     skill: str | None = None,
@@ -116,7 +116,8 @@ def guard(
             ``dataclasses.replace``, leave a rule out, or add one of your own.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
-            step; needs ``model``, ``optimizer`` and all other parts with a state).
+            step; needs ``model``, ``optimizer`` and all other parts with a state). "auto":
+            "rollback" where these two are attached, as long as it works, else "warn".
         recovery: settings of "rollback": snapshots, changes to the run, the budget.
         on_alert: a function that is called with every alert at once, on every rank.
         skill: a number that you log by :meth:`Guard.log`, such as "accuracy", higher is better. If
@@ -188,6 +189,8 @@ def guard(
             f"substeps={substeps} divides the steps of a sampler; pass that one, guard(loss_fn, "
             "sampler, ...). Inline chains, with g.temper(energy), keep their own steps."
         )
+    if action == "auto" and recovery is not None:
+        action = "rollback"
     if action != "rollback" and recovery is not None:
         raise ConfigError('recovery= are the settings of action="rollback"; add that.')
     if action == "rollback" and strength.models:
@@ -214,10 +217,13 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
-    takes_back, settled = action == "rollback", recovery or Recovery()
+    may = action == "auto" and not (strength.models or ranks.are_unknown)
+    takes_back = action == "rollback" or may
+    settled = recovery or Recovery()
     actions = Actions(
         on_alert,
-        acts=action != "warn",
+        acts=action in ("raise", "rollback"),
+        was_asked=action != "auto",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
         recoverer=Recoverer(settled, ranks, writer) if takes_back else None,

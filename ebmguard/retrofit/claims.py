@@ -33,11 +33,12 @@ class Claims:
 
     Attributes:
         began: when it had its first loss, in the order of the process; 0 before.
+        is_shared: whether another guard has one of its optimizers, too.
         is_over: whether it is closed.
     """
 
     def __init__(self, guard: object, *, rolls_back: bool = False) -> None:
-        self.began, self.is_over = 0, False
+        self.began, self.is_over, self.is_shared = 0, False, False
         self._made, self._rolls_back = next(_ORDER), rolls_back
         self._guard = weakref.ref(guard)
         self._model: Any = None
@@ -69,6 +70,8 @@ class Claims:
             is_alive, is_again = owner._guard() is not None, 0 < owner.began < self._made
             clashes = is_alive and not of and (owner._rolls_back or self._rolls_back)
             if owner is self or owner.is_over or is_other or not (is_again or clashes):
+                if is_alive and not (owner is self or owner.is_over or of):
+                    owner.is_shared = self.is_shared = True
                 continue
             owner.is_over = not is_alive  # what is gone cannot be closed
             way = "close that one first, loss_fn.guard.close()"

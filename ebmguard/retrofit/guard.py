@@ -301,7 +301,7 @@ class Guard:
         """
         loop, recoverer = self._loop, self._loop.actions.recoverer
         if recoverer is None:
-            raise ConfigError('g.resume() needs action="rollback" and Recovery(folder=...).')
+            raise ConfigError("g.resume() needs recovery=Recovery(folder=...).")
         loop.check_open()
         step = recoverer.resume(loop.trainer, loop.own_state, loop.load_own_state)
         if step is not None:

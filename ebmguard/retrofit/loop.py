@@ -137,7 +137,8 @@ class Loop:
             alerts += self.fineness.read(row.step, row.numbers, is_lost=is_lost)
         self.actions.observe(row, alerts)
         # So that a reader of the folder knows what an ERROR at its end has done.
-        acts = {Level.ERROR: {"action": self.settings.action}} if self.actions.answers else {}
+        action = "rollback" if self.actions.takes_back else self.settings.action
+        acts = {Level.ERROR: {"action": action}} if self.actions.answers else {}
         self.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
         worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
         if self.course.update(row.step, level, worst):
@@ -235,9 +236,8 @@ class Loop:
         unended, losses = self.hooks.unended, self.rows.losses_in_step
         told = losses, self.energy_parameters, self.settings
         instead = unended.check(*told, lambda: self.strength_at(self.rows.step).is_off)
-        if unended.is_found and self.settings.action == "rollback":
-            # β* = 0: no step would ever carry it out.
-            self.actions.acts, self.actions.pending = False, None
+        if unended.is_found and self.actions.takes_back:
+            self.actions.end_rollbacks()  # no step would ever carry one out
         if instead is not None:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
@@ -259,8 +259,9 @@ class Loop:
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
         self.follow(self.rows.end_step)
         self.raise_pending()
-        if recoverer is not None:
-            self._keep_or_roll_back(recoverer)
+        if recoverer is not None and self.actions.takes_back:
+            with self.actions.rollbacks():
+                self._keep_or_roll_back(recoverer)
 
     def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""

@@ -291,7 +291,7 @@ class Losses:
             alone = not loop.settings.has_sampler and not loop.is_inline and not loop.is_told_steps
             if alone:
                 loop.raise_pending()  # this loop has no other safe point
-            loop.actions.check_ready(loop.trainer)
+            loop.actions.check_ready(loop.trainer, is_shared=loop.claims.is_shared)
             begins = alone and loop.rows.losses_in_step > 0
         strength = loop.strength_at(loop.rows.step + begins)
         if not strength.is_off:

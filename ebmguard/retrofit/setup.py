@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from ..check import Setup
@@ -20,7 +19,6 @@ def setup_of(
     """The setup of a loop, at a step's strength."""
     settings, recoverer, found = loop.settings, loop.actions.recoverer, loop.first_calls.result
     awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0
-    in_group = dist.is_available() and dist.is_initialized()
     followed: Iterable[str] = ()
     if recoverer is not None and not is_running:
         followed = recoverer.settings.not_followed(loop.situation)
@@ -33,11 +31,10 @@ def setup_of(
         measured="" if found is None else str(found),
         factor=tuple(numbers_of(now.factor)),
         sign=settings.sign,
-        action=settings.action,
+        action="rollback" if loop.actions.takes_back else settings.action,
         judge_in_loss=settings.judge_in_loss,
         has_sinks=bool(loop.writer.sinks),
-        is_distributed=in_group and dist.get_world_size() > 1,
-        joins_ranks=settings.process_group is not None,
+        misses_ranks=settings.ranks.are_unknown,
         models=len(settings.models),
         not_followed=tuple(followed),
         chains="" if recoverer is None else recoverer.chains.found,

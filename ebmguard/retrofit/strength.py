@@ -34,7 +34,7 @@ __all__ = [
     "numbers_of",
 ]
 
-Action: TypeAlias = Literal["warn", "raise", "rollback"]
+Action: TypeAlias = Literal["auto", "warn", "raise", "rollback"]
 Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
 
 _NO_MODELS = torch.Size()

@@ -348,7 +348,7 @@ class Unended:
             f"{what}. Attach the optimizer whose step() is called, {fix}"
         )
         action = settings.action
-        if action != "warn" and moved and not is_off():
+        if action in ("raise", "rollback") and moved and not is_off():
             raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
         follows = action != "rollback" and instead is not None
         self.is_found, self._moves = True, None

@@ -124,10 +124,9 @@ def test_only_the_newest_two_stay(tmp_path: Path) -> None:
 
 def test_without_snapshots_or_a_folder(tmp_path: Path) -> None:
     assert make(tmp_path / "empty").guard.resume() is None
-    with pytest.raises(ConfigError, match=r"Recovery\(folder="):
-        make(None).guard.resume()
-    with pytest.raises(ConfigError, match='action="rollback"'):
-        Run(None).guard.resume()
+    for other in (make(None), Run(None)):
+        with pytest.raises(ConfigError, match=r"Recovery\(folder="):
+            other.guard.resume()
 
 
 def test_reading_a_snapshot_executes_nothing(tmp_path: Path) -> None:
