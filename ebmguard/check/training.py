@@ -165,9 +165,9 @@ CHECKS = (_of_exponents, _of_training, _of_chains, _of_actions)
 
 def of_rollback(setup: Setup) -> Iterator[Problem]:
     """What an alert leads to: what a rollback does not take back, and changes that it cannot do."""
-    if setup.action != "rollback":
+    is_asked, name, model = setup.action == "rollback", "rollback_incomplete", setup.trainer.model
+    if not is_asked and (setup.action != "auto" or setup.chains != "copied"):
         return
-    name, model = "rollback_incomplete", setup.trainer.model
     missing = [part for part in ("model", "optimizer") if getattr(setup.trainer, part) is None]
     if missing:
         what = f'action="rollback" cannot take back what it does not know: {" and ".join(missing)}.'
@@ -181,6 +181,8 @@ def of_rollback(setup: Setup) -> Iterator[Problem]:
             fix = "g.attach(buffer=chains), and chains.copy_(sample(f, chains)), with your names; "
             fix += "or pass what the sampler returned as it is, chains = sample(f, chains)."
         yield warn(name, CHAINS, what, fix)
+    if not is_asked:
+        return
     others = ("scheduler", "ema", "generators")
     unknown = [part for part in others if not getattr(setup.trainer, part)]
     if unknown:

@@ -31,7 +31,7 @@ def setup_of(
         measured="" if found is None else str(found),
         factor=tuple(numbers_of(now.factor)),
         sign=settings.sign,
-        action="rollback" if loop.actions.takes_back else settings.action,
+        action=settings.action if loop.actions.acts else "warn",
         judge_in_loss=settings.judge_in_loss,
         has_sinks=bool(loop.writer.sinks),
         misses_ranks=settings.ranks.are_unknown,

@@ -63,10 +63,9 @@ def train(
 
     alerts: list[Alert] = []
     rows: list[dict[str, float]] = []
-    # The rules see the steps as they are.
-    loss_fn, sampler = guard(
-        None, sample_q, substeps=1, beta_star=beta_star, on_alert=alerts.append
-    )
+    # The rules see the steps as they are, and what becomes of them.
+    told: dict[str, Any] = {"substeps": 1, "action": "warn", "on_alert": alerts.append}
+    loss_fn, sampler = guard(None, sample_q, beta_star=beta_star, **told)
     loss_fn.guard.attach(
         model=f,
         optimizer=optimizer,

@@ -36,7 +36,7 @@ def lived(folder: Path, *stretches: tuple[int, tuple[float, float]], **options: 
     model = torch.nn.Linear(1, 1)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     told: Any = {"beta_star": 0.5, "model": model, "optimizer": sgd} | options
-    g = guard(None, None, log_dir=folder, **told)
+    g = guard(None, None, **{"log_dir": folder, "action": "warn", **told})
     try:
         for gap, spread in (own for count, own in stretches for _ in range(count)):
             pos, neg = energies(gap, spread)

@@ -494,7 +494,7 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"recovery": Recovery()}, "settings of action"),
+        ({"recovery": Recovery(), "action": "warn"}, "settings of action"),
         ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
         ({"action": "rollback", "recovery": 5}, "expected ebmguard.recovery.Recovery"),
     ],
