@@ -24,6 +24,7 @@ __all__ = [
     "heads_summed",
     "in_rows",
     "per_sample",
+    "unwrapped",
     "widened",
 ]
 
@@ -211,3 +212,9 @@ def heads_summed(f: Tensor) -> Tensor:
     heads = f.flatten(1)
     # A sum over one head would only add a kernel.
     return heads.squeeze(1) if heads.shape[1] == 1 else heads.sum(1)
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """The numbers of a tensor that wraps another one, in a plain tensor; others as they are."""
+    wraps = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) if wraps else x

@@ -110,6 +110,7 @@ class Gradients:
 
     def follow(self, drift: Tensor) -> None:
         """The chain takes a step along this drift, which stays as it is."""
+        drift = torch.view_as_real(drift) if drift.is_complex() else drift
         before, self._before = self._before, drift
         if before is None or before.shape != drift.shape:
             return
