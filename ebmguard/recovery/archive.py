@@ -211,7 +211,8 @@ def digest_of(tree: Any) -> str:
         if isinstance(x, set):
             x = sorted(map(repr, x))  # in one order in all processes
         elif not getattr(getattr(x, "dtype", None), "hasobject", True):
-            x = x.tobytes()  # NumPy's, but for arrays of objects
+            # NumPy's, but for arrays of objects; a file gives back this machine's order of bytes.
+            x = x.astype(x.dtype.newbyteorder("=")).tobytes()
         found.update(repr(type(x) if isinstance(x, Tensor) else x).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()
