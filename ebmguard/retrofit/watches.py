@@ -117,7 +117,9 @@ class FirstCalls(Stateful):
                 _log.info("%s", found)
         elif found is not None and given is not None and not strength.is_measured:
             scale, error = found.output_scale, found.output_scale_error
-            if abs(scale - given) > max(_SAME * given, _SURE * error):
+            # Sampler and loss may both take a multiple of the output for the energy.
+            off = min(abs(scale - given), abs(scale / abs(found.multiple) - given))
+            if off > max(_SAME * given, _SURE * error):
                 steps = f"step {found.step:.4g} and noise {found.noise:.4g}"
                 fix = f"output_scale={scale:.6g}, as {steps} say"
                 what = ("output_scale", Level.WARN, step, "output_scale")
