@@ -36,8 +36,8 @@ class ReportConfig:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders, the trainer's or the guard's log_dir, up to six, or a folder that holds some."""
     out: Path | None = None
-    """The page, one file that needs no network; else it goes into the one folder that is named, or,
-    of several, into the present one."""
+    """The page, one file that needs no network; else it goes into the run's folder, or, of several
+    runs, into the one folder that is named, or into the present one."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ def compare(config: CompareConfig) -> int:
 
 def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[dict[str, Any]]]:
     """Write the page; where, and the facts of each run."""
-    where = config.runs[0] if len(config.runs) == 1 else Path()
-    out = config.out or where / f"{command}.html"
     folders = run_folders(config.runs)
+    named_ones = folders if len(folders) == 1 else config.runs
+    where = named_ones[0] if len(named_ones) == 1 else Path()
+    out = config.out or where / f"{command}.html"
     if not fewest <= len(folders) <= _MOST_RUNS:
         got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
         raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
