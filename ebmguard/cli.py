@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(load(COMMANDS[name].run)(config))
     except (EbmguardError, ImportError) as error:
         extra = _EXTRAS.get(str(getattr(error, "name", None)).partition(".")[0])
-        why = f'{error}: pip install "ebmguard[{extra}]"' if extra else error
+        why = f'{error}: pip install ".[{extra}]" in a clone' if extra else error
         print(f"error: {printable(why)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""Runs as frames of pandas: python read_runs.py runs. Needs pip install "ebmguard[train]" """
+"""Runs as frames of pandas: python read_runs.py runs. Needs pip install ".[train]" in a clone: pandas."""
 
 import sys
 

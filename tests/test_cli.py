@@ -141,7 +141,7 @@ def test_without_a_package_says_what_to_install(
     assert cli.main([*words.split(), *out]) == cli.USAGE_ERROR
     said = capsys.readouterr().err
     assert package in said
-    assert f'pip install "ebmguard[{extra}]"' in said
+    assert f'pip install ".[{extra}]"' in said
 
 
 def test_takes_the_words_of_the_process(monkeypatch, capsys):

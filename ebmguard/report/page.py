@@ -59,7 +59,7 @@ def compare(config: CompareConfig) -> int:
         from rich.table import Table
         from rich.text import Text
     except ImportError as error:
-        raise ImportError('comparing needs rich: pip install "ebmguard[cli]"') from error
+        raise ImportError('comparing needs rich: pip install ".[cli]" in a clone') from error
     table = Table.grid(padding=(0, 2))
     out, facts = _write(config, "compare", 2)
     for title, cells in _told(facts).items():
@@ -100,7 +100,7 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ImportError('reports need jinja2: pip install "ebmguard[cli]"') from error
+        raise ImportError('reports need jinja2: pip install ".[cli]" in a clone') from error
     main, more = _charts(folders)
     runs = [RecordedRun.read(folder, [chart.name for chart in main + more]) for folder in folders]
     environment = Environment(

@@ -257,7 +257,7 @@ def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
 
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"ebmguard\[cli\]"):
+    with pytest.raises(ImportError, match=r"\.\[cli\]"):
         page([folder])
 
 
