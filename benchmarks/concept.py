@@ -1,4 +1,4 @@
-"""The picture of the words: data, chains, too long steps, weights. `python -m benchmarks.concept`."""
+"""The picture of docs/words.md: data, chains, long steps, weights. `python -m benchmarks.concept`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def overstep(axes: Axes) -> None:
     """Drifts that pass the top of a hill, and the same path in four times finer steps."""
     panel(axes, "2. When steps are too long")
     walk(axes, chain(-2.35, 4, 0.56), SAMPLES, 1.4)
-    axes.text(-4.1, 1.25, "S > 1: each step passes the top, and turns round", color=SAMPLES, fontsize=9)
+    axes.text(
+        -4.1, 1.25, "S > 1: each step passes the top, and turns round", color=SAMPLES, fontsize=9
+    )
     walk(axes, chain(0.95, 8, 0.14), "#009E73", 1.4)
     axes.text(0.75, -3.6, "four times finer:\nthey arrive", color="#009E73", fontsize=9)
 

@@ -3,8 +3,8 @@
     python -m benchmarks.gallery            # trains what is missing: two minutes; draws all
     python -m benchmarks.gallery lagging    # this one
 
-Each picture is a frame of `ebmguard watch` above the first charts of `ebmguard report`. Runs are kept
-under runs/gallery. Needs Chromium, as benchmarks/screenshots.py does.
+Each picture is a frame of `ebmguard watch` above the first charts of `ebmguard report`. Runs are
+kept under runs/gallery. Needs Chromium, as benchmarks/screenshots.py does.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ class Setting(NamedTuple):
 KINDS = {
     "healthy": Setting(),
     "too_long_steps": Setting(updates=580, lr=1e-2),
-    "lagging": Setting(updates=120, sgld_steps=1, keeps_chains=False),
-    "overshooting": Setting(updates=150, lr=1e-5, sgld_steps=40, step_size=10.0, keeps_chains=False),
+    "lagging": Setting(updates=65, sgld_steps=5, step_size=0.003, keeps_chains=False),
+    "overshooting": Setting(
+        updates=150, lr=1e-5, sgld_steps=40, step_size=10.0, keeps_chains=False
+    ),
     "collapsed": Setting(updates=400, weight_decay=100.0),
     "saturated": Setting(updates=300, lr=1e-4, step_size=1000.0, is_clamped=True),
 }

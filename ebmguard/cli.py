@@ -164,7 +164,9 @@ def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
     """
     is_whole = len(names) == len(COMMANDS)
     lines = ["usage: ebmguard COMMAND [options]   (or --version)", "", "commands:"]
-    lines += [_line(name, COMMANDS[name].summary) for name in names if not is_whole or len(name) < 2]
+    lines += [
+        _line(name, COMMANDS[name].summary) for name in names if not is_whole or len(name) < 2
+    ]
     if is_whole:
         groups = ", ".join(dict.fromkeys(name[0] for name in _OF_PAPERS))
         lines += [_line((_PAPER,), f"list the papers' commands: {groups}")]

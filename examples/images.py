@@ -48,5 +48,6 @@ while g.step < updates:  # which a rollback takes back
         gap, S = g.last["energy_gap"], g.last["sampler/sharpness"]
         print(f"step {g.step}: gap {gap:.3f}, S {S:.2f}")
 rows = torch.cat([images[1500:1532], buffer[:64]]).clamp(-1, 1).view(6, 16, 8, 8)
-imsave("samples.png", rows.transpose(1, 2).reshape(48, 128), cmap="gray")
+rows = nn.functional.pad(rows, (1, 1, 1, 1)).transpose(1, 2).reshape(60, 160)  # with a grey frame
+imsave("samples.png", rows.repeat_interleave(5, 0).repeat_interleave(5, 1), cmap="gray")
 print(f"{g.verdict}; samples.png: two rows of data, four of samples")
