@@ -1,4 +1,4 @@
-"""The picture of docs/words.md: data, chains, long steps, weights. `python -m benchmarks.concept`."""
+"""The picture of docs/words.md: data, chains, steps, weights. `python -m benchmarks.concept`."""
 
 from __future__ import annotations
 
