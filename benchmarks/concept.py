@@ -47,7 +47,7 @@ def panel(axes: Axes, title: str) -> None:
     """The curve of f, and no ticks, as the numbers mean nothing."""
     axes.plot(GRID, f(GRID), color=DARK, lw=1.6)
     axes.set(ylim=(FLOOR - 0.9, 1.7), xticks=[], yticks=[], xlabel="x", ylabel="f(x)")
-    axes.set_title(title, fontsize=11, loc="left")
+    axes.set_title(title, fontsize=12, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
 
 
@@ -68,23 +68,21 @@ def learn(axes: Axes) -> None:
     panel(axes, "1. What training does")
     data = torch.cat([-1.6 + 0.5 * torch.randn(14), 1.7 + 0.5 * torch.randn(8)])
     axes.plot(data, torch.full_like(data, FLOOR), "|", color=DATA, ms=13, mew=1.6)
-    axes.text(-4.1, FLOOR - 0.72, "data: f goes up here", color=DATA, fontsize=9)
+    axes.text(-4.1, FLOOR - 0.72, "data: f goes up here", color=DATA, fontsize=10)
     for start, steps in ((-3.9, 6), (3.9, 5), (0.35, 6)):
         points = chain(start, steps, 0.12, 0.12)
         walk(axes, points, SAMPLES)
         axes.plot(points[-1], f(points[-1]), "o", color=SAMPLES, ms=6)
-    axes.text(-4.1, 1.25, "chains climb f; f goes down where they end", color=SAMPLES, fontsize=9)
+    axes.text(-4.1, 1.25, "chains climb f; f sinks there", color=SAMPLES, fontsize=10)
 
 
 def overstep(axes: Axes) -> None:
     """Drifts that pass the top of a hill, and the same path in four times finer steps."""
     panel(axes, "2. When steps are too long")
     walk(axes, chain(-2.35, 4, 0.56), SAMPLES, 1.4)
-    axes.text(
-        -4.1, 1.25, "S > 1: each step passes the top, and turns round", color=SAMPLES, fontsize=9
-    )
+    axes.text(-4.1, 1.25, "S > 1: each step turns back", color=SAMPLES, fontsize=10)
     walk(axes, chain(0.95, 8, 0.14), "#009E73", 1.4)
-    axes.text(0.75, -3.6, "four times finer:\nthey arrive", color="#009E73", fontsize=9)
+    axes.text(0.75, -4.4, "finer\nsteps\narrive", color="#009E73", fontsize=10)
 
 
 def weigh(axes: Axes) -> None:
@@ -95,8 +93,8 @@ def weigh(axes: Axes) -> None:
     sizes = 900 * shares / shares.max()
     axes.scatter(x, f(x), s=(20 + sizes).numpy(), color=SAMPLES, alpha=0.45, lw=0)
     axes.plot(x, f(x), ".", color=SAMPLES, ms=4)
-    axes.text(-4.1, 1.25, "circle: weight exp(β* f) of a sample", color=SAMPLES, fontsize=9)
-    axes.text(-1.1, -4.75, "unlikely samples fade", color=SAMPLES, fontsize=9)
+    axes.text(-4.1, 1.25, "circle: weight of a sample", color=SAMPLES, fontsize=10)
+    axes.text(-1.9, -4.75, "unlikely ones fade", color=SAMPLES, fontsize=10)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -105,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=PICTURE)
     out = parser.parse_args(arguments).out
     torch.manual_seed(3)
-    figure = new_figure(11.5, 3.5)
+    figure = new_figure(9.6, 3.5)
     for place, draw in enumerate((learn, overstep, weigh), start=1):
         draw(figure.add_subplot(1, 3, place))
     figure.tight_layout()
