@@ -272,6 +272,10 @@ def test_the_page_goes_into_the_run_and_of_several_into_the_present_folder(tmp_p
     assert (first.parent / "compare.html").is_file()
     assert cli.main(["compare", str(first), str(second)]) == 0
     assert [path.name for path in here.iterdir()] == ["compare.html"]
+    # A folder with one run stands for that run.
+    only = write(tmp_path / "one" / "run")
+    assert cli.main(["report", str(only.parent)]) == 0
+    assert (only / "report.html").is_file()
 
 
 @pytest.mark.parametrize("what", ["a link out", "a link inside", "a pipe", "a socket", "a folder"])
