@@ -31,6 +31,7 @@ __all__ = [
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
 Labels: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # y_pos, y_neg, scale
 Groups: TypeAlias = Labels | Literal["rows"]
+"""The class of each sample, or "rows": row i of the negatives belongs to positive i."""
 LogQ: TypeAlias = tuple[Tensor, Tensor]  # log densities of the positives, of the negatives
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]  # of contrastive_loss
 

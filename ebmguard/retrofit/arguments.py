@@ -106,7 +106,7 @@ def guard(
         steps_argument: instead, the guard passes that number as this argument of the sampler.
 
     Watching and acting:
-        log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
+        log_dir: folder for TensorBoard events and JSON lines. Needs the extra ``tensorboard``.
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. With several ranks,
             only the first one writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.

@@ -183,8 +183,8 @@ def event_file_type() -> type[EventFile]:
         from .events import EventFile
     except ImportError as error:
         raise ConfigError(
-            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
-            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
+            f"Event files need the package tensorboard, which cannot be imported: {error}. "
+            'Run `pip install ".[tensorboard]"` in a clone, or pass sinks=[JsonlSink(dir)].'
         ) from error
     return EventFile
 

@@ -257,7 +257,7 @@ def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
 
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
-    with pytest.raises(ImportError, match=r"ebmguard\[cli\]"):
+    with pytest.raises(ImportError, match=r"\.\[cli\]"):
         page([folder])
 
 
@@ -272,6 +272,10 @@ def test_the_page_goes_into_the_run_and_of_several_into_the_present_folder(tmp_p
     assert (first.parent / "compare.html").is_file()
     assert cli.main(["compare", str(first), str(second)]) == 0
     assert [path.name for path in here.iterdir()] == ["compare.html"]
+    # A folder with one run stands for that run.
+    only = write(tmp_path / "one" / "run")
+    assert cli.main(["report", str(only.parent)]) == 0
+    assert (only / "report.html").is_file()
 
 
 @pytest.mark.parametrize("what", ["a link out", "a link inside", "a pipe", "a socket", "a folder"])

@@ -187,7 +187,7 @@ def test_without_the_package_the_error_names_the_extra(
     monkeypatch.delitem(sys.modules, "ebmguard.sinks.events")
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
     folder = tmp_path / "run"
-    with pytest.raises(ConfigError, match=r'pip install "ebmguard\[tensorboard\]"') as caught:
+    with pytest.raises(ConfigError, match=r'pip install "\.\[tensorboard\]"') as caught:
         Writer([], flush_every=1, folder=folder)
     assert "JsonlSink(dir)" in str(caught.value)
     assert not folder.exists()
