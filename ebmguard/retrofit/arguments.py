@@ -20,12 +20,12 @@ from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
+from .doors import check_loss, check_sampler
 from .ensemble import check_variants
 from .fineness import Fineness, Times, check_times
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
-from .sampling import check_loss, check_sampler
 from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
