@@ -73,7 +73,6 @@ class Batch(NamedTuple):
     f_neg: Tensor
     groups: Groups | None = None
     log_q: LogQ | None = None
-    of_neg: tuple[Tensor, ...] = ()  # further numbers of the negatives
     sizes: tuple[list[int], list[int]] = ([], [])  # each rank's numbers of positives, of negatives
 
 
@@ -112,7 +111,7 @@ def whole_batch(
     if not isinstance(groups, str):
         given = groups or ()
         by = str(len(given))
-    said = ", ".join([*words, f"groups {by}, parts {len(own.of_neg)}"])
+    said = ", ".join([*words, f"groups {by}"])
     mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
     message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
@@ -136,7 +135,7 @@ def whole_batch(
 
     sides = [(f_pos, n), (f_neg, m)]
     more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in given[2:])]
-    numbers = iter(joined(*sides, *more, *((x, m) for x in own.of_neg)))
+    numbers = iter(joined(*sides, *more))
     rank = dist.get_rank(process_group)
     pos, neg = (_with_own(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
     log_q = None if log_q is None else (next(numbers), next(numbers))
@@ -145,7 +144,7 @@ def whole_batch(
         labels = [y if y.is_floating_point() else y.long() for y in given[:2]]
         y_pos, y_neg = joined((labels[0], n), (labels[1], m))
         groups = (y_pos, y_neg) if len(given) == 2 else (y_pos, y_neg, next(numbers))
-    return Batch(pos, neg, groups, log_q, tuple(numbers), (n, m))
+    return Batch(pos, neg, groups, log_q, (n, m))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
+from ..errors import (
+    CollapsedError,
+    ConfigError,
+    DivergenceError,
+    NonFiniteError,
+    SamplerFailingError,
+    typed,
+)
 from ..tags import BETA_STAR, ENERGY_GAP
 from .remedies import CONSTANT, LOST, SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
@@ -146,6 +153,11 @@ class Bound:
 
     def __post_init__(self) -> None:
         check_settings(self, f"window >= 1, level < {Level.ERROR:d}")
+        if self.tag.removeprefix("ref/").startswith("mixture/"):
+            raise ConfigError(
+                f"Bound of {self.tag!r}: rows have no numbers of a mixture's samplers any more. "
+                "Sum ebmguard.objective.weights(f_neg, beta_star) over Mixture.parts, and g.log it."
+            )
 
     def is_broken(self, value: float) -> bool:
         """Whether a value lies on the wrong side of the limit."""

@@ -17,7 +17,6 @@ from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
 from ..recovery import Recoverer
-from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
@@ -193,10 +192,9 @@ class Loop:
             self.actions.report(alerts)
         self.first_losses.sampled(tempering, result, parts, first)
         last = () if seen is None else seen.evaluations[-2:]
-        parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
-        drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
+        drifts, sizes = (trainer, tempering, result, last), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         told = {"acts": not now.is_off, "tempers": now.must_temper}
         self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)

@@ -3,7 +3,6 @@
 from .jsonl import JsonlSink, read_jsonl, to_json
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
 from .tensorboard import AddScalarSink, TensorBoardSink, alert_markdown, marker_tag
-from .webhook import WebhookSink
 from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "PatientSink",
     "Sink",
     "TensorBoardSink",
-    "WebhookSink",
     "Writer",
     "alert_markdown",
     "as_sink",
