@@ -126,8 +126,7 @@ def guard(
             a GPU, where decisions come two steps later and training never waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
         process_group: loss and rows then cover the samples of all ranks, and all ranks skip a
-            step, stop and roll back together. FSDP2's parameters need it. See
-            ``docs/frameworks.md``.
+            step, stop and roll back together. See ``docs/frameworks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
@@ -169,7 +168,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), told, sampler, process_group)
+    trainer = check_told(Trainer(), told, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(

@@ -298,7 +298,7 @@ class Loop:
 
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        trainer = check_told(self.trainer, told, sampler)
         self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()

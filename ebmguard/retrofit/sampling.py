@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import Groups, LogQ
 from ..errors import SamplerError
+from ..ranks import refuse_shards
 from ..sampling import Drift, Recording, Substeps, Tempering, find_module, other_networks
 from ..trainer import Trainer, find_energy, found_lazy, is_function
 from .strength import Strength, StrengthAt
@@ -103,7 +104,7 @@ class Sampling:
         Raises:
             SamplerError: no energy module is known or among the arguments, the sampler never called
                 it, its drift is not the tempered one, or its steps are deferred.
-            ConfigError: the module has no such method.
+            ConfigError: the module has no such method, or holds shards of its parameters.
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
         must_temper = now.must_temper
@@ -119,6 +120,7 @@ class Sampling:
             find_energy(module, trainer.energy)
             tempering = self.temperings.get(module)
             if tempering is None or tempering.energy != trainer.energy:
+                refuse_shards(module.parameters())
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
