@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import MOVES, Remedy
 from ..errors import ConfigError
-from ..recovery import Recoverer
 from ..trainer import Trainer
 from .rows import StepRow
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["Actions"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
 from ..errors import ConfigError, folder_path, spelled
-from ..recovery import Recoverer, Recovery
+from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Told, Trainer, finite_number
@@ -213,13 +213,17 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
-    takes_back, settled = action == "rollback", recovery or Recovery()
+    recoverer = None
+    if action == "rollback":
+        from ..recovery import Recoverer
+
+        recoverer = Recoverer(recovery or Recovery(), ranks, writer)
     actions = Actions(
         on_alert,
         acts=action != "warn",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
-        recoverer=Recoverer(settled, ranks, writer) if takes_back else None,
+        recoverer=recoverer,
     )
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)

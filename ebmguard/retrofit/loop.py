@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
-from ..recovery import Recoverer
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
@@ -33,6 +32,9 @@ from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
 from .watches import FirstCalls, Unused
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["Loop"]
 

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from traceback import walk_stack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +20,11 @@ from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..recovery.changes import LearningRate
 from ..trainer import parts_of
 from .watches import Unended
+
+if TYPE_CHECKING:
+    from ..recovery.changes import LearningRate
 
 __all__ = ["OptimizerHooks", "total_norm"]
 
@@ -57,7 +59,7 @@ class OptimizerHooks:
     ) -> None:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
-        self._members, self._rate = parts_of(optimizer), LearningRate() if rate is None else rate
+        self._members, self._rate = parts_of(optimizer), rate
         # Of those that have stepped since the last step was over.
         self._told: dict[int, tuple[float | Tensor, bool]] = {}
         self._norms: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -85,7 +87,8 @@ class OptimizerHooks:
         """Remove all hooks; inside a step, where none can be removed, disable them."""
         self._is_off = True
         self._take_flag()
-        self._rate.restore()
+        if self._rate is not None:
+            self._rate.restore()
         if not any(map(_is_inside_step, self._members)):
             self.unended.forget()
             while self._hooks:
@@ -123,7 +126,8 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._is_off:
             return None
-        self._rate.scale(optimizer)
+        if self._rate is not None:
+            self._rate.scale(optimizer)
         if self._withheld and all(p.grad is None for p, _ in self._withheld):
             return None  # the step of a class calls that of its parent, which has hooks, too
         self._measure, self._skipped = None, 0.0
@@ -176,7 +180,8 @@ class OptimizerHooks:
 
     @uncompiled
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._rate.restore()
+        if self._rate is not None:
+            self._rate.restore()
         if self._is_off or not self.unended.is_stepping:
             return  # the parent's step, inside this one, has told it
         self._stepped, self.unended.is_stepping = True, False

@@ -192,7 +192,7 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        if self._open != _OpenRow():
+        if not self._open.is_empty:
             self._open.on_its_way(self.step)
             self._queue.append(_OpenRow())
 
@@ -262,6 +262,11 @@ class _OpenRow:
     sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
         default_factory=list
     )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds nothing yet."""
+        return not (self.has_news or any((self.calls, self.rows, self.notes, self.logged)))
 
     def read(self, parts: Sequence[Part], values: Sequence[list[Any]]) -> None:
         """Take the values of a call, now on the host."""

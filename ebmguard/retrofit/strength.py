@@ -17,11 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..check.training import TYPED_IN, implied_scale
 from ..errors import ConfigError
 from ..ranks import Ranks, refuse_shards
 from ..sampling import Measured
-from ..trainer import Told, Trainer, check_takes, finite_number
+from ..trainer import TYPED_IN, Told, Trainer, check_takes, finite_number, implied_scale
 from .ensemble import Variants
 
 __all__ = [

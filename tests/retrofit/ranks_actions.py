@@ -100,6 +100,8 @@ class Run:
             f_neg = torch.where(torch.arange(6) == 2, torch.nan, f_neg)
         loss = self.guard.loss_fn(f_pos, f_neg)
         self.optimizer.zero_grad()
+        if is_hit and fault == "backward":
+            loss = loss * torch.nan  # which the averaging brings to all ranks
         self.scaler.scale(loss).backward()
         if is_hit and fault == "gradient":
             gradient = self.optimizer.param_groups[0]["params"][0].grad
@@ -195,10 +197,10 @@ def climbs(rank: int, folder: Path) -> dict[str, Any]:
 
 
 def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
-    """A run that goes on where one rank's gradient is not finite."""
+    """A run that goes on where one rank's backward pass is not finite."""
     run = Run(rank, **options)
     for step in range(3):
-        run.kept_step("gradient" if step == 1 else None)
+        run.kept_step("backward" if step == 1 else None)
     return {**run.told(), "states": run.states}
 
 
