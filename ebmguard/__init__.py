@@ -63,7 +63,7 @@ if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a g
         return value
 
     def _of_runs(name: str) -> object:
-        if name.startswith("__"):  # as whoever looks at all modules asks for
+        if name.startswith("__") and name != "__all__":  # as who looks at all modules asks for
             raise AttributeError(name)
         return getattr(import_module(f"{__name__}.report.frames"), name)
 

@@ -192,8 +192,9 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        if not self._open.is_empty:
-            self._open.on_its_way(self.step)
+        own = self._open
+        if own.has_news or own.calls or own.rows or own.notes or own.logged:
+            own.on_its_way(self.step)
             self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
@@ -262,11 +263,6 @@ class _OpenRow:
     sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
         default_factory=list
     )
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it holds nothing yet."""
-        return not (self.has_news or any((self.calls, self.rows, self.notes, self.logged)))
 
     def read(self, parts: Sequence[Part], values: Sequence[list[Any]]) -> None:
         """Take the values of a call, now on the host."""

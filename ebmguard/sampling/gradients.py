@@ -70,7 +70,8 @@ class Gradients:
         self._known, self._last, self._shape, self.count = None, None, (), 0
         self._before, self._products = None, []
         self._chooses = self._ran is not None
-        self._mark(0)
+        if self._ran is not None:
+            self._ran.fill_(0)
 
     def stop(self) -> None:
         """The sampler call is over: the norm becomes that of the eager call or graph run last."""
@@ -157,7 +158,8 @@ class Gradients:
             if self._ran is None:
                 self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
             number = 1 + list(self._graphs).index(shape)
-        self._mark(number)
+        if self._ran is not None:
+            self._ran.fill_(number)
 
     def _norm(self, grad: Tensor, output: torch.Size) -> Tensor | None:
         """Of each sample; None where the members of an ensemble share theirs."""
@@ -167,7 +169,3 @@ class Gradients:
         inner = tuple(range(at + 1, len(shape)))
         norm: Tensor = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
         return norm
-
-    def _mark(self, number: int) -> None:
-        if self._ran is not None:
-            self._ran.fill_(number)

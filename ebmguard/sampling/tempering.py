@@ -273,8 +273,10 @@ class Tempering:
         return self._tempered(self._function(*self._owner, *args, **kwargs))
 
     def _tempered(self, output: Any) -> Any:
-        if not isinstance(output, Tensor) and not changes(self.given):
-            return output
+        if not (
+            isinstance(self._factor, Tensor) and (isinstance(output, Tensor) or changes(self.given))
+        ):
+            return output  # as it is
         return scale(output, self._factor, self._batch_dim)
 
     def _watched(
