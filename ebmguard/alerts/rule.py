@@ -208,10 +208,12 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
     """What a rule's watcher says of a row, in Python's own numbers; else a ``ConfigError``."""
     try:
         found: Any = watcher.read(row)
+        if found is CALM or found is UNKNOWN:  # as nearly all are
+            return cast("Reading", found)
         why = f"returned {repr(found)[:80]}"
         if isinstance(found, Reading):
             level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
-            if level is None and (calm is None or type(calm) is bool):  # as nearly all are
+            if level is None and (calm is None or type(calm) is bool):
                 return found
             calm, level = calm and bool(calm), level if level is None else Level(level)
             value, limit, window = map(float, numbers)
