@@ -209,7 +209,7 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
     try:
         found: Any = watcher.read(row)
         if found is CALM or found is UNKNOWN:  # as nearly all are
-            return cast("Reading", found)
+            return found
         why = f"returned {repr(found)[:80]}"
         if isinstance(found, Reading):
             level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
