@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -155,13 +154,9 @@ def _first(run: RecordedRun, level: str) -> str:
 
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
-    """The main ones, with the samplers that the first row names; the others, with alerts' tags."""
+    """The main ones; the others, with alerts' tags."""
     main, more = ({chart.name: chart for chart in charts} for charts in (CHARTS, MORE_CHARTS))
     for folder in folders:
-        first = next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
-        for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
-            title = f"weight on {match[1]}"
-            main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
         # Not checked yet: that takes longer than all else where there are many.
         tags = {alert.get("tag") for alert in chain.from_iterable(batches(folder / "alerts.jsonl"))}
         for tag in sorted(tag for tag in tags if isinstance(tag, str))[:_MOST_CHARTS]:

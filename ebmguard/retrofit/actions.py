@@ -7,14 +7,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.remedies import MOVES, Remedy
+from ..alerts.remedies import MOVES, Remedy, Said
 from ..errors import ConfigError
-from ..recovery import Recoverer
 from ..trainer import Trainer
 from .rows import StepRow
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["Actions"]
 
@@ -95,8 +97,9 @@ class Actions:
                     if direction != move[1] or not now.is_like(then):
                         self._advised[what] = move[1], now.moved
                 if remedy == Remedy.ROLL_BACK:
-                    remedy = f"{remedy} of before step {alert.step:,}"
-                    remedy += '; action="rollback" next time' if self.could_roll_back else ""
+                    next_time = '; action="rollback" next time' if self.could_roll_back else ""
+                    words = f"{remedy} of before step {alert.step:,}{next_time}"
+                    remedy = Said.of(Remedy.ROLL_BACK, words)
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))
 

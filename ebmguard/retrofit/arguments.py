@@ -15,17 +15,17 @@ from torch import Tensor
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
 from ..errors import ConfigError, folder_path, spelled
-from ..recovery import Recoverer, Recovery
+from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
+from .doors import check_loss, check_sampler
 from .ensemble import check_variants
 from .fineness import Fineness, Times, check_times
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
-from .sampling import check_loss, check_sampler
 from .strength import Action, Schedulable, Settings, Strength, check_told
 
 __all__ = ["announce", "guard"]
@@ -126,8 +126,7 @@ def guard(
             a GPU, where decisions come two steps later and training never waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
         process_group: loss and rows then cover the samples of all ranks, and all ranks skip a
-            step, stop and roll back together. FSDP2's parameters need it. See
-            ``docs/frameworks.md``.
+            step, stop and roll back together. See ``docs/frameworks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
@@ -169,7 +168,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), told, sampler, process_group)
+    trainer = check_told(Trainer(), told, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(
@@ -214,13 +213,17 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
-    takes_back, settled = action == "rollback", recovery or Recovery()
+    recoverer = None
+    if action == "rollback":
+        from ..recovery import Recoverer
+
+        recoverer = Recoverer(recovery or Recovery(), ranks, writer)
     actions = Actions(
         on_alert,
         acts=action != "warn",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
-        recoverer=Recoverer(settled, ranks, writer) if takes_back else None,
+        recoverer=recoverer,
     )
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)

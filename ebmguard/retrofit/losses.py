@@ -340,7 +340,7 @@ class Losses:
         pos, neg = map(widened if settings.models else per_sample, sides)
         if settings.sign < 0:
             pos, neg = -pos, -neg
-        own = own._replace(f_pos=pos, f_neg=neg, of_neg=loop.measure.parts_of(neg))
+        own = own._replace(f_pos=pos, f_neg=neg)
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
             own = whole_batch(settings.process_group, own, same=(star, settings.variant))

@@ -193,8 +193,9 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        if self._open != _OpenRow():
-            self._open.on_its_way(self.step)
+        own = self._open
+        if own.has_news or own.calls or own.rows or own.notes or own.logged:
+            own.on_its_way(self.step)
             self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:

@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
-from ..ranks import local
 from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, parts_of
 from .strength import Settings, Strength, StrengthAt
@@ -369,7 +368,7 @@ def _name(optimizer: Any) -> str:
 
 
 def _place(parameters: Iterable[Tensor]) -> Tensor:
-    own = [local(p.detach()) for p in parameters]
+    own = [p.detach() for p in parameters]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
     few = [p[:: -(-len(p) // _ENTRIES)].cpu().double() for p in flat if not p.is_meta]
     return torch.cat(few) if few else torch.empty(0, device="cpu")

@@ -36,10 +36,6 @@ LAYOUT = {
         "ESS and weight entropy": "ess weight_entropy ref/ess ref/weight_entropy",
         "Pareto k": "pareto_k ref/pareto_k",
     },
-    "Mixture of samplers": {
-        "share of the weight": "mixture/.*/weight",
-        "energy gap": "mixture/.*/energy_gap",
-    },
     "Sampler": {
         "sharpness of the steps: over 1 they are too long": "sampler/sharpness",
         "finer steps that each is taken as": "sampler/substeps",

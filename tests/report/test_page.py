@@ -126,13 +126,6 @@ def test_an_alert_of_anybodys_rule_has_a_chart(folder):
     assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"].count("#alert-0-2") == 1
 
 
-def test_every_sampler_of_a_mixture_has_a_chart(folder, tmp_path):
-    row = {"energy_gap": 0.1, "mixture/buffer/weight": 0.7, "mixture/noise/weight": 0.3}
-    mixed = record(tmp_path / "mixed", [(step, row) for step in range(20)])
-    labels = [attrs.get("aria-label") for _, attrs in Parsed(page([folder, mixed])).tags]
-    assert labels.count("weight on buffer by step") == labels.count("weight on noise by step") == 1
-
-
 def test_samples_that_the_run_kept_are_shown_and_nothing_else_is(folder):
     figures = folder / "figures"
     figures.mkdir()

@@ -167,7 +167,6 @@ def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
     patterns = [re.compile(tag) for chart in charts.values() for tag in chart.multiline.tag]
     assert not any(p.match("guard/energy_gap_scaled") for p in patterns)
     assert any(p.match("_alerts/ERROR_energy_blowup") for p in patterns)
-    assert any(p.match("guard/mixture/buffer/weight") for p in patterns)
 
 
 def test_two_sinks_in_one_folder_write_two_files(tmp_path: Path) -> None:
