@@ -156,6 +156,8 @@ gpu: $(VENV)/.dev
 
 screenshots: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.screenshots
+	$(BIN)/python -m benchmarks.gallery
+	$(BIN)/python -m benchmarks.concept
 
 figures: $(VENV)/.train
 	set -e; for name in 2 5 6 7 8 9 10 11 1d; do $(BIN)/ebmguard figure $$name; done

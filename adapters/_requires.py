@@ -24,6 +24,6 @@ def requires(package: str, *, extra: str) -> Iterator[None]:
     except ImportError as error:
         raise ImportError(
             f"This adapter needs the package {package}, which cannot be imported: {error}. Run "
-            f'`pip install "ebmguard[{extra}]"`, or install {package} itself.',
+            f'`pip install ".[{extra}]"` in a clone, or install {package} itself.',
             name=error.name,
         ) from error

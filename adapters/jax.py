@@ -48,7 +48,7 @@ class Recorder:
 
     Args:
         log_dir: folder for ``metrics.jsonl``, ``alerts.jsonl`` and TensorBoard's events, which
-            `ebmguard watch` and `ebmguard report` read. Needs ``ebmguard[tensorboard]``.
+            `ebmguard watch` and `ebmguard report` read. Needs the extra ``tensorboard``.
         sinks: further sinks, as for :func:`ebmguard.guard`.
         action: "warn", or "raise" on an alert of level ERROR.
         on_alert: called with every alert.

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from ebmguard import Recovery
-from ebmguard.sinks import WebhookSink
+from ebmguard.adapters.webhook import WebhookSink
 
 from .grid import table_of
 from .jem_step import CASES, Trainer

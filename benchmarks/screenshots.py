@@ -212,12 +212,17 @@ def said(*words: str) -> str:
     return done.stdout
 
 
-def terminal(path: Path, text: str) -> None:
-    """A picture of a terminal of 80 columns with a text in it."""
+def svg_of(text: str) -> str:
+    """A terminal of 80 columns with a text in it, as SVG."""
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(Text.from_ansi(text))
+    return console.export_svg(title="ebmguard")
+
+
+def terminal(path: Path, text: str) -> None:
+    """A picture of a terminal of 80 columns with a text in it."""
     file = RUNS / f"{path.stem}.svg"
-    file.write_text(console.export_svg(title="ebmguard"), encoding="utf-8")
+    file.write_text(svg_of(text), encoding="utf-8")
     with open_browser(1000, 26 * (text.count("\n") + 4)) as page:
         page.open(file.resolve().as_uri())
         page.picture(path)

@@ -62,8 +62,13 @@ if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a g
         value = globals()[name] = home if name == room else getattr(home, name)
         return value
 
+    def _of_runs(name: str) -> object:
+        if name.startswith("__") and name != "__all__":  # as who looks at all modules asks for
+            raise AttributeError(name)
+        return getattr(import_module(f"{__name__}.report.frames"), name)
+
     runs = sys.modules[f"{__name__}.runs"] = ModuleType(f"{__name__}.runs")
-    runs.__getattr__ = lambda name: getattr(import_module(f"{__name__}.report.frames"), name)
+    runs.__getattr__ = _of_runs
 
 
 def __dir__() -> list[str]:

@@ -17,6 +17,7 @@ __all__ = ["COMMANDS", "Command", "main"]
 USAGE_ERROR = 2
 ALTERNATIVES = "|"
 _COLUMN = 12
+_PAPER = "paper"  # before a command of the papers, or alone: their list
 _HELP = ["-h"], ["--help"]
 _TRAIN = ("PIL", "matplotlib", "pandas", "scipy", "sklearn", "torchmetrics")
 _EXTRAS = {"tyro": "cli", **dict.fromkeys(_TRAIN, "train")}
@@ -34,17 +35,17 @@ class Command(NamedTuple):
 # settings and function, which is command:run where none is named; and its summary.
 _TABLE = """\
 trace = trace config:TraceConfig command:trace
-    run a trainer for a few steps: its sampler measured, the two lines that guard it, proven
+    write the lines that guard your trainer, and prove them
 watch = report watch:WatchConfig watch:watch
-    a run on the terminal while it goes on: diagnostics, bands, alerts, rollbacks
+    follow a run in the terminal
 report = report page:ReportConfig page:report
-    runs as one HTML file: charts, alerts, rollbacks, what to do next
+    write one HTML file: charts, alerts, what to do next
 check = report problems:CheckConfig problems:check
-    every problem of a run, each with its fix
+    list every problem of a run, with its fix
 compare = report page:CompareConfig page:compare
-    any runs side by side: a table, and one page with their charts over each other
+    set two to six runs side by side: a table, and one HTML file
 demo = reference_training demo:DemoConfig demo:run
-    the same JEM run without and with the guard
+    train the same JEM without and with the guard
 train jem = reference_training.jem options:from_words train:run
     train a joint energy-based model, watched by the guard
 train shortrun = reference_training.shortrun config:ShortRunConfig train:run
@@ -89,6 +90,7 @@ COMMANDS = {
     )
     for words, at, config, run, summary in re.findall(r"(.+) = +(\S+) (\S+) ?(.*)\n +(.+)", _TABLE)
 }
+_OF_PAPERS = [name for name in COMMANDS if len(name) > 1]
 load = pkgutil.resolve_name  # the object that "module:name" stands for
 
 
@@ -105,6 +107,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ebmguard {load('ebmguard:__version__')}")
         return 0
     found, taken = find(words)
+    if words[:1] == [_PAPER]:
+        words = words[1:]
+        found, taken = find(words, _OF_PAPERS)
     name, rest = found[0], words[taken:]
     if len(found) > 1 or taken < len(name):
         if rest[:1] in _HELP:
@@ -122,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(load(COMMANDS[name].run)(config))
     except (EbmguardError, ImportError) as error:
         extra = _EXTRAS.get(str(getattr(error, "name", None)).partition(".")[0])
-        why = f'{error}: pip install "ebmguard[{extra}]"' if extra else error
+        why = f'{error}: pip install ".[{extra}]" in a clone' if extra else error
         print(f"error: {printable(why)}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
@@ -139,29 +144,32 @@ def _apart(words: list[str]) -> list[str]:
     return words if is_apart else [*words[:end], "--", *words[end:]]
 
 
-def find(words: Sequence[str]) -> tuple[list[tuple[str, ...]], int]:
-    """The commands that share the most words, and how many; a whole name stands alone."""
-    names, taken = list(COMMANDS), 0
+def find(
+    words: Sequence[str], names: Sequence[tuple[str, ...]] = tuple(COMMANDS)
+) -> tuple[list[tuple[str, ...]], int]:
+    """Find the commands that share the most words, and how many; a whole name stands alone."""
+    taken = 0
     for word in words:
         longer = [n for n in names if taken < len(n) and word in n[taken].split(ALTERNATIVES)]
         if not longer:
             break
         names, taken = longer, taken + 1
-    return [name for name in names if len(name) == taken] or names, taken
+    return [name for name in names if len(name) == taken] or list(names), taken
 
 
 def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
-    """The list of these commands, and why none begins with words of which the last one is wrong."""
-    lines = ["usage: ebmguard COMMAND [options]   (or --version)"]
+    """List these commands, and say why none begins with words of which the last one is wrong.
+
+    Where all commands are listed, those of the papers are one line.
+    """
     is_whole = len(names) == len(COMMANDS)
-    heads = ("your trainer and runs", "trainers of the papers") if is_whole else ("commands",) * 2
-    for i, name in enumerate(names):
-        if not i or len(name) > 1 == len(names[i - 1]):
-            lines += ["", f"{heads[len(name) > 1]}:"]
-        words = " ".join(name)
-        # A name that is too long for its column has a line of its own.
-        words += f"\n  {'':{_COLUMN}}" if len(words) > _COLUMN else ""
-        lines.append(f"  {words:{_COLUMN}} {COMMANDS[name].summary}")
+    lines = ["usage: ebmguard COMMAND [options]   (or --version)", "", "commands:"]
+    lines += [
+        _line(name, COMMANDS[name].summary) for name in names if not is_whole or len(name) < 2
+    ]
+    if is_whole:
+        groups = ", ".join(dict.fromkeys(name[0] for name in _OF_PAPERS))
+        lines += [_line((_PAPER,), f"list the papers' commands: {groups}")]
     lines += ["", "ebmguard COMMAND --help lists the options of a command."]
     if wrong:
         known = {each for name in names for each in name[len(wrong) - 1].split(ALTERNATIVES)}
@@ -169,3 +177,10 @@ def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
         lines += ["", f"error: unknown command {printable(' '.join(wrong))}{meant}"]
     return "\n".join(lines)
+
+
+def _line(name: tuple[str, ...], summary: str) -> str:
+    words = " ".join(name)
+    # A name that is too long for its column has a line of its own.
+    words += f"\n  {'':{_COLUMN}}" if len(words) > _COLUMN else ""
+    return f"  {words:{_COLUMN}} {summary}"

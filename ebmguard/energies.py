@@ -24,12 +24,14 @@ __all__ = [
     "heads_summed",
     "in_rows",
     "per_sample",
+    "unwrapped",
     "widened",
 ]
 
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
 Labels: TypeAlias = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]  # y_pos, y_neg, scale
 Groups: TypeAlias = Labels | Literal["rows"]
+"""The class of each sample, or "rows": row i of the negatives belongs to positive i."""
 LogQ: TypeAlias = tuple[Tensor, Tensor]  # log densities of the positives, of the negatives
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]  # of contrastive_loss
 
@@ -211,3 +213,9 @@ def heads_summed(f: Tensor) -> Tensor:
     heads = f.flatten(1)
     # A sum over one head would only add a kernel.
     return heads.squeeze(1) if heads.shape[1] == 1 else heads.sum(1)
+
+
+def unwrapped(x: Tensor) -> Tensor:
+    """The numbers of a tensor that wraps another one, in a plain tensor; others as they are."""
+    wraps = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) if wraps else x

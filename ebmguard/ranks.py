@@ -1,4 +1,4 @@
-"""What ranks tell each other, and tensors of which each holds a part: the DTensors of FSDP2."""
+"""What ranks tell each other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
-from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,26 +19,14 @@ from torch.nn import functional as F
 from .energies import Groups, LogQ
 from .errors import ConfigError
 
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
-
 __all__ = [
     "Batch",
-    "Place",
     "Ranks",
-    "check_shards",
-    "copies",
     "gathered",
-    "is_sharded",
-    "joined",
     "leave_time_at_exit",
-    "local",
-    "place_of",
+    "refuse_shards",
     "whole_batch",
 ]
-
-Place: TypeAlias = "str | dict[str, Any]"
-"""A tensor's device; of a DTensor also its mesh and parts, in plain values."""
 
 
 @cache
@@ -73,7 +60,6 @@ class Batch(NamedTuple):
     f_neg: Tensor
     groups: Groups | None = None
     log_q: LogQ | None = None
-    of_neg: tuple[Tensor, ...] = ()  # further numbers of the negatives
     sizes: tuple[list[int], list[int]] = ([], [])  # each rank's numbers of positives, of negatives
 
 
@@ -112,7 +98,7 @@ def whole_batch(
     if not isinstance(groups, str):
         given = groups or ()
         by = str(len(given))
-    said = ", ".join([*words, f"groups {by}, parts {len(own.of_neg)}"])
+    said = ", ".join([*words, f"groups {by}"])
     mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
     message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
@@ -136,7 +122,7 @@ def whole_batch(
 
     sides = [(f_pos, n), (f_neg, m)]
     more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in given[2:])]
-    numbers = iter(joined(*sides, *more, *((x, m) for x in own.of_neg)))
+    numbers = iter(joined(*sides, *more))
     rank = dist.get_rank(process_group)
     pos, neg = (_with_own(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
     log_q = None if log_q is None else (next(numbers), next(numbers))
@@ -145,7 +131,7 @@ def whole_batch(
         labels = [y if y.is_floating_point() else y.long() for y in given[:2]]
         y_pos, y_neg = joined((labels[0], n), (labels[1], m))
         groups = (y_pos, y_neg) if len(given) == 2 else (y_pos, y_neg, next(numbers))
-    return Batch(pos, neg, groups, log_q, tuple(numbers), (n, m))
+    return Batch(pos, neg, groups, log_q, (n, m))
 
 
 @dataclass(frozen=True)
@@ -187,76 +173,14 @@ class Ranks:
         return values
 
 
-def is_sharded(x: Tensor) -> TypeGuard[DTensor]:
-    """Whether a tensor is a DTensor."""
+def refuse_shards(parameters: Iterable[Tensor]) -> None:
+    """Refuse, with a ``ConfigError``, parameters of which each rank holds a part."""
     # Its module takes as long to import as the rest of torch; code with such tensors has done it.
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(x, module.DTensor)
-
-
-def local(x: Tensor) -> Tensor:
-    """What this rank holds of a tensor, in the same memory; a plain tensor itself."""
-    if not is_sharded(x):
-        return x
-    with torch.no_grad():
-        return x.to_local()
-
-
-def copies(x: Tensor, world: int) -> int:
-    """On how many of ``world`` ranks each entry of a tensor is."""
-    if not is_sharded(x):
-        return world
-    sizes = zip(x.device_mesh.shape, x.placements, strict=True)
-    return world // prod(size for size, placement in sizes if placement.is_shard())
-
-
-def check_shards(parameters: Iterable[Tensor], process_group: dist.ProcessGroup | None) -> None:
-    """Refuse, with ``ConfigError``, what is sharded over ranks that do not decide together, and
-    parts that are neither shards nor copies.
-    """
-    for x in filter(is_sharded, parameters):
-        ranks = set(x.device_mesh.mesh.flatten().tolist())
-        known = set() if process_group is None else set(dist.get_process_group_ranks(process_group))
-        if len(ranks) > 1 and not ranks <= known:
-            raise ConfigError(
-                f"attach: the optimizer's parameters are sharded over {len(ranks)} ranks. Pass "
-                "guard(..., process_group=...) with all of them, as torch.distributed.group.WORLD."
-            )
-        # By name, since subclasses of Shard order the parts differently.
-        if not {type(each).__name__ for each in x.placements} <= {"Replicate", "Shard"}:
-            raise ConfigError(
-                f"attach: a parameter is placed as {x.placements}; expected shards, or copies on "
-                "every rank, as fully_shard makes them."
-            )
-
-
-def place_of(x: Tensor) -> Place:
-    """Where a tensor belongs."""
-    if not is_sharded(x):
-        return str(x.device)
-    return {
-        "device": str(x.device),
-        "ranks": x.device_mesh.mesh.tolist(),
-        "sharded": [getattr(each, "dim", None) for each in x.placements],
-        "shape": list(x.shape),
-        "stride": list(x.stride()),
-    }
-
-
-def joined(part: Tensor, place: dict[str, Any], like: Iterable[Tensor]) -> DTensor:
-    """The DTensor whose part on this rank is given, in the same memory; see :func:`place_of`.
-
-    ConfigError if none of the tensors ``like`` is on its mesh.
-    """
-    from torch.distributed.tensor import DTensor, Replicate, Shard
-
-    meshes = (x.device_mesh for x in filter(is_sharded, like))
-    mesh = next((mesh for mesh in meshes if mesh.mesh.tolist() == place["ranks"]), None)
-    if mesh is None:
+    if module is not None and any(isinstance(x, module.DTensor) for x in parameters):
         raise ConfigError(
-            f"A part of a snapshot is sharded over the ranks {place['ranks']}, but no parameter of "
-            "the optimizer is. Go on with as many ranks as took it, and shard the model alike."
+            "The network's parameters are shards (DTensor, as fully_shard makes them); the guard "
+            "needs whole ones. Wrap the network in DistributedDataParallel, with "
+            "guard(..., process_group=...). One that is too large for that trains without a guard, "
+            "by ebmguard.contrastive_loss of its energies."
         )
-    placements = [Replicate() if dim is None else Shard(dim) for dim in place["sharded"]]
-    shape, stride = torch.Size(place["shape"]), tuple(place["stride"])
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=stride)

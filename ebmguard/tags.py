@@ -160,15 +160,6 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "returned samples at an end of the clamp, or beyond; needs `clamp`", "that of the data",
             "near 1: the samples are saturated, and have no gradient there", "negatives"),
     ),
-    "Mixtures of samplers": (
-        Tag("mixture/<name>/weight", "weight on a sampler", None, "share of the whole weight Σ w_j "
-            "on this sampler's negatives, at β* and, as `ref/...`, at the reference exponent; with "
-            "classes, averaged over the positives", "its share of the samples",
-            "far below: it does not deliver; near 1: it delivers alone", "exact"),
-        Tag("mixture/<name>/energy_gap", "energy gap of a sampler", None,
-            "mean f⁺ - mean f⁻ of its negatives", "that of a good sampler",
-            "large: it lags behind; NaN: its energies are lost, and it has no weight", "exact"),
-    ),
     "Replay buffer": (
         Tag("buffer/age", "age of the chains", "linear",
             "how often the drawn chains were drawn since their restart, mean",

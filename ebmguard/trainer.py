@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from .errors import ConfigError, SamplerError
 
 __all__ = [
+    "TYPED_IN",
     "Several",
     "Told",
     "Trainer",
@@ -26,6 +27,7 @@ __all__ = [
     "find_energy",
     "finite_number",
     "found_lazy",
+    "implied_scale",
     "inner_optimizer",
     "is_function",
     "leaves",
@@ -125,6 +127,15 @@ class Trainer:
         if self.step_size is None or self.noise_std is None:
             return None
         return {"step_size": self.step_size, "noise_std": self.noise_std}
+
+
+TYPED_IN = 0.02
+"""Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2."""
+
+
+def implied_scale(step_size: float, noise_std: float) -> float:
+    """o of x += step_size * df/dx + noise_std * randn; infinite without noise."""
+    return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A LightningModule with a guard. Needs Lightning: pip install "ebmguard[lightning]" """
+"""A LightningModule with a guard. Needs Lightning: pip install ".[lightning]" in a clone"""
 
 import sys
 
@@ -14,7 +14,7 @@ try:
 
     from ebmguard.adapters.lightning import GuardedModule
 except ImportError:
-    sys.exit('lightning_ring.py needs Lightning: pip install "ebmguard[lightning]"')
+    sys.exit('lightning_ring.py needs Lightning: pip install ".[lightning]" in a clone')
 steps = int(sys.argv[1]) if len(sys.argv) > 1 else 500
 torch.manual_seed(0)
 

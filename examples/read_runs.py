@@ -1,4 +1,4 @@
-"""Runs as frames of pandas: python read_runs.py runs. Needs pip install "ebmguard[train]" """
+"""Runs as pandas frames: python read_runs.py runs. It needs pandas: pip install ".[train]" """
 
 import sys
 

@@ -1,4 +1,4 @@
-"""An EBM of a noisy circle; needs ebmguard[cli]."""
+"""An EBM of a noisy circle; needs the extra cli."""
 
 import torch
 from torch import nn
@@ -24,10 +24,11 @@ loss_fn, sample = g = guard(
     model=energy,
     optimizer=optimizer,
     convention="energy",
+    action="rollback",
     log_dir="runs/ring",
 )
 chains = torch.randn(128, 2)
-for step in range(1, 1001):
+while g.step < 1000:  # which a rollback takes back
     angle = 2 * torch.pi * torch.rand(128)
     data = torch.stack([angle.cos(), angle.sin()], 1) + 0.1 * torch.randn(128, 2)
     chains = sample(energy, chains)
@@ -36,7 +37,7 @@ for step in range(1, 1001):
     loss.backward()
     g.log({"radius": chains.norm(dim=1).mean()})  # numbers of your own
     optimizer.step()
-    if step % 200 == 0:
-        row = g.last
-        print(f"step {step}: gap {row['energy_gap']:.2f}, GradScale {row['grad_scale']:.2f}")
+    if g.step % 200 == 0:
+        gap, S = g.last["energy_gap"], g.last["sampler/sharpness"]
+        print(f"step {g.step}: gap {gap:.2f}, S {S:.2f}")
 print(f"samples: mean radius {chains.norm(dim=1).mean():.2f}")

@@ -1,4 +1,4 @@
-"""A run that saves itself: a batch of garbage spoils it, it goes back. Needs ebmguard[cli]."""
+"""A run that saves itself: a batch of garbage spoils it, it goes back. Needs the extra cli."""
 
 import torch
 from torch import nn

@@ -25,7 +25,7 @@ SERVER.set_forkserver_preload(
         "tests.forks",
         # Beside torch what takes long as well: an optimizer imports the first, digits the last.
         "torch._dynamo",
-        "torch.distributed.fsdp",
+        "torch.distributed",
         "torch.utils.tensorboard",
         "sklearn.datasets",
     ]

@@ -39,7 +39,33 @@ def test_wrong_settings_are_one_line_and_no_traceback(tmp_path, capsys):
 )
 def test_lists_the_commands(words, status, stream, capsys):
     assert cli.main(words) == status
-    assert "train jem" in getattr(capsys.readouterr(), stream)
+    shown = getattr(capsys.readouterr(), stream)
+    if words == ["train"]:
+        assert "train jem" in shown
+        return
+    # On one screen: users' commands first, those of the papers as one line.
+    lines = shown.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "train jem" not in shown
+    assert [line.split()[0] for line in lines[3:10]] == [
+        *("trace", "watch", "report", "check", "compare", "demo", "paper")
+    ]
+
+
+def test_paper_lists_the_commands_of_the_papers_and_may_stand_before_them(capsys):
+    assert cli.main(["paper"]) == cli.USAGE_ERROR
+    shown = capsys.readouterr().err
+    assert "train jem" in shown
+    assert "trace" not in shown
+    assert cli.main(["paper", "figure", "--help"]) == 0
+    assert "a toy figure" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["paper", "train", "jem", "--help"])
+    assert stopped.value.code == 0
+    assert "usage: ebmguard train jem" in capsys.readouterr().out
+    assert cli.main(["paper", "watch"]) == cli.USAGE_ERROR
+    assert "unknown command watch" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -115,7 +141,7 @@ def test_without_a_package_says_what_to_install(
     assert cli.main([*words.split(), *out]) == cli.USAGE_ERROR
     said = capsys.readouterr().err
     assert package in said
-    assert f'pip install "ebmguard[{extra}]"' in said
+    assert f'pip install ".[{extra}]"' in said
 
 
 def test_takes_the_words_of_the_process(monkeypatch, capsys):

@@ -130,7 +130,7 @@ def test_files_that_contributors_are_sent_to_exist() -> None:
 
 
 def test_what_is_said_of_the_default_beta_star_is_the_default() -> None:
-    page = "docs/settings.md"
+    page = "docs/beta-star.md"
     said = re.findall(r"Without it β\\\* is (\S+):", (ROOT / page).read_text())
     for scale in (None, 1.0, 20_000.0):
         star = Strength.of(output_scale=scale).at(0).beta_star

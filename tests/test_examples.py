@@ -44,6 +44,7 @@ TABLE: dict[str, tuple[Start, tuple[str, ...], str]] = {
         r"(step \d+: gap .*\n){5}samples: mean radius (0\.9|1\.[01])\d\n",
     ),
     "jem_digits": (forks.run, ("60",), r"test accuracy \d\d\.\d%, GradScale [01]\.\d\d\n"),
+    "images": (forks.run, ("10",), r"healthy; samples.png: two rows of data, four of samples\n"),
     "regression": (
         forks.run,
         ("150",),

@@ -83,8 +83,9 @@ def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
     # The same trainer before there was a guard in it: what `ebmguard trace` is for.
     plain = re.sub(r"(?s)loss_fn, sample = g = guard\(.*?\n\)\n", "sample = langevin\n", code)
     plain = re.sub(r"    g\.log\(.*\n", "", plain)
+    plain = re.sub(r"while g\.step < (\d+):.*", r"for _ in range(\1):", plain)
     plain = re.sub(r"loss_fn\(.*\)", "energy(data).mean() - energy(chains).mean()", plain)
-    (newcomer / "train.py").write_text(re.sub(r"(?s)    if step % 100.*", "", plain))
+    (newcomer / "train.py").write_text(re.sub(r"(?s)    if g\.step % 200.*", "", plain))
     command_line = r"^    ebmguard (.+?)(?:  |$)|`ebmguard (trace [^`]+)`"
     commands = re.findall(command_line, README + START, re.MULTILINE)
     for command in dict.fromkeys("".join(pair) for pair in commands):

@@ -251,3 +251,15 @@ def test_nothing_of_the_paper_and_the_response_is_left_out():
 @pytest.mark.parametrize("page", ["toys", "shortrun", "training"])
 def test_the_guides_lead_to_it(page):
     assert "](results/index.md" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_manual_stays_short_and_each_page_says_for_whom_it_is():
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    nav = config[config.index("\nnav:") : config.index("  - Reference trainers:")]
+    manual = [PAGE.parents[1] / name for name in re.findall(r"[\w/-]+\.md", nav)]
+    assert len(manual) > 20
+    assert sum(words(page.read_text(encoding="utf-8")) for page in manual) <= 20_000
+    for page in manual[1:]:  # each begins by saying whom it is for
+        assert re.match(r"(---\n.*?---\n)?# [^\n]+\n\nFor ", page.read_text("utf-8"), re.DOTALL), (
+            page
+        )

@@ -17,7 +17,7 @@ from torch import Tensor
 from ebmguard import Recovery, guard
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
-from ebmguard.samplers import Mixture, ReplayBuffer, sgld
+from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_own
 from tests.parts import Energy, Memory
@@ -33,7 +33,7 @@ def find(name: str) -> Tag | None:
     named = (tag for pattern, tag in patterns.items() if re.fullmatch(pattern, bare))
     found = TAGS.get(bare) or next((TAGS[tag] for tag in named), None)
     at_reference = {tag.name for tag in SECTIONS["Weights of the negatives"]}
-    if found and bare != name and found.name not in at_reference | {"mixture/<name>/weight"}:
+    if found and bare != name and found.name not in at_reference:
         return None
     return found
 
@@ -67,7 +67,7 @@ def run(amp: bool) -> set[str]:
 
     g = guard(
         lambda pos, neg: neg.mean() - pos.mean(),
-        Mixture({"noise": lambda f: torch.randn(32, 2), "stored": stored}),
+        stored,
         beta_star=0.5,
         output_scale=20.0,
         substeps=4,
@@ -79,7 +79,7 @@ def run(amp: bool) -> set[str]:
     g.attach(step_size=0.1, noise_std=0.1, clamp=(-1.0, 1.0))
     for _ in range(2):
         optimizer.zero_grad()
-        labels = torch.arange(6) % 3, torch.arange(64) % 2
+        labels = torch.arange(6) % 3, torch.arange(32) % 2
         loss = g.loss(f(torch.randn(6, 2)), f(g.sampler(f)), groups=labels)
         if scaler is None:
             loss.backward()
@@ -110,7 +110,7 @@ def test_every_number_of_a_row_has_its_line() -> None:
 def test_every_number_of_a_row_is_the_guards_own() -> None:
     assert {name for name in written() if not is_own(name)} == set()
     histograms = {f"{name}/{part}" for name in HISTOGRAMS for part in ("", "q99")}
-    later = {"buffer/mine", "mixture/a/b/weight", "ref/new", "optim"}
+    later = {"buffer/mine", "ref/new", "optim"}
     elsewhere = {"guard/x", "_alerts/ERROR_x", "step", "run", "attempt", "abandoned"}
     assert all(map(is_own, histograms | later | elsewhere))
 

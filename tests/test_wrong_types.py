@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import ebmguard
 from ebmguard import alerts, check, objective, recovery, samplers, sinks
+from ebmguard.adapters.webhook import WebhookSink
 from ebmguard.diagnostics import buffer_diagnostics
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import Guard, guard
@@ -128,7 +129,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "AddScalarSink": (sinks.AddScalarSink, {"logger": sinks_logger()}),
         "JsonlSink": (sinks.JsonlSink, {"folder": "runs"}),
         "TensorBoardSink": (sinks.TensorBoardSink, {"folder": "runs"}),
-        "WebhookSink": (sinks.WebhookSink, {"url": "http://localhost/"}),
+        "WebhookSink": (WebhookSink, {"url": "http://localhost/"}),
         "as_sink": (sinks.as_sink, {"obj": sinks_logger()}),
         "lock_folder": (sinks.lock_folder, {"folder": Path("runs")}),
         "read_jsonl": (sinks.read_jsonl, {"path": "rows.jsonl"}),

@@ -56,11 +56,15 @@ class GrowthRule:
     error: type[DivergenceError] = EnergyBlowupError
 
     def __post_init__(self) -> None:
-        check_settings(  # e^100 is out of reach of any energy, and no overflow
-            self,
-            *("1 <= spreads <= 1e6", "0 < growth <= 50", "rows >= 2, unit > 0"),
-            *("0 < edge < 0.5", "0 < part <= 1", "few >= 0"),
-        )
+        kept = {  # e^100 is out of reach of any energy, and no overflow
+            "1 <= spreads <= 1e6": 1 <= self.spreads <= 1e6,
+            "0 < growth <= 50": 0 < self.growth <= 50,
+            "rows >= 2, unit > 0": self.rows >= 2 and self.unit > 0,
+            "0 < edge < 0.5": 0 < self.edge < 0.5,
+            "0 < part <= 1": 0 < self.part <= 1,
+            "few >= 0": self.few >= 0,
+        }
+        check_settings(self, kept)
 
     def watcher(self) -> _GrowthWatcher:
         """A new watcher."""

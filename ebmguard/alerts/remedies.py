@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Self
+from itertools import zip_longest
+from typing import Any, Self
 
 from ..errors import typed
 
-__all__ = ["MOVES", "Remedies", "Remedy", "Situation", "agreeing", "contradict"]
+__all__ = ["MOVES", "Remedies", "Remedy", "Said", "Situation", "agreeing", "contradict"]
+__all__ += ["names_of", "recorded"]
 
 
 class Remedy(StrEnum):
@@ -57,15 +59,42 @@ def contradict(one: str, other: str) -> bool:
     return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
 
 
+class Said(str):
+    """A remedy in the words of one run."""
+
+    remedy: Remedy
+
+    @classmethod
+    def of(cls, remedy: Remedy, words: str) -> Said:
+        """Of this member."""
+        said = cls(words)
+        said.remedy = remedy
+        return said
+
+
+def names_of(remedies: Iterable[str]) -> list[str | None] | None:
+    """For a record, the members behind a run's own words; None where there are no such words."""
+    names = [each.remedy.name if isinstance(each, Said) else None for each in remedies]
+    return names if any(names) else None
+
+
+def recorded(record: Mapping[str, Any]) -> Iterator[str]:
+    """The remedies of a record, with their members."""
+    texts, names = record["remedies"], record.get("named")
+    for text, name in zip_longest(texts, names[: len(texts)] if isinstance(names, list) else ()):
+        member = Remedy.__members__.get(str(name))
+        yield text if member is None else Said.of(member, text)
+
+
 def agreeing(remedies: Iterable[str], moved: dict[str, int]) -> tuple[str, ...]:
     """The remedies that go against nothing in ``moved``, by names as in :data:`MOVES`.
 
     What they move themselves is added. A run goes back once: the first that says so stays.
     """
     kept = []
-    for remedy in dict.fromkeys(map(str, remedies)):
+    for remedy in dict.fromkeys(remedies):
         what, way = MOVES.get(remedy, (remedy, 1))
-        if remedy.startswith(Remedy.ROLL_BACK):
+        if getattr(remedy, "remedy", remedy) == Remedy.ROLL_BACK:
             what, way = Remedy.ROLL_BACK, 0 if Remedy.ROLL_BACK in moved else 1
         if moved.setdefault(what, way) == way:
             kept.append(remedy)

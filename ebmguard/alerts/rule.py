@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from enum import IntEnum
 from functools import cache
-from operator import ge, gt, le, lt
 from typing import Any, NamedTuple, Protocol, Self, cast, get_type_hints, runtime_checkable
 
 from ..errors import MISFITS, ConfigError, DivergenceError, Stateful
+from .remedies import names_of
 
 __all__ = ["CALM", "NOT_CALM", "UNKNOWN", "Alert", "Level", "Limits", "Memory", "Reading", "Rule"]
 __all__ += ["Watcher", "check_rule", "check_settings", "read_by"]
@@ -63,8 +63,12 @@ class Alert:
         return f"{self.level.name} {self.rule} at {where}: {what}"
 
     def record(self) -> dict[str, Any]:
-        """The alert as a plain dict with its message; without ``member`` or ``follows`` if None."""
-        words = {"remedies": [*map(str, self.remedies)], "message": self.message}
+        """The alert as a plain dict with its message; without what is None."""
+        words = {
+            "remedies": [*map(str, self.remedies)],
+            "named": names_of(self.remedies),
+            "message": self.message,
+        }
         record = asdict(self) | {"level": self.level.name} | words
         return {name: value for name, value in record.items() if value is not None}
 
@@ -89,7 +93,6 @@ class Reading(NamedTuple):
     remedies: tuple[str, ...] = ()
 
 
-_COMPARED = {"<": lt, "<=": le, ">": gt, ">=": ge}
 CALM, NOT_CALM, UNKNOWN = Reading(None, True), Reading(None, False), Reading(None, None)
 
 
@@ -167,17 +170,13 @@ def _remembered(owner: type[Any]) -> dict[str, Any]:
     return {name: kinds[name] for name in found}
 
 
-def check_settings(rule: Any, *expected: str) -> None:
-    """Refuse, with a ``ConfigError``, what breaks texts such as "0 < low <= high, window > 0"."""
-    for text in expected:
-        for words in map(str.split, text.split(", ")):
-            values = [getattr(rule, x) if x.isidentifier() else float(x) for x in words[::2]]
-            pairs = zip(words[1::2], values[:-1], values[1:], strict=True)
-            if not all(_COMPARED[sign](*pair) for sign, *pair in pairs):
-                names = [x for x in text.replace(",", "").split() if x.isidentifier()]
-                got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
-                what = f"Rule {rule.name!r}" if hasattr(rule, "name") else f"Bound of {rule.tag!r}"
-                raise ConfigError(f"{what}: expected {text}, but got {got}.")
+def check_settings(rule: Any, kept: Mapping[str, bool]) -> None:
+    """Refuse, with a ``ConfigError``, what is not kept of texts such as "0 < low <= high"."""
+    for text in (text for text, is_kept in kept.items() if not is_kept):
+        names = [x for x in text.replace(",", "").split() if x.isidentifier()]
+        got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
+        what = f"Rule {rule.name!r}" if hasattr(rule, "name") else f"Bound of {rule.tag!r}"
+        raise ConfigError(f"{what}: expected {text}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:
@@ -209,10 +208,12 @@ def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
     """What a rule's watcher says of a row, in Python's own numbers; else a ``ConfigError``."""
     try:
         found: Any = watcher.read(row)
+        if found is CALM or found is UNKNOWN:  # as nearly all are
+            return found
         why = f"returned {repr(found)[:80]}"
         if isinstance(found, Reading):
             level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
-            if level is None and (calm is None or type(calm) is bool):  # as nearly all are
+            if level is None and (calm is None or type(calm) is bool):
                 return found
             calm, level = calm and bool(calm), level if level is None else Level(level)
             value, limit, window = map(float, numbers)

@@ -10,7 +10,14 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal
 
-from ..errors import CollapsedError, DivergenceError, NonFiniteError, SamplerFailingError, typed
+from ..errors import (
+    CollapsedError,
+    ConfigError,
+    DivergenceError,
+    NonFiniteError,
+    SamplerFailingError,
+    typed,
+)
 from ..tags import BETA_STAR, ENERGY_GAP
 from .remedies import CONSTANT, LOST, SAMPLER, Remedies
 from .rule import CALM, NOT_CALM, UNKNOWN, Level, Limits, Memory, Reading, check_settings
@@ -90,7 +97,7 @@ class CollapsedRule:
     error: type[DivergenceError] = CollapsedError
 
     def __post_init__(self) -> None:
-        check_settings(self, "0 <= share < 1, rows >= 1")
+        check_settings(self, {"0 <= share < 1, rows >= 1": 0 <= self.share < 1 <= self.rows})
 
     def watcher(self) -> _CollapsedWatcher:
         """A new watcher."""
@@ -145,7 +152,13 @@ class Bound:
     level: Level = Level.WARN
 
     def __post_init__(self) -> None:
-        check_settings(self, f"window >= 1, level < {Level.ERROR:d}")
+        is_kept = self.window >= 1 and self.level < Level.ERROR
+        check_settings(self, {f"window >= 1, level < {Level.ERROR:d}": is_kept})
+        if self.tag.removeprefix("ref/").startswith("mixture/"):
+            raise ConfigError(
+                f"Bound of {self.tag!r}: rows have no numbers of a mixture's samplers any more. "
+                "Sum ebmguard.objective.weights(f_neg, beta_star) over Mixture.parts, and g.log it."
+            )
 
     def is_broken(self, value: float) -> bool:
         """Whether a value lies on the wrong side of the limit."""
@@ -257,7 +270,8 @@ class FloorRule:
     error: type[DivergenceError] = SamplerFailingError
 
     def __post_init__(self) -> None:
-        check_settings(self, "1 <= warn_patience <= error_patience")
+        is_kept = 1 <= self.warn_patience <= self.error_patience
+        check_settings(self, {"1 <= warn_patience <= error_patience": is_kept})
 
     def limits(self) -> dict[str, Limits]:
         """The floor; what makes an ERROR is its patience."""

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ..alerts import Level
 from ..trainer import find_energy
@@ -108,7 +109,7 @@ def _has_spectral_norm(layer: nn.Module) -> bool:
     """Of the old kind, a hook, or of the new one, a parametrization."""
     new: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
     parts = [*layer._forward_pre_hooks.values(), *chain.from_iterable(new.values())]
-    return any(type(part).__name__ in ("SpectralNorm", "_SpectralNorm") for part in parts)
+    return any(isinstance(part, SpectralNorm | parametrizations._SpectralNorm) for part in parts)
 
 
 def _of_outputs(setup: Setup) -> Iterator[Problem]:

@@ -10,21 +10,14 @@ from torch import Tensor
 from torch.optim import Adam
 
 from ..alerts import Level
-from ..trainer import parts_of
+from ..trainer import TYPED_IN, implied_scale, parts_of
 from .problem import CHAINS, Problem, Setup, error, info, some, warn
 
-__all__ = ["CHECKS", "TYPED_IN", "implied_scale", "of_rollback"]
+__all__ = ["CHECKS", "of_rollback"]
 
-# Rounding of a scale that was typed in, such as 2e4 for 2 / 0.01**2.
-TYPED_IN = 0.02
 _LITTLE = 0.05
 # Of the data: how far start points may miss its width, and exceed it ([-1, 1] is 2 of [0, 1]).
 _SLACK, _WIDE = 0.1, 1.8
-
-
-def implied_scale(step_size: float, noise_std: float) -> float:
-    """o of x += step_size * df/dx + noise_std * randn; infinite without noise."""
-    return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
 def _of_exponents(setup: Setup) -> Iterator[Problem]:

@@ -23,8 +23,6 @@ from .sampler_steps import (
 )
 from .weights import (
     grad_scale_of,
-    mixture_sums,
-    named_mixture,
     named_weights,
     pareto_k,
     weight_diagnostics,
@@ -40,9 +38,7 @@ __all__ = [
     "energy_unit",
     "grad_scale_of",
     "metropolis_acceptance",
-    "mixture_sums",
     "named_energies",
-    "named_mixture",
     "named_nonfinite",
     "named_samples",
     "named_weights",

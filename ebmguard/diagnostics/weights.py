@@ -16,8 +16,6 @@ from .raw_energies import T, known
 
 __all__ = [
     "grad_scale_of",
-    "mixture_sums",
-    "named_mixture",
     "named_weights",
     "pareto_k",
     "weight_diagnostics",
@@ -106,41 +104,6 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
 def _over_log(count: int) -> float:
     """-1/log(count), the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan
-
-
-def mixture_sums(terms: Terms, f_neg: Tensor, parts: Tensor) -> Tensor:
-    """The sums for :func:`named_mixture`, ``((exponents + 2) * samplers,)``.
-
-    For each exponent (a column of the terms): the share of the whole weight on each sampler's
-    negatives (Eq. 5), with classes averaged over positives that have a negative. Then the sums of
-    their energies, and their numbers. ``parts``, ``(samplers, M)``, says which sampler drew each.
-    """
-    if terms.is_grouped:
-        weight = terms.of_negatives(terms.share(terms.is_paired))
-    else:
-        weight = terms.log_w.exp() * terms.is_neg
-    shares = weight.unsqueeze(-2).where(parts, 0.0).sum(-1)
-    sums = torch.where(parts, f_neg, 0.0).sum(-1)
-    counts = parts.sum(-1, dtype=sums.dtype)
-    return torch.cat((shares / shares.sum(-1, keepdim=True), sums[None], counts[None])).flatten()
-
-
-def named_mixture(
-    sums: Sequence[float], names: Sequence[str], f_pos: float
-) -> list[dict[str, float]]:
-    """``mixture/<name>/weight`` at each exponent; at the first also ``.../energy_gap``.
-
-    The gap is ``f_pos``, the positives' mean, minus the mean of a sampler's negatives; NaN for a
-    sampler without samples.
-    """
-    k = len(names)
-    *weights, totals, counts = (sums[i : i + k] for i in range(0, len(sums), k))
-    found = [
-        {f"mixture/{name}/weight": x for name, x in zip(names, row, strict=True)} for row in weights
-    ]
-    for name, total, count in zip(names, totals, counts, strict=True):
-        found[0][f"mixture/{name}/energy_gap"] = f_pos - total / count if count > 0 else math.nan
-    return found
 
 
 @torch.no_grad()

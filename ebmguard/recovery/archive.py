@@ -24,7 +24,7 @@ from torch.serialization import get_safe_globals, safe_globals
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 from ..errors import MISFITS, ConfigError, DiskError
-from ..ranks import Ranks, local
+from ..ranks import Ranks
 from ..sinks import Writer
 from ..sinks.opened import opened
 
@@ -185,12 +185,9 @@ def _snapshots(folders: Iterable[Path]) -> list[tuple[int, Path]]:
 
 
 def described(tree: Any) -> dict[str, str]:
-    """Shape and dtype, in words, of every tensor in nested containers, by the way to it.
-
-    Of a sharded one this rank's part counts.
-    """
+    """Shape and dtype, in words, of every tensor in nested containers, by the way to it."""
     tensors = ((way, x) for way, x in tree_flatten_with_path(tree)[0] if isinstance(x, Tensor))
-    return {keystr(way): f"{tuple(local(x).shape)} of {x.dtype}" for way, x in tensors}
+    return {keystr(way): f"{tuple(x.shape)} of {x.dtype}" for way, x in tensors}
 
 
 def difference(saved: Mapping[str, str], own: Mapping[str, str]) -> str:
@@ -211,7 +208,8 @@ def digest_of(tree: Any) -> str:
         if isinstance(x, set):
             x = sorted(map(repr, x))  # in one order in all processes
         elif not getattr(getattr(x, "dtype", None), "hasobject", True):
-            x = x.tobytes()  # NumPy's, but for arrays of objects
+            # NumPy's, but for arrays of objects; a file gives back this machine's order of bytes.
+            x = x.astype(x.dtype.newbyteorder("=")).tobytes()
         found.update(repr(type(x) if isinstance(x, Tensor) else x).encode())
         if isinstance(x, Tensor) and x.numel() and x.layout is torch.strided:
             x = x.detach().contiguous()

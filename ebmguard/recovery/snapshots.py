@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
 from ..errors import ConfigError
-from ..ranks import Place, joined, local, place_of
 from ..trainer import Trainer, parts_of
 from .archive import described, difference, digest_of
 from .changes import random_state, restore_random_state
@@ -96,7 +95,7 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.itemsize == 1:
                 continue
             # What is infinite from the start, as a mask is, may be.
-            if (~x.isfinite() & local(own[key]).isfinite().cpu()).any():
+            if (~x.isfinite() & own[key].isfinite().cpu()).any():
                 raise ConfigError(f"The snapshot's {name} has a {key} that is not finite.")
 
 
@@ -128,17 +127,13 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
     parts = {name: part for name, part in _attached(trainer).items() if name in state}
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # the copies to the host have come so far
-    assert trainer.optimizer is not None
-    # The module itself may show its gathered parameters.
-    parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     for name, part in parts.items():
-        places = state["places"][name]
-        if name == "model" or isinstance(part, Tensor):
-            # These copy: but for what a set_extra_state keeps, and sharded parameters.
-            places = [place if isinstance(place, dict) else "cpu" for place in places]
+        # A module and a tensor copy what they get, but for what a set_extra_state keeps.
+        copies = name == "model" or isinstance(part, Tensor)
+        places = () if copies else state["places"][name]
         # Whoever else loads a state may keep the very objects that it is given, as optimizers do,
         # and expect them where they were.
-        kept = fresh(state[name], places, parameters)
+        kept = fresh(state[name], places)
         if not _is_plain(name, part):
             part.load_state_dict(kept)
         elif isinstance(part, Tensor):
@@ -149,7 +144,7 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         else:  # it has grown since
             part[:] = kept
     for other, before in zip(_others(trainer), state.get("others", ()), strict=False):
-        local(other).copy_(before)
+        other.copy_(before)
     if "random" in state:
         restore_random_state(state["random"], generators_of(trainer))
 
@@ -172,7 +167,7 @@ def restore_late(
     others, own = [*late], {} if trainer.model is None else trainer.model.state_dict()
     for key, x in late.pop("model", {}).items():  # whose parameters may be in a graph already
         if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
-            local(own[key]).data.copy_(x)
+            own[key].data.copy_(x)
     restore(trainer, {"places": now["places"], **late})
     return others
 
@@ -195,10 +190,7 @@ def generators_of(trainer: Trainer) -> Sequence[torch.Generator]:
 
 
 def copied(tree: Any) -> Any:
-    """A copy with every tensor on the host, of sharded ones this rank's part as a plain tensor.
-
-    Of a GPU's it is pinned, and complete when the stream has come so far.
-    """
+    """A copy with every tensor on the host; of a GPU's it is complete when the stream is so far."""
 
     def kept(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -206,7 +198,7 @@ def copied(tree: Any) -> Any:
                 return copy.deepcopy(x)  # plain values too are the trainer's own objects
             except TypeError as error:
                 raise ConfigError(f"A snapshot cannot hold {x!r}: {error}.") from error
-        x = local(x.detach())
+        x = x.detach()
         # PyTorch uses the pinned memory of dropped copies again.
         host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
         return host.copy_(x, non_blocking=x.is_cuda)
@@ -214,25 +206,19 @@ def copied(tree: Any) -> Any:
     return tree_map(kept, tree)
 
 
-def places_of(tree: Any) -> list[Place]:
+def places_of(tree: Any) -> list[str]:
     """Where the tensors of a tree belong, in the order of its leaves."""
-    return [place_of(x) for x in tree_leaves(tree) if isinstance(x, Tensor)]
+    return [str(x.device) for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
-def fresh(tree: Any, places: Sequence[Place] = (), like: Sequence[Tensor] = ()) -> Any:
-    """A copy of what :func:`copied` returned: tensors in ``places``, as :func:`places_of` has them.
-
-    Sharded ones are sharded as one of ``like``, else a ``ConfigError``.
-    """
+def fresh(tree: Any, places: Sequence[str] = ()) -> Any:
+    """A copy of what :func:`copied` returned, its tensors where :func:`places_of` says."""
     remaining = iter(places)
 
     def put(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return copy.deepcopy(x)
-        place = next(remaining, "cpu")
-        if isinstance(place, str):
-            return x.to(_existing(place), copy=True)
-        return joined(x.to(_existing(place["device"]), copy=True), place, like)
+        return x.to(_existing(next(remaining, "cpu")), copy=True)
 
     return tree_map(put, tree)
 

@@ -65,7 +65,7 @@ def load(
     try:
         import pandas as pd
     except ImportError as error:
-        raise ImportError('data frames need pandas: pip install "ebmguard[train]"') from error
+        raise ImportError('data frames need pandas: pip install ".[train]" in a clone') from error
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
     places = [Path(name) for name in names if os.path.isdir(name)]

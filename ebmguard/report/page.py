@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -36,8 +35,8 @@ class ReportConfig:
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders, the trainer's or the guard's log_dir, up to six, or a folder that holds some."""
     out: Path | None = None
-    """The page, one file that needs no network; else it goes into the one folder that is named, or,
-    of several, into the present one."""
+    """The page, one file that needs no network; else it goes into the run's folder, or, of several
+    runs, into the one folder that is named, or into the present one."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ def compare(config: CompareConfig) -> int:
         from rich.table import Table
         from rich.text import Text
     except ImportError as error:
-        raise ImportError('comparing needs rich: pip install "ebmguard[cli]"') from error
+        raise ImportError('comparing needs rich: pip install ".[cli]" in a clone') from error
     table = Table.grid(padding=(0, 2))
     out, facts = _write(config, "compare", 2)
     for title, cells in _told(facts).items():
@@ -72,9 +71,10 @@ def compare(config: CompareConfig) -> int:
 
 def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[dict[str, Any]]]:
     """Write the page; where, and the facts of each run."""
-    where = config.runs[0] if len(config.runs) == 1 else Path()
-    out = config.out or where / f"{command}.html"
     folders = run_folders(config.runs)
+    named_ones = folders if len(folders) == 1 else config.runs
+    where = named_ones[0] if len(named_ones) == 1 else Path()
+    out = config.out or where / f"{command}.html"
     if not fewest <= len(folders) <= _MOST_RUNS:
         got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
         raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
@@ -99,7 +99,7 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     try:
         from jinja2 import Environment, PackageLoader, StrictUndefined
     except ImportError as error:
-        raise ImportError('reports need jinja2: pip install "ebmguard[cli]"') from error
+        raise ImportError('reports need jinja2: pip install ".[cli]" in a clone') from error
     main, more = _charts(folders)
     runs = [RecordedRun.read(folder, [chart.name for chart in main + more]) for folder in folders]
     environment = Environment(
@@ -154,13 +154,9 @@ def _first(run: RecordedRun, level: str) -> str:
 
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
-    """The main ones, with the samplers that the first row names; the others, with alerts' tags."""
+    """The main ones; the others, with alerts' tags."""
     main, more = ({chart.name: chart for chart in charts} for charts in (CHARTS, MORE_CHARTS))
     for folder in folders:
-        first = next((rows[0] for rows in batches(folder / "metrics.jsonl")), {})
-        for match in filter(None, (re.fullmatch("mixture/(.*)/weight", tag) for tag in first)):
-            title = f"weight on {match[1]}"
-            main[match[0]] = Tag(match[0], title, "share", "beside its share of samples")
         # Not checked yet: that takes longer than all else where there are many.
         tags = {alert.get("tag") for alert in chain.from_iterable(batches(folder / "alerts.jsonl"))}
         for tag in sorted(tag for tag in tags if isinstance(tag, str))[:_MOST_CHARTS]:

@@ -14,7 +14,7 @@ from typing import Any
 import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
-from ..alerts.remedies import ABOVE_DATA_WARN, BLOWUP_WARN, agreeing
+from ..alerts.remedies import ABOVE_DATA_WARN, BLOWUP_WARN, agreeing, recorded
 from ..check import OF_GRADIENT, of_unknown, show
 from ..check.problem import Problem, error, in_order, info, warn
 from ..tags import ALERT_LEVEL, ENERGY_GAP
@@ -98,7 +98,7 @@ def advice(run: RecordedRun, moved: dict[str, int] | None = None) -> list[Advice
     found = []
     for rule, alerts in by_rule.items():
         worst, at = alerts[0], [alert["step"] for alert in alerts]
-        said = tuple(remedy for alert in alerts for remedy in alert["remedies"])
+        said = tuple(remedy for alert in alerts for remedy in recorded(alert))
         found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, said))
     found.sort(key=lambda entry: (-Level[entry.level], entry.first))
     del found[_MOST_RULES:]

@@ -27,7 +27,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:
-    raise ImportError('watching needs rich: pip install "ebmguard[cli]"') from error
+    raise ImportError('watching needs rich: pip install ".[cli]" in a clone') from error
 
 __all__ = ["WatchConfig", "sparkline", "watch"]
 

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.remedies import MOVES, Remedy
+from ..alerts.remedies import MOVES, Remedy, Said
 from ..errors import MISFITS, ConfigError, EbmguardError
-from ..recovery import Recoverer
 from ..trainer import Trainer
 from .rows import StepRow
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["Actions"]
 
@@ -32,7 +34,9 @@ class Actions:
     is_logging: bool = True  # whether alerts are logged; of several ranks one does
     could_roll_back: bool = True  # whether another run of the kind could
     recoverer: Recoverer | None = None
-    was_asked: bool = True  # whether rollbacks were; else they end where the run knows none
+    # Makes one where nobody has asked for rollbacks, once they are possible; what they cannot do
+    # ends them then, and not the run.
+    offer: Callable[[], Recoverer] | None = None
 
     def __post_init__(self) -> None:
         self.alerts: list[Alert] = []
@@ -59,7 +63,7 @@ class Actions:
         try:
             yield
         except (EbmguardError, *MISFITS) as error:
-            if self.was_asked:
+            if self.offer is None:
                 raise
             self.end_rollbacks(str(error))
 
@@ -74,10 +78,11 @@ class Actions:
     def attach(self, trainer: Trainer) -> None:
         """Take the parts that are attached."""
         self._usual_steps = trainer.sgld_steps
+        is_possible = None not in (trainer.model, trainer.optimizer) and not self._is_over
+        if self.offer is not None and self.recoverer is None and is_possible:
+            self.recoverer, self.acts = self.offer(), True
         if self.recoverer is not None:
             self.recoverer.start(trainer)
-            if not (self.was_asked or self._is_over):
-                self.acts = None not in (trainer.model, trainer.optimizer)
 
     def begin(self, step: int, trainer: Trainer, own_state: Callable[[], Any]) -> None:
         """See :meth:`ebmguard.recovery.Recoverer.begin`."""
@@ -90,7 +95,7 @@ class Actions:
         if self.recoverer is None or not self.takes_back:
             return
         with self.rollbacks():
-            if is_shared and not self.was_asked:
+            if is_shared and self.offer is not None:
                 raise ConfigError("another guard has the optimizer, too.")
             self.recoverer.check_ready(trainer)
 
@@ -128,8 +133,9 @@ class Actions:
                     if direction != move[1] or not now.is_like(then):
                         self._advised[what] = move[1], now.moved
                 if remedy == Remedy.ROLL_BACK:
-                    remedy = f"{remedy} of before step {alert.step:,}"
-                    remedy += '; action="rollback" next time' if self.could_roll_back else ""
+                    next_time = '; action="rollback" next time' if self.could_roll_back else ""
+                    words = f"{remedy} of before step {alert.step:,}{next_time}"
+                    remedy = Said.of(Remedy.ROLL_BACK, words)
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))
 

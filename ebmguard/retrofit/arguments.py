@@ -7,7 +7,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
 
 import torch.distributed as dist
 from torch import Tensor
@@ -15,18 +15,21 @@ from torch import Tensor
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
 from ..errors import ConfigError, folder_path, spelled
-from ..recovery import Recoverer, Recovery
+from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Told, Trainer, finite_number
 from .actions import Actions
+from .doors import check_loss, check_sampler
 from .ensemble import check_variants
 from .fineness import Fineness, Times, check_times
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
-from .sampling import check_loss, check_sampler
 from .strength import Action, Schedulable, Settings, Strength, check_told
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["announce", "guard"]
 
@@ -106,7 +109,7 @@ def guard(
         steps_argument: instead, the guard passes that number as this argument of the sampler.
 
     Watching and acting:
-        log_dir: folder for TensorBoard events and JSON lines. Needs ``ebmguard[tensorboard]``.
+        log_dir: folder for TensorBoard events and JSON lines. Needs the extra ``tensorboard``.
         sinks: further sinks, or loggers with ``add_scalar(tag, value, step)``. With several ranks,
             only the first one writes, to ``log_dir`` and to these.
         flush_every: steps between flushes of the sinks.
@@ -127,8 +130,7 @@ def guard(
             a GPU, where decisions come two steps later and training never waits.
         reference_beta_star: exponent of the diagnostics under ``guard/ref/``, also at β* = 0.
         process_group: loss and rows then cover the samples of all ranks, and all ranks skip a
-            step, stop and roll back together. FSDP2's parameters need it. See
-            ``docs/frameworks.md``.
+            step, stop and roll back together. See ``docs/frameworks.md``.
         compile: compute loss and diagnostics by ``torch.compile``: fewer kernels, for GPUs.
 
     Raises:
@@ -170,7 +172,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), told, sampler, process_group)
+    trainer = check_told(Trainer(), told, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(
@@ -217,16 +219,20 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
+
+    def made() -> Recoverer:
+        from ..recovery import Recoverer
+
+        return Recoverer(recovery or Recovery(), ranks, writer)
+
     may = action == "auto" and not (strength.models or ranks.are_unknown)
-    takes_back = action == "rollback" or may
-    settled = recovery or Recovery()
     actions = Actions(
         on_alert,
         acts=action in ("raise", "rollback"),
-        was_asked=action != "auto",
         could_roll_back=not strength.models,
         is_logging=ranks.is_first,
-        recoverer=Recoverer(settled, ranks, writer) if takes_back else None,
+        recoverer=made() if action == "rollback" else None,
+        offer=made if may else None,
     )
     if ranks.is_first:
         announce(sampler, strength, substeps, log_dir)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from ..diagnostics import energy_sums, mixture_sums, weight_sums
+from ..diagnostics import energy_sums, weight_sums
 from ..energies import Groups, LogQ, Variant, check_energies, check_variant
 from ..errors import ConfigError, EnergyTypeError, ShapeError
 from ..objective import Exponent, Terms
@@ -31,7 +31,6 @@ def over_models(
     reference: float,
     groups: Groups | None,
     log_q: LogQ | None,
-    parts: Tensor | None,
     *,
     variant: Variants | None,
 ) -> tuple[Tensor | None, Tensor]:
@@ -40,7 +39,7 @@ def over_models(
     The models' dimensions come first in ``f_pos``, ``f_neg``, β* and ``log_q``; one model has none.
     ``variant`` is one name, or one name for each entry of the first of these dimensions.
     """
-    of_one = partial(of_loss, groups=groups, parts=parts, reference=reference)
+    of_one = partial(of_loss, groups=groups, reference=reference)
     if not models:
         assert not isinstance(variant, tuple)
         return of_one(f_pos, f_neg, beta_star, *(log_q or ()), variant=variant)
@@ -63,7 +62,6 @@ def of_loss(
     beta_star: float | Tensor,
     *log_q: Tensor,
     groups: Groups | None,
-    parts: Tensor | None,
     reference: float,
     variant: Variant | None,
 ) -> tuple[Tensor | None, Tensor]:
@@ -71,8 +69,7 @@ def of_loss(
 
     Loss and weights use the same terms, at β* and at the reference exponent. ``log_q`` is divided
     out at β* only. The sums are the loss (if there is one),
-    :func:`~ebmguard.diagnostics.weight_sums` at both, ``energy_sums``, and, for a mixture,
-    ``mixture_sums``.
+    :func:`~ebmguard.diagnostics.weight_sums` at both, and ``energy_sums``.
     """
     if isinstance(beta_star, Tensor):
         column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
@@ -86,8 +83,6 @@ def of_loss(
     with torch.no_grad():
         sums = [] if loss is None else [loss.detach().reshape(1)]
         sums += [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
-        if parts is not None:
-            sums.append(mixture_sums(terms, f_neg.detach(), parts))
         return loss, torch.cat(sums)
 
 

@@ -8,6 +8,7 @@ between, or that bypass the module's hook, are never refused.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
@@ -174,14 +175,24 @@ class FirstLosses:
         self._calls = _Calls()
 
     def check(
-        self, f_pos: Tensor, f_neg: Tensor, measured: Measured | None, *, only_warns: bool
+        self,
+        f_pos: Tensor,
+        f_neg: Tensor,
+        measured: Measured | None,
+        *,
+        only_warns: bool,
+        scale: float | None = None,
     ) -> None:
         """Refuse energies that certainly do not belong to data and to the sampler's samples.
+
+        Args:
+            scale: o, where it was measured.
 
         Raises:
             LossError: swapped or equal sides, samples instead of energies, or an output that the
                 sampler does not follow; only logged if it ``only_warns``.
-            ConfigError: the measured direction contradicts ``convention=``.
+            ConfigError: the measured direction contradicts ``convention=``, or the measured scale
+                is not that of the loss's energy.
         """
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return
@@ -191,6 +202,8 @@ class FirstLosses:
         try:
             is_told = self._are_right(f_pos, f_neg, calls)
             self._check_direction(f_neg, calls, measured)
+            if scale is not None and not only_warns:
+                _check_scale(f_neg, calls, scale)
         except (ConfigError, LossError) as error:
             if isinstance(error, ConfigError) or not only_warns:
                 self._left = _LOSSES  # another one may come, in a notebook say
@@ -316,6 +329,20 @@ def _marks(x: Tensor) -> Tensor:
 def _numbers(x: Tensor) -> Tensor:
     """Energies on the host, one row a sample."""
     return x.detach().as_subclass(Tensor).cpu().double().reshape(len(x), -1)
+
+
+def _check_scale(f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], scale: float) -> None:
+    """Refuse a scale that was measured for the network's output where the loss gets a multiple."""
+    given = _numbers(f_neg).sum(1)
+    for output in (x.sum(1) for _, x in calls if len(x) == len(given) > 2):
+        by = float(given @ output / (output @ output).clamp(min=1e-300))
+        is_one = torch.allclose(given, by * output, 1e-4, 0.0) and bool(given.std() > 0)
+        if is_one and not math.isclose(abs(by), 1, rel_tol=1e-3):
+            raise ConfigError(
+                f"The loss gets {by:.4g} times what the network returns, and the measured "
+                f"output_scale={scale:g} is that of the network's output. Pass that of the energy "
+                f"of the loss: output_scale={scale / abs(by):.6g}."
+            )
 
 
 def _holds(values: Iterable[Tensor], x: Tensor) -> bool:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,8 +16,6 @@ from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
-from ..recovery import Recoverer
-from ..samplers import Mixture
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
@@ -34,6 +32,9 @@ from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
 from .watches import FirstCalls, Unused
+
+if TYPE_CHECKING:
+    from ..recovery import Recoverer
 
 __all__ = ["Loop"]
 
@@ -194,10 +195,9 @@ class Loop:
             self.actions.report(alerts)
         self.first_losses.sampled(tempering, result, parts, first)
         last = () if seen is None else seen.evaluations[-2:]
-        parts_of = call.parts if isinstance(call, Mixture) else None
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
-        drifts, sizes = (trainer, tempering, result, last, parts_of), self.first_calls.sizes
+        drifts, sizes = (trainer, tempering, result, last), self.first_calls.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
         told = {"acts": not now.is_off, "tempers": now.must_temper}
         self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)
@@ -301,7 +301,7 @@ class Loop:
 
     def attach(self, told: Told, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, told, sampler, self.settings.process_group)
+        trainer = check_told(self.trainer, told, sampler)
         self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()

@@ -306,7 +306,9 @@ class Losses:
         self._caller_loss.check(*own[:2])
         if not self._is_quiet:
             found = loop.first_calls.result
-            loop.first_losses.check(*own[:2], found, only_warns=strength.is_off)
+            scale = loop.strength.output_scale if loop.strength.is_measured else None
+            is_off = strength.is_off
+            loop.first_losses.check(*own[:2], found, only_warns=is_off, scale=scale)
             if not loop.claims.began:
                 loop.claims.begin([*loop.sampling.temperings])
             loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
@@ -338,7 +340,7 @@ class Losses:
         pos, neg = map(widened if settings.models else per_sample, sides)
         if settings.sign < 0:
             pos, neg = -pos, -neg
-        own = own._replace(f_pos=pos, f_neg=neg, of_neg=loop.measure.parts_of(neg))
+        own = own._replace(f_pos=pos, f_neg=neg)
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
             own = whole_batch(settings.process_group, own, same=(star, settings.variant))

@@ -21,7 +21,6 @@ from ..diagnostics import (
     grad_scale_of,
     metropolis_acceptance,
     named_energies,
-    named_mixture,
     named_nonfinite,
     named_samples,
     named_weights,
@@ -54,7 +53,6 @@ class Measure(Stateful):
         self.compute: Callable[..., Any] = _compiled if settings.compiles else operator.call
         self._settings = settings
         self._from_sampler: list[list[Part]] = []  # of each call since the latest loss
-        self._parts: Mapping[str, slice] = {}  # whose the latest samples are, in a mixture
         # By its place in the step, what each sampler call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._update: dict[str, Tensor] = {}
@@ -86,7 +84,6 @@ class Measure(Stateful):
         tempering: Tempering | None,
         samples: object,
         evaluations: Sequence[Evaluation],
-        parts_of: Mapping[str, slice] | None,
         *,
         times: int,
         missed: Tensor | None,
@@ -97,9 +94,8 @@ class Measure(Stateful):
 
         The tags depend on the attached parts, not on what the sampler did, so all ranks have the
         same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``slow``: also
-        measure the slow tier. ``parts_of``: for a mixture, the sampler of each sample.
+        measure the slow tier.
         """
-        self._parts = parts_of or {}
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
         known: Row = {SUBSTEPS: float(times)}
         if (sizes := steps or measured) is not None:
@@ -185,14 +181,6 @@ class Measure(Stateful):
             "optim/amplification": (relative_norm / self._grad_scale()).float(),
         }
 
-    def parts_of(self, f_neg: Tensor) -> tuple[Tensor, ...]:
-        """Number of the mixture's sampler of each negative, from 1, ``(M,)``; None without one."""
-        sizes = [part.stop - part.start for part in self._parts.values()]
-        if sum(sizes) != f_neg.shape[-1]:
-            return ()
-        whose = [f_neg.new_full((size,), i) for i, size in enumerate(sizes, 1)]
-        return (torch.cat(whose),)
-
     def computed(self, own: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
         """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
 
@@ -201,11 +189,8 @@ class Measure(Stateful):
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
             star = star.to(own.f_pos)  # a number for a GPU may well be kept on the CPU
-        whose = None
-        if own.of_neg:
-            whose = torch.stack([own.of_neg[0] == i for i in range(1, len(self._parts) + 1)])
         variant = None if strength.is_off else settings.variant
-        given = *own[:2], star, settings.reference_beta_star, *own[2:4], whose
+        given = *own[:2], star, settings.reference_beta_star, *own[2:4]
         found: tuple[Tensor | None, Tensor]
         found = self.compute(over_models, settings.models, *given, variant=variant)
         return found
@@ -257,19 +242,15 @@ class Measure(Stateful):
     def _of_sums(self, own: Batch, strength: StrengthAt, sums: Tensor) -> Part:
         """The numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
         n, m, k = own.f_pos.shape[-1], own.f_neg.shape[-1], WEIGHT_SUMS
-        names, scale, has_loss = tuple(self._parts), strength.output_scale, not strength.is_off
+        scale, has_loss = strength.output_scale, not strength.is_off
         of_weights = partial(named_weights, n=n, m=m, is_grouped=own.groups is not None)
 
         def named(values: Sequence[float]) -> Row:
             loss, values = values[0], values[has_loss:]
             row, reference = of_weights(values[:k]), of_weights(values[k : 2 * k])
-            energies = named_energies(values[2 * k : 2 * k + 26], n, m)
-            if names:  # whose samples it was are not always known
-                of_parts = values[2 * k + 26 :] or [math.nan] * (4 * len(names))
-                mixed = named_mixture(of_parts, names, energies["f_pos/mean"])
-                row, reference = row | mixed[0], reference | mixed[1]
             row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
-            row |= energies | named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
+            row |= named_energies(values[2 * k :], n, m)
+            row |= named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
             row |= {"loss": loss} if has_loss else {}
             if scale is not None:
                 row |= {"energy_gap_scaled": row["energy_gap"] * scale, "output_scale": scale}

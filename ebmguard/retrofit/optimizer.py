@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from traceback import walk_stack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,11 @@ from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..ranks import copies, gathered, is_sharded, local
-from ..recovery.changes import LearningRate
 from ..trainer import parts_of
 from .watches import Unended
+
+if TYPE_CHECKING:
+    from ..recovery.changes import LearningRate
 
 __all__ = ["OptimizerHooks", "total_norm"]
 
@@ -58,7 +59,7 @@ class OptimizerHooks:
     ) -> None:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
-        self._members, self._rate = parts_of(optimizer), LearningRate() if rate is None else rate
+        self._members, self._rate = parts_of(optimizer), rate
         # Of those that have stepped since the last step was over.
         self._told: dict[int, tuple[float | Tensor, bool]] = {}
         self._norms: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -86,7 +87,8 @@ class OptimizerHooks:
         """Remove all hooks; inside a step, where none can be removed, disable them."""
         self._is_off = True
         self._take_flag()
-        self._rate.restore()
+        if self._rate is not None:
+            self._rate.restore()
         if not any(map(_is_inside_step, self._members)):
             self.unended.forget()
             while self._hooks:
@@ -124,7 +126,8 @@ class OptimizerHooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if self._is_off:
             return None
-        self._rate.scale(optimizer)
+        if self._rate is not None:
+            self._rate.scale(optimizer)
         if self._withheld and all(p.grad is None for p, _ in self._withheld):
             return None  # the step of a class calls that of its parent, which has hooks, too
         self._measure, self._skipped = None, 0.0
@@ -177,7 +180,8 @@ class OptimizerHooks:
 
     @uncompiled
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._rate.restore()
+        if self._rate is not None:
+            self._rate.restore()
         if self._is_off or not self.unended.is_stepping:
             return  # the parent's step, inside this one, has told it
         self._stepped, self.unended.is_stepping = True, False
@@ -204,31 +208,23 @@ class OptimizerHooks:
             lr = group.get("lr", math.nan)
             lr = lr.detach().clone() if isinstance(lr, Tensor) else float(lr)
             if own := [p for p in group["params"] if p.requires_grad and p.numel()]:
-                groups.append((own, [local(p.detach()).clone() for p in own], lr))
+                groups.append((own, [p.detach().clone() for p in own], lr))
         if not groups:
             return None
         every = [p for own, *_ in groups for p in own]
-        # Of parameters that are sharded over ranks each rank measures its part.
-        ranks = self._process_group if any(map(is_sharded, every)) else None
-        world = None if ranks is None else dist.get_world_size(ranks)
         of_gradient = torch.full((), torch.nan, device=every[0].device)
-        moved = [(p, _dense(p.grad)) for p in every if p.grad is not None]
+        moved = [_dense(p.grad) for p in every if p.grad is not None]
         if has_gradients and moved:
-            of_gradient = _norm([x for _, x in moved], [p for p, _ in moved], world)
+            of_gradient = total_norm(moved)
             # Fused optimizers divide by the scale themselves.
             if (scale := getattr(optimizer, "grad_scale", None)) is not None:
                 of_gradient = of_gradient / scale.to(of_gradient.device)
 
         @torch.no_grad()
         def finish(skipped: float | Tensor) -> None:
-            norms = [
-                _norm(torch._foreach_sub([local(p) for p in own], before), own, world)
-                for own, before, _ in groups
-            ]
+            norms = [total_norm(torch._foreach_sub(own, before)) for own, before, _ in groups]
             device = norms[0].device
             table = torch.stack([x.to(device) for x in (of_gradient, *norms)])
-            if ranks is not None:
-                table = torch.linalg.vector_norm(*gathered(ranks, table), dim=0)
             lrs = [lr.to(device) if isinstance(lr, Tensor) else lr for *_, lr in groups]
             relative = torch.stack([x / lr for x, lr in zip(table[1:], lrs, strict=True)])
             if isinstance(skipped, Tensor):
@@ -294,20 +290,6 @@ def _joined(norms: Sequence[Tensor]) -> Tensor:
     return norms[0] if len(norms) == 1 else total_norm([x.to(norms[0]) for x in norms])
 
 
-def _norm(tensors: Sequence[Tensor], like: Sequence[Tensor], world: int | None) -> Tensor:
-    """‖all tensors‖; where parameters like them are sharded over a world of ranks, this rank's
-    share, whose squares add up to it.
-    """
-    if world is None:
-        return total_norm(tensors)
-    shares = [copies(p, world) for p in like]
-    found = []
-    for count in sorted({*shares}):
-        own = [x for x, c in zip(tensors, shares, strict=True) if c == count]
-        found.append(total_norm(own) / math.sqrt(count))
-    return total_norm(found)
-
-
 def total_norm(tensors: Sequence[Tensor]) -> Tensor:
     """Euclidean norm of all entries of dense tensors, 0-dim, on the device of the first."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
@@ -325,8 +307,8 @@ def total_norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """The entries of a gradient that this rank stores, detached."""
-    gradient = local(gradient.detach())
+    """The entries of a gradient that are stored, detached."""
+    gradient = gradient.detach()
     return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 

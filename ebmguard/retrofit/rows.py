@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ..energies import unwrapped
 from ..errors import ConfigError
 from ..tags import TAGS
 
@@ -26,12 +27,10 @@ __all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow", "joined_row", "pool
 
 Row: TypeAlias = dict[str, float]
 
-# Steps between a row's measurement and its reading on a GPU.
-_LAG = 2
-# Histograms, the Pareto shape and what needs copies of samples or parameters come once in so many
-# steps.
+_LAG = 2  # steps between a row's measurement and its reading on a GPU
+# Steps between histograms, Pareto shapes, and what needs copies of samples or parameters.
 _SLOW_EVERY = 50
-# The Pareto shape of one batch is too noisy to act on; that of so many pooled ones is not.
+# The Pareto shape of one batch is too noisy to act on.
 POOLED_STEPS = 16
 
 
@@ -133,7 +132,9 @@ class Rows:
         Some steps also have energies for histograms. Returns the row so far if the lag is 0,
         else an empty list.
         """
-        self._open.samples |= {name: x.detach().flatten() for name, x in (samples or {}).items()}
+        parts = [part._replace(values=unwrapped(part.values)) for part in parts]
+        for name, x in (samples or {}).items():
+            self._open.samples[name] = unwrapped(x.detach().flatten())
         if self.lag:
             self._open.calls.append(parts)
             return []
@@ -192,8 +193,9 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        if self._open != _OpenRow():
-            self._open.on_its_way(self.step)
+        own = self._open
+        if own.has_news or own.calls or own.rows or own.notes or own.logged:
+            own.on_its_way(self.step)
             self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
-import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -17,20 +15,19 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as uncompiled
 
 from ..energies import Groups, LogQ
-from ..errors import ConfigError, SamplerError
+from ..errors import SamplerError
+from ..ranks import refuse_shards
 from ..sampling import Drift, Recording, Substeps, Tempering, find_module, other_networks
-from ..trainer import Trainer, find_energy, found_lazy, is_function, refuse_deferred
-from .claims import ONCE
+from ..trainer import Trainer, find_energy, found_lazy, is_function
 from .strength import Strength, StrengthAt
 
 __all__ = [
     "OTHER_THREAD",
+    "Guarded",
     "GuardedLoss",
     "OneLoss",
     "Sampling",
     "Turn",
-    "check_loss",
-    "check_sampler",
     "wrap_sampler",
 ]
 
@@ -107,7 +104,7 @@ class Sampling:
         Raises:
             SamplerError: no energy module is known or among the arguments, the sampler never called
                 it, its drift is not the tempered one, or its steps are deferred.
-            ConfigError: the module has no such method.
+            ConfigError: the module has no such method, or holds shards of its parameters.
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
         must_temper = now.must_temper
@@ -123,6 +120,7 @@ class Sampling:
             find_energy(module, trainer.energy)
             tempering = self.temperings.get(module)
             if tempering is None or tempering.energy != trainer.energy:
+                refuse_shards(module.parameters())
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
@@ -207,16 +205,19 @@ class OneLoss:
         return self._made.get(id(guard)) or self._made.setdefault(id(guard), GuardedLoss(guard))
 
 
-class _Guarded:
+class Guarded:
+    """A sampler that runs tempered."""
+
     original: Any
     _run: Run
 
     @uncompiled  # a function that is compiled around it runs this one as it is
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it."""
         return self._run(self.original, args, kwargs)
 
 
-class GuardedFunction(_Guarded):
+class GuardedFunction(Guarded):
     """A sampler function that runs tempered; ``original`` is the untempered function."""
 
     def __init__(self, run: Run, sampler: Callable[..., Any]) -> None:
@@ -228,7 +229,7 @@ class GuardedFunction(_Guarded):
         return self if instance is None else MethodType(self, instance)
 
 
-class GuardedObject(_Guarded):
+class GuardedObject(Guarded):
     """A sampler object with tempered calls and named methods; the rest is ``original``'s."""
 
     def __init__(self, run: Run, sampler: object, methods: Sequence[str]) -> None:
@@ -244,108 +245,8 @@ class GuardedObject(_Guarded):
         setattr(self.original, name, value)
 
 
-def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> _Guarded:
-    """Wrap a sampler that :func:`check_sampler` has accepted."""
+def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> Guarded:
+    """Wrap a sampler that :func:`.doors.check_sampler` has accepted."""
     if is_function(sampler):
         return GuardedFunction(run, sampler)
     return GuardedObject(run, sampler, methods)
-
-
-_FOREIGN = "builtins", "torch"  # no classes of a trainer's own
-# How samplers call themselves, the network and what else they take; and losses their two sides.
-_DRAWS = re.compile(r"(?i)(?!.*(loss|objective|contrast)).*(sampl|langevin|sgld|mcmc|hmc)")
-_NETWORK = re.compile(r"(f|e|energy|model|net|network|ebm|critic|score)(_(fn|func|model|net))?")
-_START = re.compile(r"[xz](_?0|_?init)?|(n_|num_)?steps|step_?size|noise(_\w+)?|\w*buffer")
-_POS = re.compile(r"(f|e|energy|energies)_?(p|pos|positive|real|data)")
-_NEG = re.compile(r"(f|e|energy|energies)_?(q|n|neg|negative|fake)")
-
-
-def _asked(call: Any) -> tuple[str, list[str], bool]:
-    """Name of a callable, its parameters, and whether it takes two values."""
-    function = call.func if isinstance(call, functools.partial) else call
-    name = getattr(function, "__name__", type(function).__name__)
-    try:
-        signature = inspect.signature(call.forward if isinstance(call, nn.Module) else call)
-    except (ValueError, TypeError):  # not written in Python
-        return name, [], True
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        return name, [*signature.parameters], False
-    return name, [*signature.parameters], True
-
-
-def check_loss(loss_fn: Any) -> None:
-    """Raise a ConfigError on what is not a loss of two sides: a sampler, a network, a class."""
-    if isinstance(loss_fn, GuardedLoss):
-        raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
-    name, takes, is_right = _asked(loss_fn)
-    network = _NETWORK.fullmatch(takes[0] if takes else "")
-    hints = _DRAWS.match(name), network, any(map(_START.fullmatch, takes))
-    draws = sum(map(bool, hints)) > 1 or isinstance(loss_fn, _Guarded)
-    if draws or not is_right or isinstance(loss_fn, type):
-        what = "the class " if isinstance(loss_fn, type) else ""
-        raise ConfigError(
-            f"loss_fn= is {what}{name}({', '.join(takes)}); expected a function of (f_pos, f_neg), "
-            "the contrastive difference, or None. If it is the sampler, that comes second: "
-            f"guard(None, {name}, ...)."
-        )
-
-
-def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> None:
-    """Raise a ConfigError on samplers that cannot run tempered, a SamplerError if deferred."""
-    function = sampler.func if isinstance(sampler, functools.partial) else sampler
-    function = getattr(function, "__func__", function)
-    if isinstance(function, _Guarded):
-        raise ConfigError(
-            f"The sampler is guarded already; a second guard would temper it twice. {ONCE}. For "
-            "another run pass `sampler.original`; for two losses use one guard."
-        )
-    if isinstance(sampler, type):
-        raise ConfigError(
-            f"The sampler is the class {sampler.__name__}; expected an object made from it. Pass "
-            f"{sampler.__name__}(...)."
-        )
-    kind, model, energy = type(sampler).__name__, trainer.model, trainer.energy
-    if isinstance(sampler, Tensor | list | tuple | dict | set):
-        raise ConfigError(
-            f"The sampler is a {kind}; expected one function that draws samples, such as "
-            "langevin(f, x), or an object. Several are one ebmguard.samplers.Mixture; where "
-            "samples are only read, pass None."
-        )
-    if model is not None and not methods:
-        own = [getattr(model, energy), *([model] if energy == "forward" else [])]
-        if any(sampler is x or (inspect.ismethod(sampler) and sampler == x) for x in own):
-            raise ConfigError(
-                f"The sampler is the energy of {type(model).__name__} itself; expected the "
-                "function that draws samples from it, such as langevin(f, x)."
-            )
-    name, takes, _ = _asked(sampler)
-    if len(takes) == 2 and _POS.fullmatch(takes[0]) and _NEG.fullmatch(takes[1]):
-        raise ConfigError(
-            f"The sampler is {name}({', '.join(takes)}), a loss by its arguments. The loss comes "
-            "first: guard(loss_fn, sampler, ...)."
-        )
-    missing = [name for name in methods if not callable(getattr(sampler, name, None))]
-    if missing:
-        raise ConfigError(
-            f"The sampler {kind} has no method {', '.join(missing)}; it has "
-            f"{_public_methods(sampler)}."
-        )
-    if not callable(sampler) and not methods:
-        raise ConfigError(
-            f"The sampler is a {kind}, which cannot be called. Name the methods that draw samples: "
-            f"guard(..., methods=(...)). It has {_public_methods(sampler)}."
-        )
-    if methods and inspect.isroutine(sampler):
-        raise ConfigError("methods= names methods of a sampler object; this is a function.")
-    for call in [sampler, *(getattr(sampler, name) for name in methods)]:
-        refuse_deferred(call)
-
-
-def _public_methods(sampler: object) -> str:
-    """A few, of the classes that are the trainer's own. Of the class: a property may raise."""
-    kinds = [x for x in type(sampler).__mro__ if x.__module__.split(".")[0] not in _FOREIGN]
-    names = {x for each in kinds for x in vars(each) if not x.startswith("_")}
-    found = sorted(x for x in names if inspect.isroutine(getattr(type(sampler), x, None)))
-    return ", ".join([*found[:12], *(["..."] if found[12:] else [])]) or "none"

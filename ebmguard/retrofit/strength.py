@@ -17,11 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..check.training import TYPED_IN, implied_scale
 from ..errors import ConfigError
-from ..ranks import Ranks, check_shards
+from ..ranks import Ranks, refuse_shards
 from ..sampling import Measured
-from ..trainer import Told, Trainer, check_takes, finite_number
+from ..trainer import TYPED_IN, Told, Trainer, check_takes, finite_number, implied_scale
 from .ensemble import Variants
 
 __all__ = [
@@ -68,14 +67,13 @@ class Settings:
         return Ranks(self.process_group)
 
 
-def check_told(
-    trainer: Trainer, told: Told, sampler: object, process_group: dist.ProcessGroup | None
-) -> Trainer:
+def check_told(trainer: Trainer, told: Told, sampler: object) -> Trainer:
     """The trainer with the parts that are attached now; a ``ConfigError`` if they do not fit."""
     trainer = trainer.extended(**told)
     if trainer.optimizer is not None:
-        trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-        check_shards(trained, process_group)
+        refuse_shards(p for group in trainer.optimizer.param_groups for p in group["params"])
+    if trainer.model is not None:
+        refuse_shards(trainer.model.parameters())
     if trainer.steps_argument is not None:
         check_takes(sampler, trainer.steps_argument)
     return trainer

@@ -21,7 +21,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
-from ..ranks import local
 from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, parts_of
 from .strength import Settings, Strength, StrengthAt
@@ -117,7 +116,9 @@ class FirstCalls(Stateful):
                 _log.info("%s", found)
         elif found is not None and given is not None and not strength.is_measured:
             scale, error = found.output_scale, found.output_scale_error
-            if abs(scale - given) > max(_SAME * given, _SURE * error):
+            # Sampler and loss may both take a multiple of the output for the energy.
+            off = min(abs(scale - given), abs(scale / abs(found.multiple) - given))
+            if off > max(_SAME * given, _SURE * error):
                 steps = f"step {found.step:.4g} and noise {found.noise:.4g}"
                 fix = f"output_scale={scale:.6g}, as {steps} say"
                 what = ("output_scale", Level.WARN, step, "output_scale")
@@ -367,7 +368,7 @@ def _name(optimizer: Any) -> str:
 
 
 def _place(parameters: Iterable[Tensor]) -> Tensor:
-    own = [local(p.detach()) for p in parameters]
+    own = [p.detach() for p in parameters]
     flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
     few = [p[:: -(-len(p) // _ENTRIES)].cpu().double() for p in flat if not p.is_meta]
     return torch.cat(few) if few else torch.empty(0, device="cpu")

@@ -21,6 +21,7 @@ JOINED = (
     "Other terms join the network's gradient in the sampler (a prior, another network) and stay "
     "untempered: that is right only for a base measure, which is no part of the loss's energies."
 )
+"""The warning about terms that join the gradient in the sampler."""
 _BENT = (
     "The sampler follows a function of {0} that is not linear: of a tempered {0}, another energy"
 )

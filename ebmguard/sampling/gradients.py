@@ -17,28 +17,25 @@ __all__ = ["Gradients"]
 class Gradients:
     """Norms of the gradients that a sampler computes of one module, by a hook without a pass.
 
-    They are taken inside the hook, since samplers clip and zero gradients in place, by ``.data``.
-    So are the sums of their sharpness.
+    A hook copies each, since samplers clip and zero gradients in place, by ``.data``, and sums what
+    tells their sharpness. The norm is taken of the last one alone.
     A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
     where the norm of the call that came last is chosen without waiting for it.
 
     Attributes:
-        norm: gradient norm per sample, of the shape of the output up to ``batch_dim``, of the
-            latest differentiated call, or None where it cannot be told. From the sampler call after
-            the first capture on, replays count as calls (but for what ``torch.func`` computes), and
-            NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
-            are filled up with their mean, which changes neither mean nor maximum.
         is_told: of its drifts by :meth:`follow`, instead of seeing gradients.
     """
 
     def __init__(self, batch_dim: int) -> None:
-        self.norm: Tensor | None = None
+        self._known: Tensor | None = None  # the norm, once it was asked for
         self.is_told = False
         self.count = 0  # of the differentiated calls, without replays
         self.output_shape = torch.Size()  # of the latest call: who makes it writes this
         self.is_capturing = False  # as a CUDA graph: likewise
         self._batch_dim = batch_dim
-        self._shape: tuple[int, ...] = ()  # of the samples whose norm it is
+        # The gradient whose norm it will be, and the shape of its output.
+        self._last: tuple[Tensor, torch.Size] | None = None
+        self._shape: tuple[int, ...] = ()  # of that one
         self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
         self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
         self._chooses = False
@@ -49,6 +46,19 @@ class Gradients:
         self._products: list[Tensor] = []  # ⟨g, g'⟩ and ⟨g, g⟩ of consecutive drifts, in turn
 
     @property
+    def norm(self) -> Tensor | None:
+        """Gradient norm per sample, of the shape of the output up to ``batch_dim``.
+
+        Of the latest differentiated call, or None where it cannot be told. From the sampler call
+        after the first capture on, replays count as calls (but for what ``torch.func`` computes),
+        and NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
+        are filled up with their mean, which changes neither mean nor maximum.
+        """
+        if self._last is not None:
+            self._known, self._last = self._norm(*self._last), None
+        return self._known
+
+    @property
     def entries(self) -> int:
         """The number of entries of one sample; 0 where it is unknown, or graphs differ in it."""
         shapes = {*self._graphs, self._shape} if self._chooses else {self._shape}
@@ -57,21 +67,23 @@ class Gradients:
 
     def start(self) -> None:
         """A sampler call begins."""
-        self.norm, self._shape, self.count = None, (), 0
+        self._known, self._last, self._shape, self.count = None, None, (), 0
         self._before, self._products = None, []
         self._chooses = self._ran is not None
-        self._mark(0)
+        if self._ran is not None:
+            self._ran.fill_(0)
 
     def stop(self) -> None:
         """The sampler call is over: the norm becomes that of the eager call or graph run last."""
         if self._handle is not None:
             self._handle.remove()
+        norm = self.norm
         self._handle = self._leaf = self._before = None
         if self._ran is None or not self._chooses:  # before the first replay nothing is written
             return
         ran = list(enumerate(self._graphs.values(), 1))
-        if self.norm is not None:
-            ran.append((0, self.norm.to(self._ran.device)))
+        if norm is not None:
+            ran.append((0, norm.to(self._ran.device)))
         width = max(norm.shape[-1] for _, norm in ran)
         chosen = torch.full((), torch.nan, device=self._ran.device)
         for number, norm in ran:
@@ -79,7 +91,7 @@ class Gradients:
                 rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
                 norm = torch.cat([norm, rest], -1)
             chosen = torch.where(self._ran == number, norm, chosen)
-        self.norm = chosen
+        self._known = chosen
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The module is called: the first argument that may be differentiated is watched."""
@@ -110,6 +122,7 @@ class Gradients:
 
     def follow(self, drift: Tensor) -> None:
         """The chain takes a step along this drift, which stays as it is."""
+        drift = torch.view_as_real(drift) if drift.is_complex() else drift
         before, self._before = self._before, drift
         if before is None or before.shape != drift.shape:
             return
@@ -125,32 +138,35 @@ class Gradients:
             self.count += 1
         if is_opaque(grad):
             # As one sample inside vmap: no norm can be told, nor marked from inside a transform.
-            self.norm, self._chooses = None, False
+            self._known, self._last, self._chooses = None, None, False
             self._before, self._products = None, []
             return
         if grad.requires_grad:
             grad = grad.detach()
-        norm, shape, at = None, grad.shape, self._batch_dim
-        # Otherwise the members of an ensemble share their samples.
-        if not at or (len(shape) > at and shape[:at] == self.output_shape[:at]):
-            inner = tuple(range(at + 1, len(shape)))
-            norm = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
         number = 0
         if not self.is_capturing:
-            self.norm, self._shape = norm, shape
+            own = grad.clone()
+            self._last, self._shape = (own, self.output_shape), grad.shape
             if not self.is_told:
-                self.follow(grad.clone())
-        elif norm is None:
+                self.follow(own)
+        elif (norm := self._norm(grad, self.output_shape)) is None:
             number = -1
         else:
+            shape = grad.shape
             graph = self._graphs.setdefault(shape, norm)
             if graph is not norm:
                 graph.copy_(norm)
             if self._ran is None:
                 self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
             number = 1 + list(self._graphs).index(shape)
-        self._mark(number)
-
-    def _mark(self, number: int) -> None:
         if self._ran is not None:
             self._ran.fill_(number)
+
+    def _norm(self, grad: Tensor, output: torch.Size) -> Tensor | None:
+        """Of each sample; None where the members of an ensemble share theirs."""
+        shape, at = grad.shape, self._batch_dim
+        if at and (len(shape) <= at or shape[:at] != output[:at]):
+            return None
+        inner = tuple(range(at + 1, len(shape)))
+        norm: Tensor = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
+        return norm

@@ -42,6 +42,7 @@ class Measured:
     step_error: float = math.nan  # standard errors
     noise_error: float = math.nan
     output_scale_error: float = math.nan
+    multiple: float = 1.0  # of the energy, which the sampler differentiates; a mean over B is 1
     convention: str | None = None  # "log_density": it goes up; "energy": down
     share: float = 0.0  # of the free entries that obey to rounding, the smallest of the steps
     sizes: tuple[tuple[float, float], ...] = ()  # step and noise of each step, where they differ
@@ -196,6 +197,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         size, noise = sizes[0]
     scale = _scale(size, noise)
     error = scale * math.hypot(size_error / abs(size or 1), 2 * noise_error / (noise or 1))
+    count = len(told[0][0].point[0])
     # The shortest number in reach is what its author would have typed.
     tolerance = max(_SURE * error, _ROUNDING * scale)
     near = (float(f"{scale:.{digits}g}") for digits in range(1, 17))
@@ -207,6 +209,7 @@ def _pooled(told: Sequence[tuple[Evaluation, Step]]) -> Measured:
         step_error=size_error,
         noise_error=noise_error,
         output_scale_error=error,
+        multiple=1.0 if math.isclose(abs(factor) * count, 1, rel_tol=_ALIKE) else factor,
         convention=("log_density" if size > 0 else "energy") if verdict == EXACT else None,
         share=min(step.exact for step in steps),
         sizes=tuple(sizes) if changes else (),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .measured import end_of, spread, steps_of
 from .recording import Draw, Evaluation
+from .steps import Step
 
 __all__ = ["Moves", "are_one", "differ", "function_of"]
 
@@ -38,6 +39,8 @@ class Moves:
     high: float = math.inf
     bound: float = math.inf  # of the drift's entries; below 0, less that of its norm
     is_logsumexp: bool = False  # whether the sampler follows that of the output, else the output
+    # Where each gradient follows its noise: the number of the call's first, and the end of them.
+    noise_first: tuple[int, int] | None = None
 
     def cotangent(self, output: Tensor, seen: Tensor) -> Tensor:
         """What comes back to an output, where ``seen`` came back to another one of the step."""
@@ -100,6 +103,11 @@ class Moves:
             for seen, step in told
             if noises
         ]
+        noise_first, clamps = None, [step.clamp for _, step in told]
+        if (found := _noise_first(told, draws, ends=told[-1][0] is last)) is not None:
+            noise_first = (found, last.draws_before)
+            if told[-1][0] is last:
+                told, steps, sizes, places = told[:-1], steps[:-1], sizes[:-1], places[:-1]
         error = max(step.step_error / abs(step.step) for _, step in told)
         varies = max(spread(of) if any(of) else 0.0 for of in zip(*sizes, strict=True))
         moved = [step.step * float(seen.point[1].norm()) for seen, step in told]
@@ -110,19 +118,22 @@ class Moves:
             return "its gradient is clipped by the norm of the batch"
         elif len(told) < len(steps) or any(seen.follows_gap for seen in evaluations):
             return "its steps differ along the chain, and not all of them were seen"
+        elif noise_first:
+            return "its noise comes before its gradient, in steps that differ along the chain"
         elif len(told) < len(evaluations):  # the last one goes on as they did
             sizes.append([each * each / before for before, each in zip(*sizes[-2:], strict=True)])
             places.append([2 * each - before for before, each in zip(*places[-2:], strict=True)])
         bound = min((step.bound for _, step in told), key=abs)
         scalable = all(_is_one_of(draws[x.number], last.x, x.row) for x in noises)
-        if bound < math.inf and places and places[0][0] < 0:
+        is_cut = bound < math.inf and (noise_first or (places and places[0][0] < 0))
+        if is_cut or (noise_first and noise_first[0] < 0):
             scalable = False  # what the gradient is given for a draw would be cut
         if noises and not scalable:
             (a, c), g = sizes[-1], last.point[1]
             if abs(a) * float(g.square().mean().sqrt()) < abs(c):
                 return "its draws cannot be scaled, and are larger than its drift"
-            places = []
-        lows, highs = zip(*(step.clamp for _, step in told), strict=True)
+            places, noise_first = [], None
+        lows, highs = zip(*clamps, strict=True)
         return cls(
             sizes,
             places,
@@ -133,7 +144,38 @@ class Moves:
             high=max((x for x in highs if x is not None), default=math.inf),
             bound=bound,
             is_logsumexp=is_logsumexp,
+            noise_first=noise_first,
         )
+
+
+def _noise_first(
+    told: Sequence[tuple[Evaluation, Step]], draws: Sequence[Draw | None], *, ends: bool
+) -> int | None:
+    """The number of a call's first noise where each gradient follows its own, as in IGEBM.
+
+    Such a chain begins with a noise, and ends without one. None: it is another chain; -1: that is
+    not sure. ``ends``: whether the last step is told.
+    """
+    (seen, step), *others = told
+    if not (others and step.noises) or (ends and told[-1][1].noises):
+        return None
+    noise, after = step.noises[0], others[0][0]
+    number = noise.number - (after.draws_before - seen.draws_before)
+    draw = draws[number] if 0 <= number < seen.draws_before else None
+    y = seen.point[0].cpu().double().flatten()
+    if draw is None or draw.values.numel() != y.numel():
+        return None
+    n = draw.values.cpu().double().flatten() / noise.std
+    n, y = n - n.mean(), y - y.mean()
+    factor = float(n @ y / (n @ n))
+    error = float((y - factor * n).norm() / n.norm()) / len(y) ** 0.5
+    is_all = error < _ALIKE * abs(factor)  # the chain may as well start from noise
+    if not is_all and abs(factor - noise.factor) > _SURE * error:
+        return None
+    is_sure = not is_all and abs(noise.factor) > _SURE * error
+    if ends and is_sure:
+        return number
+    return -1 if ends or is_sure else None
 
 
 def are_one(tensors: Sequence[Tensor | None]) -> bool:

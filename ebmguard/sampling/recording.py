@@ -240,9 +240,10 @@ def is_capturing() -> bool:
 
 def is_opaque(x: Tensor) -> bool:
     """Whether no sample's numbers can be seen: of a functional transform or of batched gradients,
-    which it must not outlive; nested, sparse.
+    which it must not outlive; nested, sparse, or inside a wrapper.
     """
     is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
+    is_wrapped |= type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
     return bool(is_wrapped or x.is_nested or x.layout is not torch.strided)
 
 

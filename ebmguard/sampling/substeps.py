@@ -8,6 +8,7 @@ its way back to the sampler:
 
 The sampler is given the mean of the t(x_j), and in its draw the rest: the ξ_j, and what a clamp did
 to the x_j. Its own line then makes x_N. Where the draw was made before, the gradient has the rest.
+Where each gradient is taken after the step's noise, the ξ_j come before the t(x_j), too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,9 @@ class Substeps(Draws):
         self._to = self._size = cast("Tensor | None", None)
         # The number of the draw that this step waits for, its factor, and what else it has to move.
         self._waits_for: tuple[int, float, Tensor] | None = None
+        self._next = (
+            None if moves is None or times == 1 else moves.noise_first and moves.noise_first[0]
+        )
 
     def look(self, seen: Evaluation) -> None:
         """Give an evaluation the gradient that has come through the network alone."""
@@ -78,6 +82,12 @@ class Substeps(Draws):
         number, self._count = self._count, self._count + 1
         if self.moves is not None and any(at < 0 for at, _ in self.moves.places):
             super().take(values, std)
+        if self.moves is not None and number == self._next:
+            with torch.no_grad():
+                values.mul_(self.times**-0.5)
+                if self._to is not None and values.numel() == self._to.numel():
+                    factor = self.moves.sizes[0][1] / self.moves.std
+                    self._to = self._to + factor * values.reshape(self._to.shape)
         if self._waits_for is None or number != self._waits_for[0]:
             return
         _, factor, rest = self._waits_for
@@ -163,21 +173,24 @@ class Substeps(Draws):
             place = moves.places[min(index, len(moves.places) - 1)]
         start = z = x.to(torch.promote_types(x.dtype, torch.float32))
         total = move = torch.zeros_like(z)
+        is_first = moves.noise_first is not None
         for j in range(n):
             if j:
-                z = z + move
+                z = moves.clamped(z + move) if is_first else z + move
                 z = torch.add(z, torch.randn_like(z), alpha=c * n**-0.5) if moves.places else z
-                z = moves.clamped(z)
+                z = z if is_first else moves.clamped(z)
             drift = moves.drift(z, (gradient(z) if j else own).to(z))
             self.follow(drift)
             total, move = total + drift, (a * drift - moves.decay * z) / n
         if n == 1:
             return None
-        given, self._to = total / n, z + move
+        given, self._to = total / n, moves.clamped(z + move) if is_first else z + move
         self._size = (self._to - start).abs().mean()
         # What the gradient that is given does not do.
         rest = self._to - start - a * given + moves.decay * start
-        if not moves.places or not c:
+        if moves.noise_first is not None:
+            self._next = began + place[0] if began + place[0] < moves.noise_first[1] else None
+        if not moves.places or not c or is_first:
             given = given + rest / a
         elif place[0] >= 0:
             self._waits_for = began + place[0], c / moves.std, rest
@@ -195,7 +208,7 @@ class Substeps(Draws):
         if self._to is None or self._size is None or self.moves is None:
             return
         if self.missed is None and x.shape == self._to.shape:
-            to = self.moves.clamped(self._to)
+            to = self._to if self.moves.noise_first else self.moves.clamped(self._to)
             rounding = 16 * torch.finfo(x.dtype).eps * to.abs()
             self.missed = ((x - to).abs() > _OFF * self._size + rounding).float().mean()
         self._to = self._waits_for = None

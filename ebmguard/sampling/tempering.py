@@ -273,8 +273,10 @@ class Tempering:
         return self._tempered(self._function(*self._owner, *args, **kwargs))
 
     def _tempered(self, output: Any) -> Any:
-        if not isinstance(output, Tensor) and not changes(self.given):
-            return output
+        if not (
+            isinstance(self._factor, Tensor) and (isinstance(output, Tensor) or changes(self.given))
+        ):
+            return output  # as it is
         return scale(output, self._factor, self._batch_dim)
 
     def _watched(
@@ -299,15 +301,18 @@ class Tempering:
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
-        self.given = factor
+        before, self.given = self.given, factor
         device = _device_of(self.module) or torch.device("cpu")
-        # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. A
-        # tensor of its own for every call: graphs of earlier calls have saved theirs.
+        # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. One
+        # that changes is a new tensor: graphs of earlier calls have saved theirs.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         if isinstance(factor, Tensor):
             self._factor = factor.detach().to(device, dtype, copy=True)
         elif factor != 1.0:
-            self._factor = torch.full((), factor, dtype=dtype, device=device)
+            own = self._factor
+            is_same = self._captured is None and not isinstance(before, Tensor) and before == factor
+            if not (is_same and isinstance(own, Tensor) and own.device == device):
+                self._factor = torch.full((), factor, dtype=dtype, device=device)
         else:
             if self._one is None or self._one.device != device:
                 # Now, since memory that is allocated during a capture belongs to the graph.

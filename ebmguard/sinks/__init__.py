@@ -1,10 +1,17 @@
-"""Where rows, alerts and rollbacks go: any object like :class:`Sink`, also your own."""
+"""Where rows, alerts and rollbacks go: any object like :class:`Sink`, also your own.
 
-from .jsonl import JsonlSink, read_jsonl, to_json
+What writes files is imported when it is first used: a run without ``log_dir`` writes none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
-from .tensorboard import AddScalarSink, TensorBoardSink, alert_markdown, marker_tag
-from .webhook import WebhookSink
 from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
+
+if TYPE_CHECKING:
+    from .jsonl import JsonlSink, read_jsonl, to_json
+    from .tensorboard import AddScalarSink, TensorBoardSink, alert_markdown, marker_tag
 
 __all__ = [
     "LEVEL_NUMBERS",
@@ -16,7 +23,6 @@ __all__ = [
     "PatientSink",
     "Sink",
     "TensorBoardSink",
-    "WebhookSink",
     "Writer",
     "alert_markdown",
     "as_sink",
@@ -27,3 +33,16 @@ __all__ = [
     "read_jsonl",
     "to_json",
 ]
+_HOMES = {
+    **dict.fromkeys(("JsonlSink", "read_jsonl", "to_json"), ".jsonl"),
+    **dict.fromkeys(
+        ("AddScalarSink", "TensorBoardSink", "alert_markdown", "marker_tag"), ".tensorboard"
+    ),
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOMES[name], __name__), name)

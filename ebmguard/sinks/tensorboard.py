@@ -36,10 +36,6 @@ LAYOUT = {
         "ESS and weight entropy": "ess weight_entropy ref/ess ref/weight_entropy",
         "Pareto k": "pareto_k ref/pareto_k",
     },
-    "Mixture of samplers": {
-        "share of the weight": "mixture/.*/weight",
-        "energy gap": "mixture/.*/energy_gap",
-    },
     "Sampler": {
         "sharpness of the steps: over 1 they are too long": "sampler/sharpness",
         "finer steps that each is taken as": "sampler/substeps",
@@ -183,8 +179,8 @@ def event_file_type() -> type[EventFile]:
         from .events import EventFile
     except ImportError as error:
         raise ConfigError(
-            f"Event files need the package tensorboard, which cannot be imported: {error}. Run "
-            '`pip install "ebmguard[tensorboard]"`, or pass sinks=[JsonlSink(dir)], not log_dir.'
+            f"Event files need the package tensorboard, which cannot be imported: {error}. "
+            'Run `pip install ".[tensorboard]"` in a clone, or pass sinks=[JsonlSink(dir)].'
         ) from error
     return EventFile
 

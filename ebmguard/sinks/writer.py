@@ -16,15 +16,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import MISFITS, ConfigError, folder_path, typed
-from .jsonl import JsonlSink
 from .opened import created, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
-from .tensorboard import AddScalarSink, TensorBoardSink, event_file_type
 from .thinning import Thinning
 from .turns import Turns, in_turn
+
+if TYPE_CHECKING:
+    from .jsonl import JsonlSink
 
 __all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
 
@@ -156,13 +157,17 @@ class Writer:
         self._locks: dict[str, FolderLock] = {}
         self.is_released, self._thinning = False, Thinning(is_on=False)
         logs: tuple[Sink, ...] = ()
+        self._lines: JsonlSink | None = None
         self._folder = None if folder is None else folder_path("log_dir", folder).resolve()
         if self._folder is not None:
+            from .jsonl import JsonlSink
+            from .tensorboard import TensorBoardSink, event_file_type
+
             event_file_type()  # where its package is missing, nothing is created
             made = self.claim()
             with ExitStack() as undo, taken_back(made, self._folder):
                 undo.callback(self.release)
-                lines = JsonlSink(self._folder)
+                self._lines = lines = JsonlSink(self._folder)
                 made += lines.made
                 logs = lines, TensorBoardSink(self._folder)
                 undo.pop_all()
@@ -217,9 +222,8 @@ class Writer:
     def rewind(self, step: int, attempt: int) -> None:
         """Cut off the folder's last rows, which a run that goes on from ``step`` writes again."""
         self.flush()
-        for log in self._logs:
-            if isinstance(log.sink, JsonlSink):
-                log.sink.rewind(step, attempt)
+        if self._lines is not None:
+            self._lines.rewind(step, attempt)
 
     def claim(self, name: str = "log_dir", folder: Path | None = None) -> list[Path]:
         """Lock the folder, or that of another argument, against other writers until it is released,
@@ -278,6 +282,8 @@ def as_sink(obj: Any) -> Sink:
     if not missing:
         return cast("Sink", obj)
     if callable(getattr(obj, "add_scalar", None)):
+        from .tensorboard import AddScalarSink
+
         return AddScalarSink(obj)
     if isinstance(obj, str | os.PathLike):
         raise ConfigError(

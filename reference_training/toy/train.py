@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ebmguard import guard, tags
+from ebmguard.objective import weights
+from ebmguard.samplers import Mixture
 
 from ..engine import loop
 from ..engine.graphs import graphed_energies
@@ -60,6 +62,7 @@ class Ensemble(Task):
         self.evaluator = Evaluator(settings, members, device)
         self.diverged_at = torch.full((len(members),), -1, device=device)
         self.kl = math.nan
+        self.f_neg = torch.empty(0)  # of the latest update
         # One guard for the whole ensemble: beta* is a vector over the members, and so is the
         # variant.
         self.loss_fn, self.sample_q = guard(
@@ -100,6 +103,7 @@ class Ensemble(Task):
 
     def take_in(self, step: int, f_pos: Tensor, f_neg: Tensor) -> None:
         """The energies of an update, (G, n_pos) and (G, n_neg), say who is lost."""
+        self.f_neg = f_neg
         gap = f_pos.mean(1) - f_neg.mean(1)
         lost = ~(gap.abs() <= DIVERGED_GAP) & (self.diverged_at < 0)
         self.diverged_at = torch.where(lost, step, self.diverged_at)
@@ -123,8 +127,12 @@ class Ensemble(Task):
         rows = self.evaluator.measure(self.evaluator.log_density(self.network))
         for row, diagnostics in zip(rows, self.guard.members, strict=False):
             row.update({tag: diagnostics[tag] for tag in WATCHED})
-            # Of a mixture: who drew what counts.
-            row.update({tag: x for tag, x in diagnostics.items() if tag.startswith("mixture/")})
+        if isinstance(mixture := getattr(self.sample_q, "original", None), Mixture):
+            # Who drew what counts.
+            for row, diagnostics, f in zip(rows, self.guard.members, self.f_neg, strict=False):
+                shares = weights(f, diagnostics[tags.BETA_STAR])
+                for name, part in mixture.parts.items():
+                    row[f"mixture/{name}/weight"] = shares[part].sum().item()
         if self._due(step) > self.config.evaluations - AVERAGED:
             samples = self.evaluator.samples(self.network, step)
             found = self.evaluator.measure_samples(samples)

@@ -34,7 +34,7 @@ def test_without_its_framework_an_adapter_says_what_to_install(name, monkeypatch
     monkeypatch.delattr(ebmguard.adapters, name, raising=False)
     with pytest.raises(ImportError) as error:
         importlib.import_module(f"ebmguard.adapters.{name}")
-    assert f'pip install "ebmguard[{extra}]"' in str(error.value)
+    assert f'pip install ".[{extra}]"' in str(error.value)
     assert str(error.value.name).split(".")[0] in packages
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ebmguard.alerts import FloorRule, Judge, Level, Reading, Remedy, Situation
-from ebmguard.alerts.remedies import contradict
+from ebmguard.alerts import Alert, FloorRule, Judge, Level, Reading, Remedy, Situation
+from ebmguard.alerts.remedies import Said, agreeing, contradict, recorded
 from tests.alerts.parts import feed, make_row
 
 R = Remedy
@@ -152,3 +152,17 @@ def test_a_rollback_counts_the_steps_under_the_floor_anew():
     judge.load_state_dict(state)
     judge.after_rollback()
     assert [alert.step for alert in feed(judge, low, 19)] == [38]
+
+
+def test_what_a_remedy_is_does_not_rest_on_its_words():
+    """Through a record too: whatever it says, a run goes back once."""
+    remedies = (Said.of(R.ROLL_BACK, "back to step 5"), R.LOWER_LR, Said.of(R.ROLL_BACK, "to 3"))
+    alert = Alert("a", Level.ERROR, 5, "a", 1.0, 0.5, 0, remedies)
+    record = json.loads(json.dumps(alert.record()))
+    assert record["remedies"] == ["back to step 5", "lower the learning rate", "to 3"]
+    assert agreeing(recorded(record), {}) == ("back to step 5", "lower the learning rate")
+    assert agreeing(recorded(record), {R.ROLL_BACK: 1}) == ("lower the learning rate",)
+    alike = f"{R.ROLL_BACK}, or rather do not"
+    assert agreeing([alike], {R.ROLL_BACK: 1}) == (alike,)
+    for damaged in (None, 3, "x", [], ["NO_SUCH", 2, None, "ROLL_BACK"]):
+        assert [*recorded(record | {"named": damaged})] == record["remedies"]

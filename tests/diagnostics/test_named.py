@@ -16,9 +16,7 @@ from torch import Tensor
 from ebmguard.diagnostics import (
     energy_sums,
     grad_scale_of,
-    mixture_sums,
     named_energies,
-    named_mixture,
     named_nonfinite,
     named_samples,
     named_weights,
@@ -30,17 +28,11 @@ from ebmguard.objective import Terms
 NUMBERS = st.one_of(
     st.floats(-5, 5), st.sampled_from([0.0, math.nan, math.inf, -math.inf, 1e35, -1e30, 1e-40])
 )
-PARTS = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 1], [0] * 5]).bool()
 
 
 def nonfinite(sums: Any) -> Any:
     pos, neg = sums
     return named_nonfinite(pos, neg, 5, 5)
-
-
-def mixture(sums: Any) -> Any:
-    own, other = named_mixture(sums, "abc", sums[0])
-    return own | {f"ref/{name}": x for name, x in other.items()}
 
 
 # The names, and how many sums they are made of.
@@ -49,7 +41,6 @@ NAMED: dict[str, tuple[Callable[[Any], Any], int]] = {
     "of classes": (partial(named_weights, n=5, m=5, is_grouped=True), 10),
     "energies": (partial(named_energies, n=5, m=5), 26),
     "not finite": (nonfinite, 2),
-    "mixture": (mixture, 12),
     "samples": (named_samples, 3),
 }
 WITH_TENSORS = "weights", "of classes", "energies", "not finite"
@@ -65,8 +56,6 @@ def sums_of(name: str, x: Tensor, beta_star: float) -> Tensor:
         return sample_shares(x[:10].view(5, 2), sample_shares(x[5:].view(5, 2))[1], (-1.0, 1.0))[0]
     groups, log_q = labels if name == "of classes" else None, (q, q.flip(0))
     terms = Terms.of(pos, neg, torch.tensor([[beta_star], [0.5]], dtype=x.dtype), groups, log_q)
-    if name == "mixture":
-        return mixture_sums(terms, neg, PARTS)
     sums = weight_sums(terms)[0]
     return 5 - sums[-2:] if name == "not finite" else sums
 

@@ -6,6 +6,7 @@ import copy
 import json
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -296,3 +297,22 @@ def test_a_call_that_is_not_tempered_is_refused_where_it_matters(
             sample(f, copy.deepcopy(f), x)
     else:
         sample(f, copy.deepcopy(f), x)
+
+
+@pytest.mark.parametrize(("heads", "of"), [(10, lambda f: f.mean(1)), (1, lambda f: f[:, 0] / 5)])
+def test_a_scale_that_is_not_that_of_the_losss_energy_is_refused(
+    heads: int, of: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def sampler(f: Any, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + 0.02 * gradient_at(lambda z: of(f(z)), x) + 0.2 * torch.randn_like(x)
+        return x
+
+    for scale in (None, 1.0):
+        f = nn.Linear(2, heads)
+        loss, sample = guard(None, sampler, beta_star=0.01, output_scale=scale, model=f)
+        x = torch.randn(16, 2)
+        right = pytest.raises(ConfigError, match="of the loss: output_scale=1")
+        with nullcontext() if scale else right:
+            loss(of(f(x)), of(f(sample(f, x))))
+    assert "output_scale = 1" not in caplog.text

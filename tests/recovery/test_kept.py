@@ -114,7 +114,12 @@ READ: list[Any] = [
     *(np.float64(1e-3), np.float32(0.1), np.float16(2), np.longdouble(1.5), np.complex128(1j)),
     *(np.int64(3), np.uint8(3), np.bool_(True), np.str_("a")),
     *(np.zeros((2, 3)), np.arange(4)[::2], np.asfortranarray(np.ones((2, 3))), np.array(2.0)),
-    *(np.array(["a", "b"]), np.array(["2020-01-01"], dtype="M8[D]"), np.array([1, "a"], object)),
+    *(
+        np.array(["a", "b"]),
+        np.arange(3, dtype=">f8"),
+        np.array(["2020-01-01"], dtype="M8[D]"),
+        np.array([1, "a"], object),
+    ),
     np.zeros(2, dtype=[("a", "f4"), ("b", "i8")]),
     *(collections.OrderedDict(a=1), collections.Counter("aab"), {1, 2}, {(1, "a")}, (1, [2, {}])),
     *(1 + 2j, b"abc", bytearray(b"a"), 10**400, float("nan"), None, {None: 1, (1, 2): 3}),
@@ -133,7 +138,7 @@ REFUSED: list[Any] = [
 
 def same(a: Any, b: Any) -> bool:
     if isinstance(a, np.ndarray | np.generic):
-        return a.dtype == b.dtype and np.array_equal(a, b)
+        return a.dtype == b.dtype.newbyteorder("=") and np.array_equal(a, b)
     if isinstance(b, torch.Size):
         return bool(a == b)
     if isinstance(a, Tensor) and isinstance(b, Tensor):

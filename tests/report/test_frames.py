@@ -163,7 +163,7 @@ def test_no_runs_are_an_error_that_says_where(tmp_path, monkeypatch, paths):
 
 def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pip install \"ebmguard\[train\]\""):
+    with pytest.raises(ImportError, match=r"pip install \"\.\[train\]\""):
         load(tmp_path)
 
 

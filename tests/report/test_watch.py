@@ -155,7 +155,7 @@ def test_without_rich_it_says_what_to_install(folder, monkeypatch, capsys):
     monkeypatch.delitem(sys.modules, "ebmguard.report.watch")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert cli.main(["watch", str(folder), "--once"]) == cli.USAGE_ERROR
-    assert 'pip install "ebmguard[cli]"' in capsys.readouterr().err
+    assert 'pip install ".[cli]"' in capsys.readouterr().err
 
 
 def test_a_spike_of_one_step_is_seen_in_a_sparkline_of_any_run():

@@ -1,8 +1,7 @@
 """Runs of several ranks, one of which breaks down, or which go on from the disk.
 
 Started as ``python -m tests.retrofit.ranks_actions RANK FOLDER WORLD`` from the project's root.
-They also train the cases of :mod:`tests.retrofit.fsdp_training`: a start of four processes takes
-long.
+They also train the cases of :mod:`tests.retrofit.ddp_training`: a start of processes takes long.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard import Alert, Guard, Recovery, guard
 from ebmguard.errors import ConfigError, DivergenceError
 from ebmguard.recovery import Change
 from tests.ranks import joined
-from tests.retrofit.fsdp_training import Energy, Parallel, cases, spread, train, whole
+from tests.retrofit.ddp_training import CASES, Energy, train
 
 FAULTY_STEP = 7
 RESTORED = 4  # the newest certified snapshot then
@@ -31,11 +30,7 @@ SNAPSHOTS: dict[str, Any] = {"every": 2, "certify_after": 2, "relapse_within": 0
 UNCHANGED: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
 
 
-def faults(world: int) -> list[tuple[Parallel, str]]:
-    """What becomes NaN on rank 1, and how the run is spread; four ranks take longer."""
-    kinds = ("energies", "samples", "gradient")
-    on_two: list[tuple[Parallel, str]] = [(x, kind) for x in ("fsdp", "ddp") for kind in kinds]
-    return on_two if world == 2 else [("fsdp", "energies"), ("hsdp", "gradient")]
+FAULTS = "energies", "samples", "gradient"  # what becomes NaN on rank 1
 
 
 class Run:
@@ -44,7 +39,6 @@ class Run:
     def __init__(
         self,
         rank: int,
-        parallel: Parallel,
         *,
         seed: int = 0,
         kept_from: int = 0,
@@ -55,7 +49,7 @@ class Run:
         torch.manual_seed(seed)
         self.rank = rank
         self.net = Energy()
-        self.model = spread(self.net, parallel)
+        self.model = DistributedDataParallel(self.net)
         torch.manual_seed(1000 + rank)
         self.order = torch.Generator().manual_seed(5)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01, fused=fused)
@@ -106,11 +100,12 @@ class Run:
             f_neg = torch.where(torch.arange(6) == 2, torch.nan, f_neg)
         loss = self.guard.loss_fn(f_pos, f_neg)
         self.optimizer.zero_grad()
+        if is_hit and fault == "backward":
+            loss = loss * torch.nan  # which the averaging brings to all ranks
         self.scaler.scale(loss).backward()
         if is_hit and fault == "gradient":
             gradient = self.optimizer.param_groups[0]["params"][0].grad
-            # Of DDP after the gradients were averaged; of FSDP2 in the shard that this rank has.
-            (gradient.to_local() if isinstance(gradient, DTensor) else gradient)[0, 0] = torch.nan
+            gradient[0, 0] = torch.nan  # after they were averaged
         self.scaler.step(self.optimizer)
         self.scaler.update()
 
@@ -121,9 +116,9 @@ class Run:
         self.step(fault)
 
     def state(self) -> list[Tensor]:
-        """Parameters and Adam's moments, whole, and this rank's buffer."""
+        """Parameters and Adam's moments, and this rank's buffer."""
         moments = [x for state in self.optimizer.state.values() for x in state.values()]
-        return [whole(x) for x in (*self.net.parameters(), *moments, self.buffer)]
+        return [x.detach().clone() for x in (*self.net.parameters(), *moments, self.buffer)]
 
     def draws(self) -> dict[str, list[float]]:
         """The next random numbers: this rank's, and those of the common order."""
@@ -138,13 +133,13 @@ class Run:
             "attempt": self.guard.attempt,
             "step": self.guard.step,
             "rules": self.guard._loop._judge.state_dict(),
-            "parameters": [whole(p) for p in self.net.parameters()],
+            "parameters": [p.detach().clone() for p in self.net.parameters()],
         }
 
 
-def stops(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
+def stops(rank: int, fault: str) -> dict[str, Any]:
     """A run with ``action="raise"``."""
-    run = Run(rank, parallel, action="raise")
+    run = Run(rank, action="raise")
     try:
         for step in range(FAULTY_STEP + 3):
             run.step(fault if step == FAULTY_STEP else None)
@@ -153,10 +148,10 @@ def stops(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
     return run.told()
 
 
-def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
+def rolls_back(rank: int, fault: str) -> dict[str, Any]:
     """A run that is taken back as it was, and goes through the same steps again."""
     recovery = Recovery(**SNAPSHOTS, **UNCHANGED)
-    run = Run(rank, parallel, kept_from=RESTORED, action="rollback", recovery=recovery)
+    run = Run(rank, kept_from=RESTORED, action="rollback", recovery=recovery)
     while not run.guard.rollbacks:
         run.kept_step(fault if run.guard.step == FAULTY_STEP else None)
     restored, before = run.state(), dict(run.states)
@@ -166,9 +161,9 @@ def rolls_back(rank: int, parallel: Parallel, fault: str) -> dict[str, Any]:
     return {**run.told(), "restored": restored, "before": before, "again": again}
 
 
-def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
+def climbs(rank: int, folder: Path) -> dict[str, Any]:
     """Two rollbacks by cause and with new random numbers, and an ERROR that none answers."""
-    log_dir = folder / f"log of {parallel}"
+    log_dir = folder / "log"
     said: list[str] = []
     listener = logging.Handler()
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -177,7 +172,6 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
     # Fused: whether gradients are finite is known on the device alone, as on a GPU.
     run = Run(
         rank,
-        parallel,
         fused=True,
         action="rollback",
         recovery=recovery,
@@ -203,23 +197,23 @@ def climbs(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
 
 
 def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
-    """A run that goes on where one shard of the gradient is not finite."""
-    run = Run(rank, "fsdp", **options)
+    """A run that goes on where one rank's backward pass is not finite."""
+    run = Run(rank, **options)
     for step in range(3):
-        run.kept_step("gradient" if step == 1 else None)
+        run.kept_step("backward" if step == 1 else None)
     return {**run.told(), "states": run.states}
 
 
-def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
+def goes_on(rank: int, folder: Path) -> dict[str, Any]:
     """A run that writes snapshots, and others that go on with it or are refused."""
-    folder, made = folder / f"snapshots of {parallel}", list[Run]()
+    folder, made = folder / "snapshots", list[Run]()
 
     def make(name: str, seed: int = 0) -> Run:
         for before in made:
             before.guard.close()
         recovery = Recovery(**SNAPSHOTS, **UNCHANGED, folder=folder / name, folder_every=2)
         options: dict[str, Any] = {"action": "rollback", "recovery": recovery}
-        made[:] = [Run(rank, parallel, seed=seed, kept_from=8, **options)]
+        made[:] = [Run(rank, seed=seed, kept_from=8, **options)]
         return made[0]
 
     def refused(act: Callable[[], object]) -> str:
@@ -254,32 +248,19 @@ def goes_on(rank: int, parallel: Parallel, folder: Path) -> dict[str, Any]:
     return found
 
 
-def of_parallels(rank: int, folder: Path, results: dict[str, Any]) -> None:
-    parallels: tuple[Parallel, ...] = ("ddp", "fsdp")
-    for parallel in parallels:
-        results[f"climbs, {parallel}"] = climbs(rank, parallel, folder)
-        results[f"goes on, {parallel}"] = goes_on(rank, parallel, folder)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    results["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
-    results["leaves out, fused"] = leaves_out(rank, fused=True)
-    try:
-        Run(rank, "fsdp", process_group=None)
-    except ConfigError as error:
-        results["alone"] = str(error)
-
-
 def main(rank: int, folder: Path, world: int) -> None:
     logging.getLogger("ebmguard").propagate = False  # what is said is not to be seen here
     logging.getLogger("ebmguard").addHandler(logging.NullHandler())
     with joined(rank, world, folder):
-        training = {name: train(case, world, rank) for name, case in cases(world).items()}
+        training = {name: train(case, world, rank) for name, case in CASES.items()}
         results: dict[str, Any] = {"training": training}
-        for parallel, fault in faults(world):
-            results[f"rolls back, {parallel}, {fault}"] = rolls_back(rank, parallel, fault)
-        if world == 2:
-            for parallel, fault in faults(world):
-                results[f"stops, {parallel}, {fault}"] = stops(rank, parallel, fault)
-            of_parallels(rank, folder, results)
+        for fault in FAULTS:
+            results[f"rolls back, {fault}"] = rolls_back(rank, fault)
+            results[f"stops, {fault}"] = stops(rank, fault)
+        results["climbs"], results["goes on"] = climbs(rank, folder), goes_on(rank, folder)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        results["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
+        results["leaves out, fused"] = leaves_out(rank, fused=True)
         torch.save(results, folder / f"{rank}.pt")
 
 

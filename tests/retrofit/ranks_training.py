@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard import guard
 from ebmguard.energies import Variant
-from ebmguard.samplers import Mixture
 from tests.parts import Energy, climb
 from tests.ranks import joined
 
@@ -39,7 +38,6 @@ class Case:
     last: tuple[tuple[int, int], ...] = ()  # other sizes of the last step
     has_classes: bool = False
     has_proposal: bool = False
-    has_mixture: bool = False  # the first half of a rank's negatives is one sampler's
     is_measured: bool = False  # the sampler, by the guard, which is not told its scale
 
     def batches(self, step: int) -> list[tuple[Tensor, Tensor]]:
@@ -55,28 +53,12 @@ class Case:
         return found
 
     def batch(self, step: int, rank: int | None) -> tuple[Tensor, Tensor]:
-        """A rank's batch, or without a rank the joined one.
-
-        The negatives of a mixture are A0 A1 B0 B1, since its samplers' come one after the other.
-        """
+        """A rank's batch, or without a rank the joined one."""
         batches = self.batches(step)
         if rank is not None:
             return batches[rank]
         pos, neg = (list(side) for side in zip(*batches, strict=True))
-        return torch.cat(pos), halves_joined(neg) if self.has_mixture else torch.cat(neg)
-
-    def sampler(self, step: int, rank: int | None) -> Any:
-        """A sampler of (network, start points)."""
-        if not self.has_mixture:
-            return Climbs(3 if self.is_measured else 2)
-        ranks = range(len(self.sizes)) if rank is None else [rank]
-        half = sum(len(self.batches(step)[each][1]) // 2 for each in ranks)
-        return Mixture(
-            {
-                "climbs": lambda f, x: climb(f, x[:half]),
-                "jumps": lambda f, x: climb(f, x[half:]) + 1,
-            }
-        )
+        return torch.cat(pos), torch.cat(neg)
 
 
 class Climbs:
@@ -95,12 +77,6 @@ class Climbs:
         return points[-1]
 
 
-def halves_joined(parts: list[Tensor]) -> Tensor:
-    """The first halves of all ranks, then the second ones."""
-    cut = [(x[: len(x) // 2], x[len(x) // 2 :]) for x in parts]
-    return torch.cat([*(x for x, _ in cut), *(x for _, x in cut)])
-
-
 EQUAL = ((6, 4), (6, 4))
 UNEQUAL = ((8, 3), (2, 5))  # both halve evenly, as the joined batch does
 CASES: dict[str, Case] = {
@@ -115,11 +91,8 @@ CASES["NaN on one rank"] = Case(UNEQUAL, spoiled=STEPS - 1)
 LAST = ((3, 1), (1, 2))
 for variant in VARIANTS[:2]:
     CASES[f"{variant}, classes"] = Case(UNEQUAL, variant, last=LAST, has_classes=True)
-    CASES[f"{variant}, mixture"] = Case(UNEQUAL, variant, has_mixture=True)
     CASES[f"{variant}, proposal"] = Case(UNEQUAL, variant, last=LAST, has_proposal=True)
-CASES["mixture with classes and a proposal"] = Case(
-    UNEQUAL, has_classes=True, has_proposal=True, has_mixture=True
-)
+CASES["classes and a proposal"] = Case(UNEQUAL, has_classes=True, has_proposal=True)
 CASES["no output_scale given"] = Case(UNEQUAL, is_measured=True)
 CASES["classes, ten times as many"] = Case(CASES["ten times as many"].sizes, has_classes=True)
 CASES["classes of an ensemble and a proposal"] = Case(
@@ -160,7 +133,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     group = None if rank is None else dist.group.WORLD
     model = net if rank is None else DistributedDataParallel(net, process_group=group)
     beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
-    sampler = case.sampler(0, rank)
+    sampler = Climbs(3 if case.is_measured else 2)
     g = guard(
         None,
         sampler,
@@ -177,7 +150,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
         x_pos, x_neg = case.batch(step, rank)
         groups = (classes(x_pos), classes(x_neg)) if case.has_classes else None
         x_neg = g.sampler(net, x_neg)
-        sharpness.append((getattr(sampler, "sharpness", math.nan), len(x_neg)))
+        sharpness.append((sampler.sharpness, len(x_neg)))
         log_q = None
         if case.has_proposal:
             shape = (*beta_star.shape, -1) if case.betas else (-1,)

@@ -17,7 +17,6 @@ N, M, REFERENCE = 6, 8, 0.7
 STARS = torch.tensor([[0.5, 0.0, -2.0], [3.0, 1e-36, 0.5]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1, 2, 0, 1, 3]), torch.tensor([1, 0, 0, 2, 1, 1, 4, 0])
 SCALES = torch.tensor([0.25, 3.0, 1.5, 0.25, 3.0, 2.0], dtype=torch.float64)
-PARTS = torch.tensor([[1] * 3 + [0] * 5, [0] * 3 + [1] * 5]).bool()
 
 
 def close(found: Any, expected: Any) -> None:
@@ -31,9 +30,9 @@ def close(found: Any, expected: Any) -> None:
         {},
         {"groups": LABELS, "variant": "no_pos"},
         {"groups": (*LABELS, SCALES), "q": True},
-        {"variant": "batch", "q": True, "parts": PARTS},
-        {"variant": "several", "parts": PARTS, "unusable": True},
-        {"groups": LABELS, "parts": PARTS},
+        {"variant": "batch", "q": True},
+        {"variant": "several", "unusable": True},
+        {"groups": LABELS},
     ],
     ids=str,
 )
@@ -48,7 +47,7 @@ def test_equals_a_loop_over_the_models(models, options):
     groups, variant = options.get("groups"), options.get("variant", "default")
     if variant == "several":
         variant = ("default", "true", "no_pos")[: models[0]] if models else "true"
-    more = REFERENCE, groups, q or None, options.get("parts")
+    more = REFERENCE, groups, q or None
     losses, sums = over_models(torch.Size(models), pos, neg, star, *more, variant=variant)
 
     count = star.numel()
@@ -72,12 +71,6 @@ def test_equals_a_loop_over_the_models(models, options):
             close(found, weights(p.detach(), n.detach(), at, groups, of))
         found = named_energies(numbers[2 * WEIGHT_SUMS : 2 * WEIGHT_SUMS + 26], N, M)
         close(found, energy_diagnostics(p.detach(), n.detach()))
-        if "parts" in options:
-            single = over_models(
-                torch.Size(), p, n, b, *more[:2], tuple(own) or None, PARTS, variant=None
-            )
-            assert single[0] is None
-            close(sums.reshape(count, -1)[i, -8:], single[1][-8:])
     assert losses is not None
     assert losses.shape == models
     close(losses, torch.stack(alone).reshape(models))

@@ -20,10 +20,9 @@ TOLD = ("alerts", "rollbacks", "attempt", "step", "rules", "parameters")
 
 
 @pytest.fixture
-def started(request, tmp_path_factory):
+def started(tmp_path_factory):
     """The folder, and what each rank found, from one start of all cases."""
-    world = getattr(request, "param", 2)
-    return ranks_of("tests.retrofit.ranks_actions", world, tmp_path_factory)
+    return ranks_of("tests.retrofit.ranks_actions", 2, tmp_path_factory)
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def ranks(started):
 
 def of_kind(ranks: list[Any], kind: str) -> Iterator[tuple[str, list[Any]]]:
     """The rest of the name of each case of a kind, and what each rank found."""
-    names = [name for name in ranks[0] if name.startswith(f"{kind}, ")]
+    names = [name for name in ranks[0] if name.partition(", ")[0] == kind]
     assert names
     for name in names:
         yield name.removeprefix(f"{kind}, "), [rank[name] for rank in ranks]
@@ -62,7 +61,6 @@ def test_one_ranks_nan_stops_all_with_the_same_error(ranks):
         assert all(torch.isfinite(p).all() for p in found[0]["parameters"])
 
 
-@pytest.mark.parametrize("started", [2, 4], indirect=True)
 def test_one_ranks_nan_takes_all_back_to_the_bit(ranks):
     for _, found in of_kind(ranks, "rolls back"):
         check_all_were_told_the_same(found)
@@ -97,8 +95,8 @@ def test_all_change_the_same_and_draw_numbers_of_their_own(ranks):
 
 def test_the_first_rank_alone_writes(started):
     folder, ranks = started
-    for parallel, found in of_kind(ranks, "climbs"):
-        log = folder / f"log of {parallel}"
+    for _, found in of_kind(ranks, "climbs"):
+        log = folder / "log"
         assert len(list(log.glob("events.out.*"))) == 1
         steps = [row["step"] for row in read_jsonl(log / "metrics.jsonl")]
         backward = [now for before, now in pairwise(steps) if now != before + 1]
@@ -146,12 +144,11 @@ def test_what_is_refused_is_refused_on_all_ranks(ranks):
             assert f"no snapshot that all {len(ranks)} ranks can read" in rank["lacks all"]
             assert "holds snapshots of a run, the newest of step 10" in rank["begins"]
         assert len({(rank["lacks all"], rank["begins"]) for rank in found}) == 1
-    assert all("Pass guard(..., process_group=...)" in rank["alone"] for rank in ranks)
 
 
 def test_as_many_ranks_must_go_on(started):
     folder, ranks = started
-    whole = folder / "snapshots of fsdp" / "whole"
+    whole = folder / "snapshots" / "whole"
     with pytest.raises(ConfigError, match="holds snapshots of a run, the newest of step 10"):
         Archive(whole, 1, Ranks()).check_empty()
     with pytest.raises(ConfigError, match=f"a run on {len(ranks)} ranks, but this one is on 1"):

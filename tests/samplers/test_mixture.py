@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ebmguard.alerts import Bound, Remedies
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.samplers import Mixture, ReplayBuffer, sgld
 from tests.parts import Bowl, gradient_at
@@ -101,3 +102,9 @@ def test_refuses_samples_that_do_not_fit(second, message):
 def test_refuses_samplers(samplers, dim, message):
     with pytest.raises(ConfigError, match=message):
         Mixture(samplers, dim=dim)
+
+
+@pytest.mark.parametrize("tag", ["mixture/a/weight", "ref/mixture/a/weight"])
+def test_a_rule_on_numbers_that_rows_no_longer_have_is_refused(tag):
+    with pytest.raises(ConfigError, match=r"Sum ebmguard\.objective\.weights.*Mixture\.parts"):
+        Bound(tag, "below", 0.1, 5, Remedies((), (), ()))

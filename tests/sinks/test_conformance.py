@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
+from ebmguard.adapters.webhook import WebhookSink
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import (
     JsonlSink,
     PatientSink,
     Sink,
     TensorBoardSink,
-    WebhookSink,
     Writer,
     as_sink,
     read_jsonl,

@@ -1,4 +1,4 @@
-"""A few guarded steps on one process, or as one of several ranks with DDP or FSDP2."""
+"""A few guarded steps on one process, or as one of several ranks with DDP."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ebmguard import Guard, guard
@@ -20,45 +17,25 @@ from tests.parts import climb
 STEPS = 3
 EPOCH = 2  # steps, of which the last one has parts of unequal size
 
-Parallel = Literal["ddp", "fsdp", "fsdp, root alone", "hsdp"]
-
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained, and how it is spread over the ranks."""
+    """What is trained."""
 
-    parallel: Parallel
     variant: Variant = "default"
     optimizer: Literal["adam", "fused adam", "momentum"] = "adam"
     passes: int = 1  # one forward pass of positives and negatives together, or one of each
     has_groups: bool = False
     reweights: bool = False  # the energies, for a plain difference of means
-    gathers_once: bool = False  # the parameters, for a whole chain
 
 
 CASES: dict[str, Case] = {
-    "ddp": Case("ddp"),
-    "ddp, no_pos": Case("ddp", "no_pos", "momentum", passes=2),
-    "ddp, groups": Case("ddp", has_groups=True),
-    "ddp, reweighted": Case("ddp", reweights=True),
-    "fsdp": Case("fsdp"),
-    "fsdp, no_pos": Case("fsdp", "no_pos", "momentum", passes=2, gathers_once=True),
-    "fsdp, groups": Case("fsdp", has_groups=True),
-    "fsdp, fused": Case("fsdp, root alone", optimizer="fused adam", passes=2),
-    "hsdp": Case("hsdp"),
+    "plain": Case(),
+    "no_pos": Case("no_pos", "momentum", passes=2),
+    "groups": Case(has_groups=True),
+    "reweighted": Case(reweights=True),
+    "fused": Case(optimizer="fused adam", passes=2),
 }
-
-
-FOUR = ("fsdp, groups", "hsdp")
-
-
-def cases(world: int) -> dict[str, Case]:
-    """Those of so many ranks: on four, which take longer, what is sharded, and copies of shards."""
-    return {
-        name: case
-        for name, case in CASES.items()
-        if (name in FOUR if world == 4 else name != "hsdp")
-    }
 
 
 class Energy(nn.Module):
@@ -93,40 +70,10 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return x[:n], 2 * x[n:], y[:n], y[n:]
 
 
-def gathered_once(f: FSDPModule, x: Tensor) -> Tensor:
-    """Climbs, keeping the parameters between the steps of the chain."""
-    f.set_reshard_after_forward(False)
-    f.set_reshard_after_backward(False)
-    x = climb(f, x)
-    f.set_reshard_after_forward(True)
-    f.set_reshard_after_backward(True)
-    return x
-
-
-def spread(net: nn.Module, parallel: Parallel) -> nn.Module:
-    """The module to train: the same one, sharded, or a wrapper around it."""
-    if parallel == "ddp":
-        return DistributedDataParallel(net)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    if parallel == "hsdp":
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
-    if parallel != "fsdp, root alone":
-        for layer in net.modules():
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    return net
-
-
 def make_optimizer(case: Case, net: nn.Module) -> torch.optim.Optimizer:
     if case.optimizer == "momentum":
         return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     return torch.optim.Adam(net.parameters(), lr=0.01, fused=case.optimizer == "fused adam")
-
-
-def whole(x: Tensor) -> Tensor:
-    """All of a tensor, from the parts of all ranks."""
-    return (x.full_tensor() if isinstance(x, DTensor) else x).detach().clone()
 
 
 def train(case: Case, world: int, rank: int | None = None) -> dict[str, Any]:
@@ -140,11 +87,10 @@ def train(case: Case, world: int, rank: int | None = None) -> dict[str, Any]:
     torch.manual_seed(0)
     net = Energy()
     group = None if rank is None else dist.group.WORLD
-    model: nn.Module = net if rank is None else spread(net, case.parallel)
+    model: nn.Module = net if rank is None else DistributedDataParallel(net)
     optimizer = make_optimizer(case, net)
-    sample = gathered_once if case.gathers_once and rank is not None else climb
     g: Guard = guard(
-        None, sample, beta_star=0.7, output_scale=2.0, variant=case.variant, process_group=group
+        None, climb, beta_star=0.7, output_scale=2.0, variant=case.variant, process_group=group
     )
     g.attach(model=net, optimizer=optimizer)
     gradients, rows = [], []
@@ -164,11 +110,11 @@ def train(case: Case, world: int, rank: int | None = None) -> dict[str, Any]:
             loss = g.loss_fn(f_pos, f_neg, groups)
         optimizer.zero_grad()
         loss.backward()
-        gradients.append([whole(p.grad) for p in net.parameters() if p.grad is not None])
+        gradients.append([p.grad.clone() for p in net.parameters() if p.grad is not None])
         optimizer.step()
         rows.append(dict(g.last))
     return {
-        "parameters": [whole(p) for p in net.parameters()],
+        "parameters": [p.detach().clone() for p in net.parameters()],
         "gradients": gradients,
         "rows": rows,
     }

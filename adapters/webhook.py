@@ -1,4 +1,7 @@
-"""Sends alerts and rollbacks to a web address, from a thread that training never waits for."""
+"""Webhooks: alerts and rollbacks to a web address, from a thread that training never waits for.
+
+loss_fn, sample_q = guard(None, sample_q, sinks=[WebhookSink("https://hooks.slack.com/...")])
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ import urllib.parse
 import urllib.request
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from ..errors import MISFITS, ConfigError, printable, typed
-from .jsonl import to_json
-from .protocol import LEVEL_NUMBERS, Record, Sink
+from ebmguard.errors import MISFITS, ConfigError, printable, typed
+from ebmguard.sinks import LEVEL_NUMBERS, Sink, to_json
 
 __all__ = ["WebhookSink"]
 
@@ -76,12 +79,12 @@ class WebhookSink(Sink):
         self._thread: threading.Thread | None = None
         _SINKS.add(self)
 
-    def write_alert(self, record: Record) -> None:
+    def write_alert(self, record: Mapping[str, Any]) -> None:
         """Hand the alert to the thread, if its level is high enough."""
         if LEVEL_NUMBERS[record["level"]] >= LEVEL_NUMBERS[self.min_level]:
             self._send("alert", record["level"], record)
 
-    def write_recovery(self, record: Record) -> None:
+    def write_recovery(self, record: Mapping[str, Any]) -> None:
         """Hand the rollback to the thread, whatever ``min_level`` is."""
         self._send("recovery", "WARN", record)
 
@@ -90,7 +93,7 @@ class WebhookSink(Sink):
         with self._changed:
             return self._changed.wait_for(lambda: not self._pending, timeout)
 
-    def _send(self, kind: str, level: str, record: Record) -> None:
+    def _send(self, kind: str, level: str, record: Mapping[str, Any]) -> None:
         message = record["message"]
         body = {"title": self.title, "text": f"{self.title}: {message}", "level": level}
         body |= {"kind": kind, "record": to_json(record)}

@@ -1,4 +1,4 @@
-"""DDP and FSDP2 on two and four ranks train, and are watched, as one process with all samples."""
+"""DDP on two ranks trains, and is watched, as one process with all samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.ranks import ranks_of
-from tests.retrofit.fsdp_training import STEPS, cases, train
+from tests.retrofit.ddp_training import CASES, STEPS, train
 
 TAGS = {
     *("loss", "grad_scale", "ess", "energy_gap", "f_neg/std"),
@@ -15,11 +15,11 @@ TAGS = {
 }
 
 
-@pytest.mark.parametrize(("world", "name"), [(n, name) for n in (2, 4) for name in cases(n)])
-def test_parameters_gradients_and_rows_are_those_of_one_process(tmp_path_factory, world, name):
-    _, seen = ranks_of("tests.retrofit.ranks_actions", world, tmp_path_factory)
+@pytest.mark.parametrize("name", CASES)
+def test_parameters_gradients_and_rows_are_those_of_one_process(tmp_path_factory, name):
+    _, seen = ranks_of("tests.retrofit.ranks_actions", 2, tmp_path_factory)
     ranks = [rank["training"][name] for rank in seen]
-    alone = train(cases(world)[name], world)
+    alone = train(CASES[name], 2)
     for found in ranks:
         assert len(found["gradients"]) == len(alone["gradients"]) == STEPS
         for step, right in enumerate(alone["gradients"]):

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
+from ebmguard.adapters import webhook
+from ebmguard.adapters.webhook import WebhookSink
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import WebhookSink, webhook
 from tests.parts import PATIENCE
 from tests.sinks.parts import ALERT, RECOVERY
 
@@ -229,7 +230,8 @@ def test_where_no_thread_can_be_started_training_goes_on(
 
 SCRIPT = """
 import sys
-from ebmguard.sinks import WebhookSink, webhook
+from ebmguard.adapters import webhook
+from ebmguard.adapters.webhook import WebhookSink
 webhook._EXIT_WAIT = float(sys.argv[2])
 sink = WebhookSink(sys.argv[1])
 for step in range(3):
@@ -361,7 +363,7 @@ def test_the_thread_and_the_sink_go_with_the_last_message(server: Server) -> Non
 def test_the_end_of_the_process_waits_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
     waited = list[float]()
     monkeypatch.setattr(webhook, "_SINKS", [WebhookSink("http://a/") for _ in range(3)])
-    monkeypatch.setattr("ebmguard.sinks.webhook.time.monotonic", lambda: float(3 * len(waited)))
+    monkeypatch.setattr("ebmguard.adapters.webhook.time.monotonic", lambda: float(3 * len(waited)))
 
     def wait(self: WebhookSink, timeout: float) -> bool:
         waited.append(timeout)  # three seconds each
