@@ -45,6 +45,7 @@ class Actions:
         self.pending: Alert | None = None  # an ERROR whose action waits for a safe point
         self._usual_steps: int | None = None
         self._is_over = False  # whether rollbacks are
+        self._skipped: Alert | None = None  # an ERROR of a step that may have been left out
         self._advised: dict[str, tuple[int, tuple[float, ...]]] = {}  # direction, and the run then
 
     @property
@@ -144,8 +145,21 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
+        errors = [each for each in alerts if each.level is Level.ERROR]
+        if self.offer is not None:
+            errors = self._lasting(row, errors)
         if self.answers and self.pending is None:
-            self.pending = next((each for each in alerts if each.level is Level.ERROR), None)
+            self.pending = next(iter(errors), None)
+
+    def _lasting(self, row: StepRow, errors: Sequence[Alert]) -> list[Alert]:
+        """Without a batch that is no number, whose step is left out, if it stays alone."""
+        last, found = self._skipped, [each for each in errors if each.rule != "nonfinite"]
+        if last is None:
+            self._skipped = next((each for each in errors if each.rule == "nonfinite"), None)
+        elif row.is_over and row.step > last.step:
+            found += [last] if row.numbers.get(last.tag) else []
+            self._skipped = None
+        return found
 
     def report(self, alerts: Sequence[Alert]) -> None:
         """Log alerts and call ``on_alert``. It comes last because it is the caller's code."""

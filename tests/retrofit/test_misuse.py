@@ -154,7 +154,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     # Other keywords.
     ({"convention": "logp"}, "log_density, energy"),
     ({"variant": "fancy"}, "default, no_pos, batch"),
-    ({"action": "stop"}, "expected one of warn, raise"),
+    ({"action": "stop"}, "expected one of auto, warn, raise"),
     ({"model": "f"}, "model= is a str; expected the torch"),
     ({"loss_fn": 3.0}, "loss_fn= is a float; expected a function"),
     ({"on_alert": 1}, "on_alert= is a int; expected"),
