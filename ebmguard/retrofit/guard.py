@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from threading import get_ident
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 from torch._compile import _disable_dynamo as uncompiled
@@ -26,6 +26,9 @@ from .rows import Row
 from .sampling import OneLoss, wrap_sampler
 from .setup import setup_of
 
+if TYPE_CHECKING:
+    from ..recovery import Rollback
+
 __all__ = ["Guard"]
 
 _STATE_VERSION = 13
@@ -38,7 +41,6 @@ class Guard:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None, log_q=None)``.
         sampler: the guarded sampler, or None.
         alerts: all alerts so far, oldest first.
-        rollbacks: all rollbacks of this process so far, oldest first: the audit log.
     """
 
     loss_fn: Any = OneLoss()
@@ -50,8 +52,6 @@ class Guard:
         self._losses = losses
         self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
         self.alerts = loop.actions.alerts
-        recoverer = loop.actions.recoverer
-        self.rollbacks = [] if recoverer is None else recoverer.rollbacks
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
@@ -107,6 +107,12 @@ class Guard:
     def verdict(self) -> Verdict:
         """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
         return self._loop.course.verdict
+
+    @property
+    def rollbacks(self) -> list[Rollback]:
+        """All rollbacks of this process so far, oldest first: the audit log."""
+        recoverer = self._loop.actions.recoverer
+        return [] if recoverer is None else recoverer.rollbacks
 
     @property
     def attempt(self) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from ebmguard import BudgetSpentError, Level, Recovery, guard
 from ebmguard.errors import ConfigError
@@ -38,8 +40,8 @@ def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
 
 
 @torch.no_grad()
-def scale_last_layer(run: Run, factor: float) -> None:
-    for p in run.model.net[-1].parameters():
+def scale_last_layer(model: Any, factor: float) -> None:
+    for p in model.net[-1].parameters():
         p.mul_(factor)
 
 
@@ -182,7 +184,7 @@ def test_a_run_that_is_lost_ends_with_a_typed_error_once_the_budget_is_spent(
 ) -> None:
     run = Run(Recovery(**SPENT), detector=Scripted([10, 20, *range(70, 110)]))
     run_until(run, 70)
-    scale_last_layer(run, factor)
+    scale_last_layer(run.model, factor)
     run.optimizer.param_groups[0]["lr"] = 0.0  # or the small one would grow again
     with pytest.raises(BudgetSpentError, match="budget of rollbacks is spent") as caught:
         run_until(run, 40)
@@ -210,7 +212,7 @@ def test_a_network_that_has_become_a_constant_is_not_gone_back_to() -> None:
     spreads: list[float] = []
     while not run.guard.rollbacks:
         if len(spreads) > 30:
-            scale_last_layer(run, 0.6)
+            scale_last_layer(run.model, 0.6)
             run.optimizer.param_groups[0]["lr"] = 0.0  # which would make up for it
         run.step()
         spreads.append(run.guard.last["f_pos/std"])
@@ -563,3 +565,112 @@ def test_schedulers_in_a_list_with_a_state_are_taken_back() -> None:
     (rollback,) = run.guard.rollbacks
     assert steps[:18] == list(range(1, 19))
     assert steps[18] == rollback.restored_step  # taken before the scheduler's own step
+
+
+# -- where nobody has asked for it ---------------------------------------------------------------
+
+
+class Plain:
+    """A loop whose guard is told a model and its optimizer, and no action."""
+
+    def __init__(self, **told: Any) -> None:
+        torch.manual_seed(0)
+        self.f = Energy()
+        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=1e-3)
+        told = {"model": self.f, "optimizer": self.optimizer, "beta_star": 0.5, **told}
+        self.g = guard(None, gradient_at, output_scale=1, **told)
+
+    def step(self, factor: float = 1.0) -> None:
+        loss_fn, sample = self.g
+        f_neg = self.f(sample(self.f, torch.randn(16, 2)))
+        self.optimizer.zero_grad()
+        loss_fn(factor * self.f(torch.randn(16, 2)), f_neg).backward()
+        self.optimizer.step()
+
+    def steps(self, count: int, factor: float = 1.0) -> None:
+        for _ in range(count):
+            self.step(factor)
+
+
+class Broken:
+    """A buffer that cannot be copied."""
+
+    def state_dict(self) -> Any:
+        raise RuntimeError("it is on another machine")
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError
+
+
+def test_a_run_that_can_be_taken_back_is() -> None:
+    plain, asked = Plain(), Plain(action="rollback")
+    for each in (plain, asked):
+        each.steps(60)
+        each.step(1e9)
+        each.steps(10)
+        assert [x.step for x in each.g.rollbacks] == [60]
+    assert all(map(torch.equal, plain.f.parameters(), asked.f.parameters()))
+
+
+def test_a_batch_that_is_no_number_is_left_out_and_what_stays_is_taken_back() -> None:
+    plain = Plain()
+    plain.steps(60)
+    before = copy.deepcopy(plain.f.state_dict())
+    plain.step(math.nan)
+    assert all(map(torch.equal, before.values(), plain.f.state_dict().values()))
+    plain.steps(10)
+    assert plain.g.attempt == 0
+    scale_last_layer(plain.f, math.nan)
+    plain.steps(3)
+    assert plain.g.attempt == 1
+    assert all(bool(p.isfinite().all()) for p in plain.f.parameters())
+
+
+CANNOT: dict[str, tuple[dict[str, Any], str]] = {
+    "no optimizer": ({"optimizer": None}, ""),
+    "an ensemble": ({"beta_star": torch.tensor([0.5])}, ""),
+    "asked not to": ({"action": "warn"}, ""),
+    "what cannot be copied": ({"buffer": Broken()}, "it is on another machine"),
+}
+
+
+@pytest.mark.parametrize("name", CANNOT)
+def test_what_cannot_be_taken_back_goes_on(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    told, said = CANNOT[name]
+    caplog.set_level(logging.WARNING)
+    if name == "an ensemble":
+        assert guard(None, gradient_at, **told).attempt == 0
+        return
+    plain = Plain(**told)
+    plain.steps(20)
+    assert ("no ERROR takes the run back" in caplog.text) == bool(said)
+    assert said in caplog.text
+    plain.step(1e9)
+    plain.steps(10)
+    assert plain.g.attempt == 0
+    assert any(alert.level is Level.ERROR for alert in plain.g.alerts)
+
+
+def test_parameters_of_no_optimizer_and_a_second_guard_end_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    plain = Plain()
+    plain.f.register_parameter("more", nn.Parameter(torch.ones(1)))
+    plain.steps(3)
+    assert "no attached optimizer has these parameters of the model" in caplog.text
+    one, caplog_text = Plain(), caplog.text
+    other = guard(None, gradient_at, beta_star=0.5, model=one.f, optimizer=one.optimizer)
+    one.steps(3)
+    assert "another guard has the optimizer, too" in caplog.text.replace(caplog_text, "")
+    del other
+
+
+def test_a_spent_budget_ends_no_run_that_did_not_ask() -> None:
+    plain = Plain()
+    for _ in range(8):
+        plain.steps(60)
+        plain.step(1e9)
+    scale_last_layer(plain.f, 1e12)
+    plain.steps(120)
+    assert plain.g.attempt == Recovery().budget
