@@ -197,7 +197,7 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
         Tag(ALERT_LEVEL, "alert level", None,
             "2 from an ERROR until its condition ends, 1 during a WARN, else 0", "0",
             "[alerts.md](alerts.md)"),
-        Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far; with `action=\"rollback\"`", "0",
+        Tag(ATTEMPT, "rollbacks so far", None, "rollbacks so far, if any are possible", "0",
             "[recovery.md](recovery.md)"),
     ),
 }

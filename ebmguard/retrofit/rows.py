@@ -30,8 +30,7 @@ Row: TypeAlias = dict[str, float]
 _LAG = 2  # steps between a row's measurement and its reading on a GPU
 # Steps between histograms, Pareto shapes, and what needs copies of samples or parameters.
 _SLOW_EVERY = 50
-# The Pareto shape of one batch is too noisy to act on.
-POOLED_STEPS = 16
+POOLED_STEPS = 16  # of a Pareto shape: that of one batch is too noisy to act on
 
 
 class Part(NamedTuple):
