@@ -38,6 +38,7 @@ _HOMES = {
     **dict.fromkeys(
         ("AddScalarSink", "TensorBoardSink", "alert_markdown", "marker_tag"), ".tensorboard"
     ),
+    "WebhookSink": "ebmguard.adapters.webhook",  # as it was once imported
 }
 
 if not TYPE_CHECKING:
