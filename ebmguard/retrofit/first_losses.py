@@ -59,6 +59,7 @@ _MEANS = (
     'Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), of shapes (N,) and (N, M).'
 )
 _CALLED = {"sum": "the sum", "logsumexp": "the logsumexp", "one output": "one"}
+_CALLED |= {"values": "the values of each"}
 _BENT = (
     "f_neg is the %s of the energies that the sampler follows, so that it samples another density "
     "than the loss trains. Pass the module's own output, and add other functions of it outside."
@@ -242,9 +243,10 @@ class FirstLosses:
             if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
             is_own |= bool(names)
-            is_other = names and self._follows in _CALLED and self._follows not in names
+            is_right = {"sum", "one output"} if self._follows == "values" else {self._follows}
+            is_other = names and self._follows in _CALLED and is_right.isdisjoint(names)
             if is_other and _holds(known, out):
-                both = _CALLED[self._follows], _CALLED[names[0]]
+                both = _CALLED[self._follows], _CALLED.get(names[0], names[0])
                 raise LossError(_OTHER.format(*both, out.shape[1]))
         if self._is_joined and self._sees_energies and known and not is_own:
             raise LossError(_JOINED)
@@ -331,6 +333,7 @@ def _functions(outputs: Tensor, f: Tensor) -> list[str]:
         "logsumexp": [outputs.logsumexp(1)],
         "one output": [*outputs.unbind(1), outputs.amax(1)],
     }
+    values["a label's log-probability"] = [*outputs.log_softmax(1).unbind(1)]
     is_f = {x: any(torch.allclose(f.abs(), y.abs(), 1e-3, 1e-6) for y in values[x]) for x in values}
     return [name for name in values if is_f[name]]
 

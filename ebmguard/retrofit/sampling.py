@@ -131,6 +131,8 @@ class Sampling:
         else:
             finer = drift.looking if substeps is None and drift is not None else substeps
             result = tempering.run(call, args, kwargs, factor, recording, finer)
+        if drift is not None and tempering is not None:
+            drift.is_hidden |= tempering.is_hidden
         wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:

@@ -43,6 +43,11 @@ _VALUES = (
     "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
     "energy; for such a test return one number from %s, or use g.temper(energy) in the sampler."
 )
+_OF_EACH = (
+    "The sampler takes no gradient, but the values of several outputs (%s). Each is tempered by "
+    "itself: right for their sum, for one of them or a draw among them, and wrong for another "
+    "function such as their logsumexp. For that return one number from %s."
+)
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
 _CALLS = 5  # that are tried
@@ -91,7 +96,8 @@ class FirstCalls(Stateful):
             if is_other and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True
                 say = _log.warning if drift.is_tested else _log.info
-                say(_VALUES, drift.follows, f"{type(tempering.module).__name__}.{tempering.energy}")
+                text = _OF_EACH if drift.follows == "values" else _VALUES
+                say(text, drift.follows, f"{type(tempering.module).__name__}.{tempering.energy}")
         if not self.calls_left:
             return
         if tempering is None:

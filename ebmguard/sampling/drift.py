@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
@@ -28,6 +29,11 @@ _ELSEWHERE = (
     "The gradients that the sampler took did not come through its calls of {0}: a copy, a forward "
     "that was kept from before, single layers or a compiled twin are untempered"
 )
+_KEPT = (
+    "The sampler takes the values of several outputs of {0}, and no gradient: where gradients are "
+    "enabled such values are untempered, so that what flows back to them can be tempered. Let it "
+    "return one number a sample"
+)
 
 
 class Drift(Recording):
@@ -42,16 +48,16 @@ class Drift(Recording):
         ends: see :class:`Recording`.
 
     Attributes:
-        follows: the function of several outputs: "sum", "logsumexp", "one output", "another
-            function", or empty where it is not seen.
+        is_hidden: whether there are calls that are not seen, inside of transforms or compiled code.
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
         super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
-        self.looking, self._joins, self.follows = looking, False, ""
+        self.looking, self._joins, self._function = looking, False, ""
         self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
-        self._is_hidden, self._uniform = False, -1
+        self.is_hidden = self._is_wide = self._has_kept = False
+        self._uniform = -1
 
     @property
     def is_tested(self) -> bool:
@@ -59,10 +65,22 @@ class Drift(Recording):
         return 0 <= self._uniform < self.draws.uniform
 
     @property
+    def follows(self) -> str:
+        """The function of several outputs: "sum", "logsumexp", "one output", "another function".
+
+        "values" where it takes no more than these; empty where it is not seen.
+        """
+        is_alone = self._is_wide and not (self.draws.reached or self.is_hidden)
+        return "values" if is_alone else self._function
+
+    @property
     def wrong(self) -> str:
         """Why the gradient is not tempered, with {0} for the energy; empty if nothing is seen."""
-        if self.draws.strays and not (self.draws.reached or self._is_hidden):
-            return _ELSEWHERE
+        if not (self.draws.reached or self.is_hidden):
+            if self.draws.strays:
+                return _ELSEWHERE
+            if self._has_kept:
+                return _KEPT
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
 
@@ -74,8 +92,13 @@ class Drift(Recording):
         if self._uniform < 0:
             self._uniform = self.draws.uniform
         if not isinstance(output, Tensor) or is_opaque(output) or is_capturing():
-            self._is_hidden = True
-        elif output.requires_grad:
+            self.is_hidden = True
+            return
+        self.is_hidden |= forward_ad._current_level >= 0
+        is_wide = output.numel() > output.shape[: self._batch_dim + 1].numel()
+        self._is_wide |= is_wide
+        if output.requires_grad:
+            self._has_kept |= is_wide
             kept = output.detach().clone()
             output.register_hook(lambda c: self._came_back(kept, c))  # type: ignore[no-untyped-call]
 
@@ -88,7 +111,7 @@ class Drift(Recording):
         is_even = not differ(c, c.flatten()[0])
         if math.prod(output.shape[self._batch_dim + 1 :]) > 1:
             # Where all outputs are one number, the two have the same gradient.
-            self.follows = "" if is_even and name == "logsumexp" else name
+            self._function = "" if is_even and name == "logsumexp" else name
         elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 

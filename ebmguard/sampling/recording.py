@@ -28,6 +28,7 @@ _NONE = slice(0)
 _GAUSSIAN = {"randn": _NONE, "randn_like": _NONE, "normal": slice(1, 2), "normal_": slice(2, 3)}
 # What a Metropolis test may draw.
 _UNIFORM = {"rand", "rand_like", "uniform_", "bernoulli", "bernoulli_", "exponential_"}
+_UNIFORM |= {"multinomial", "binomial"}
 _GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
 _STRAYS = 4  # that are kept
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for

@@ -84,7 +84,7 @@ class Tempering:
         seen: the gradients of the tempered f, which drive the sampler, in that block.
         reached: whether that method was called there, or has been captured in a CUDA graph whose
             replays cannot be seen.
-        is_hidden: whether it was called there inside of compiled code.
+        is_hidden: whether it was called there inside of compiled code, or has been so captured.
     """
 
     _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
@@ -186,7 +186,7 @@ class Tempering:
         self.seen.is_told = substeps is not None and substeps.moves is not None
         if substeps is not None:
             substeps.follow = self.seen.follow
-        self.reached, self.is_hidden = self._captured is not None, False
+        self.reached = self.is_hidden = self._captured is not None
         self.seen.start()
         own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
         self._state_of = module.__getstate__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -276,3 +277,64 @@ def test_values_of_one_number_are_tempered_and_of_several_it_is_said(
     torch.testing.assert_close(tempered[0], factor * plain[0])
     said = [r for r in caplog.records if "Metropolis" in r.message and "g.temper" in r.message]
     assert len(said) == (heads > 1)
+
+
+def walk(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A random-walk Metropolis step, which takes values alone."""
+    y = x + 0.2 * torch.randn_like(x)
+    rise = (energy(y) - energy(x)).flatten().detach()
+    seen.append(rise)
+    return torch.where((torch.rand(len(x)).log() < rise)[:, None], y, x)
+
+
+def gibbs(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A draw of one of the outputs of each sample."""
+    every = energy(x).detach()
+    seen.append(every)
+    return x + torch.multinomial(every.softmax(1), 1)
+
+
+# What takes values alone: the sampler, the energy, its outputs, and how it ends with gradients
+# enabled and without.
+ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str]]] = {
+    "one number": (walk, lambda f, x: f(x), 1, ("", "")),
+    "logsumexp": (walk, logsumexp, 5, ("no gradient", "the values of each")),
+    "a log-probability": (
+        walk,
+        lambda f, x: f(x).log_softmax(1)[:, 0],
+        5,
+        ("no gradient", "the values of each"),
+    ),
+    "a sum of heads": (walk, lambda f, x: f(x).sum(1), 5, ("no gradient", "")),
+    "one output": (walk, lambda f, x: f(x)[:, 2], 5, ("no gradient", "")),
+    "a draw among outputs": (gibbs, lambda f, x: f(x), 5, ("no gradient", "")),
+}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("name", ALONE)
+def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
+    sampler, energy, heads, ways = ALONE[name]
+    f, seen, said = network(heads), list[Tensor](), ways[not enabled]
+
+    def draw(x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(enabled):
+            return sampler(lambda x: energy(f, x), x, seen)
+
+    loss, sample = guard(None, draw, model=f, **HALF)
+    x, y = torch.randn(2, 16, 2).double()
+    with pytest.raises((LossError, SamplerError), match=said) if said else nullcontext():
+        torch.manual_seed(1)
+        q = sample(x)
+        chosen = energy if sampler is walk else lambda f, x: f(x)[:, 0]
+        loss(chosen(f, y), chosen(f, q))
+    if not said:
+        plain = list[Tensor]()
+        torch.manual_seed(1)
+        sampler(lambda x: energy(f, x), x, plain)
+        torch.testing.assert_close(seen[0], 0.5 * plain[0])
+    torch.manual_seed(1)
+    free = sampler(lambda x: energy(f, x), x, [])
+    torch.manual_seed(1)
+    off = guard(None, draw, model=f, **(HALF | {"beta_star": 0.0})).sampler
+    assert torch.equal(off(x), free)
