@@ -126,6 +126,8 @@ class Sampling:
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
+        if drift is not None and module is not None:
+            drift.draws.own = {*map(id, module.parameters())}
         if tempering is None:
             result = call(*args, **kwargs)
         else:
@@ -137,9 +139,9 @@ class Sampling:
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:
                 wrong = _never_called(tempering, call, args, kwargs)
-            elif drift and drift.wrong and not tempering.is_hidden:
+            elif drift and not tempering.is_hidden and (wrong := drift.wrong(result)):
                 energy = f"{type(tempering.module).__name__}.{tempering.energy}"
-                wrong = f"{drift.wrong}. {_EXITS}".format(energy)
+                wrong = f"{wrong}. {_EXITS}".format(energy)
         if wrong and (must_temper or (lazy and not now.is_off)) and not _is_one(factor):
             raise SamplerError(wrong)
         if wrong and (must_temper or later) and not self._has_warned:

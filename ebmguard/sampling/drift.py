@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 from .measured import end_of
 from .moves import are_one, differ, function_of
 from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
-from .steps import solve
+from .steps import Step, solve
 from .substeps import Substeps
 
 __all__ = ["JOINED", "Drift"]
@@ -54,6 +54,7 @@ class Drift(Recording):
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
         super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
         self.looking, self._joins, self._function = looking, False, ""
+        self._astray: list[Evaluation] | None = None  # until they are asked for
         self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
         self.is_hidden = self._is_wide = self._has_kept = False
@@ -73,20 +74,28 @@ class Drift(Recording):
         is_alone = self._is_wide and not (self.draws.reached or self.is_hidden)
         return "values" if is_alone else self._function
 
-    @property
-    def wrong(self) -> str:
+    def wrong(self, result: object) -> str:
         """Why the gradient is not tempered, with {0} for the energy; empty if nothing is seen."""
         if not (self.draws.reached or self.is_hidden):
             if self.draws.strays:
                 return _ELSEWHERE
             if self._has_kept:
                 return _KEPT
+        if any(each.noted for each in self._leading(result)):
+            return _ELSEWHERE
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
 
     def is_joined(self, result: object) -> bool:
         """Whether other terms join the gradient, in a call that has returned this."""
-        return self._joins or self._is_joined_behind() or self._is_joined_beside(result)
+        return self._joins or self._is_joined_behind() or bool(self._leading(result))
+
+    def _leading(self, result: object) -> list[Evaluation]:
+        """The strays that lead the chain."""
+        if self._astray is None:
+            ways = (self._beside, self._amid) if self.draws.strays else ()
+            self._astray = [each for way in ways for each in way(result)]
+        return self._astray
 
     def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
@@ -132,18 +141,44 @@ class Drift(Recording):
                 return is_same and differ(inner.flatten(), whole.flatten())
         return False
 
-    def _is_joined_beside(self, result: object) -> bool:
-        """Whether a step is made of the energy's gradient and draws with another gradient alone."""
+    def _beside(self, result: object) -> list[Evaluation]:
+        """The strays of which a step is made together with the energy's gradient, but not alone."""
         draws, seen = self.draws, self.evaluations[:2]
         seen += end_of(seen[-1], result, len(draws.log)) if len(seen) == 1 else []
-        others = [Draw(x, None) for x in draws.strays if seen and x.shape == seen[0].leaf.shape]
-        if not others or len(seen) < 2 or seen[0].leaf.shape != seen[1].leaf.shape:
-            return False
+        if len(seen) < 2 or seen[0].leaf.shape != seen[1].leaf.shape:
+            return []
         (x, gradient), (end, _) = seen[0].point, seen[1].point
         log = draws.log[: seen[1].draws_before]
         noises = [d for d in log if d is not None and not torch.equal(d.values, x)][-4:]
         if not solve(x, gradient, end, noises).why:
-            return False
-        joined = (solve(x, gradient, end, [*noises, other]) for other in others)
-        least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
-        return any(not step.why and bool(abs(step.step) > least) for step in joined)
+            return []
+        others = [(each, each.point[1]) for each in draws.strays if each.x.shape == x.shape]
+        steps = [(each, solve(x, gradient, end, [*noises, Draw(g, None)])) for each, g in others]
+        return [each for each, step in steps if _counts(step, x, gradient, end)]
+
+    def _amid(self, result: object) -> list[Evaluation]:
+        """The strays that make a step alone, amid those of the energy or of its layers.
+
+        A chain may start from where another network has led it.
+        """
+        draws, seen, found = self.draws, self.evaluations, list[Evaluation]()
+        for each in draws.strays if seen else ():
+            (x, gradient), now = each.point, each.draws_before
+            is_amid = each.noted or seen[0].draws_before < now < seen[-1].draws_before
+            if not is_amid or any(e.leaf.shape == x.shape and e.leaf.equal(x) for e in seen):
+                continue
+            later = [e for e in (*seen, *draws.strays) if e.draws_before > now]
+            later.sort(key=lambda e: e.draws_before)
+            later += end_of(each, result, len(draws.log))
+            if later and later[0].leaf.shape == x.shape and x.numel():
+                end, log = later[0].leaf, draws.log[max(0, now - 4) : later[0].draws_before]
+                noises = [d for d in log if d is not None and not torch.equal(d.values, x)]
+                if _counts(solve(x, gradient, end, noises), x, gradient, end):
+                    found.append(each)
+        return found
+
+
+def _counts(step: Step, x: Tensor, gradient: Tensor, end: Tensor) -> bool:
+    """Whether a solved step is one along this gradient."""
+    least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
+    return not step.why and bool(abs(step.step) > least)

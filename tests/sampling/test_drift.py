@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -62,6 +64,15 @@ def apart(energy: Function, x: Tensor) -> Tensor:
     return slope(energy, x) + slope(OTHER, x)
 
 
+def twice(energy: Function, x: Tensor, *, is_last: bool = True) -> Tensor:
+    """Two experts, whose backward passes add up in the samples' gradient."""
+    x = x.detach().requires_grad_()
+    for each in (energy, OTHER) if is_last else (OTHER, energy):
+        each(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
 def langevin(energy: Function, x: Tensor) -> Tensor:
     for _ in range(4):
         x = (x + 0.02 * slope(energy, x) + 0.2 * torch.randn_like(x)).detach()
@@ -80,6 +91,12 @@ class Wrapper(nn.Module):
 def half_past(f: Any) -> Any:
     kept = f.forward
     return lambda x: f(x) + kept(x)
+
+
+def in_turn(f: Any, *, is_first: bool = True) -> Any:
+    """By calls of f and, every other time, by its layers."""
+    ways = itertools.cycle([f, nn.Sequential(*f)] if is_first else [nn.Sequential(*f), f])
+    return lambda x: next(ways)(x)
 
 
 def traced(f: nn.Module) -> Any:
@@ -198,6 +215,16 @@ REFUSED = {
         "other terms",
     ),
     "two experts apart": (Case(moves=apart, beside=OTHER), "other terms"),
+    "two experts, in two passes": (Case(moves=twice, beside=OTHER), "other terms"),
+    "the other one first": (
+        Case(moves=functools.partial(twice, is_last=False), beside=OTHER),
+        "other terms",
+    ),
+    "layers every other time": (Case(uses=in_turn), "did not come through"),
+    "layers first": (
+        Case(uses=functools.partial(in_turn, is_first=False)),
+        "did not come through",
+    ),
     "a prior": (Case(lambda f, x: f(x).sum(1) - x.square().sum(1) / 2), "other terms"),
     "a prior behind a view": (
         Case(lambda f, x: f(x.reshape(-1, 2)).sum(1) - x.square().sum(1) / 2),
