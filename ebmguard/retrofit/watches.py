@@ -98,6 +98,12 @@ class FirstCalls(Stateful):
                 say = _log.warning if drift.is_tested else _log.info
                 text = _OF_EACH if drift.follows == "values" else _VALUES
                 say(text, drift.follows, f"{type(tempering.module).__name__}.{tempering.energy}")
+        self._measure(drift, tempering, result)
+        # A prior by hand joins the gradient as a decay does.
+        is_tempered = tempering is not None and changes(tempering.given)
+        self.is_joined |= is_tempered and self.result is not None and self.result.decay != 0
+
+    def _measure(self, drift: Drift, tempering: Tempering | None, result: object) -> None:
         if not self.calls_left:
             return
         if tempering is None:

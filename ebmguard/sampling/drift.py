@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
@@ -33,6 +34,10 @@ _KEPT = (
     "The sampler takes the values of several outputs of {0}, and no gradient: where gradients are "
     "enabled such values are untempered, so that what flows back to them can be tempered. Let it "
     "return one number a sample"
+)
+_BY_HAND = (
+    "The sampler calls {0} only where its chains have ended, and takes no gradient of it: what "
+    "moves them, a score that is written by hand perhaps, is untempered"
 )
 
 
@@ -59,6 +64,7 @@ class Drift(Recording):
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
         self.is_hidden = self._is_wide = self._has_kept = False
         self._uniform = -1
+        self._places: list[Tensor | None] = []  # the inputs, until two are unlike
 
     @property
     def is_tested(self) -> bool:
@@ -81,10 +87,18 @@ class Drift(Recording):
                 return _ELSEWHERE
             if self._has_kept:
                 return _KEPT
+            if self._is_by_hand(result):
+                return _BY_HAND
         if any(each.noted for each in self._leading(result)):
             return _ELSEWHERE
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
+
+    def _is_by_hand(self, result: object) -> bool:
+        """Whether chains of Gaussian noise were where they end when the energy was first called."""
+        found = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.numel()]
+        is_over = len(self._places) == 1 and all(_are_same(x, self._places[0]) for x in found)
+        return bool(found and self.draws.log) and is_over and not self.is_tested
 
     def is_joined(self, result: object) -> bool:
         """Whether other terms join the gradient, in a call that has returned this."""
@@ -103,6 +117,11 @@ class Drift(Recording):
         if not isinstance(output, Tensor) or is_opaque(output) or is_capturing():
             self.is_hidden = True
             return
+        if len(self._places) < 2 and not self.draws.reached:
+            given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim)
+            x = next((x.detach() for x in given if x.is_floating_point()), None)
+            if not self._places or not _are_same(x, self._places[0]):
+                self._places.append(None if x is None else x.clone())
         self.is_hidden |= forward_ad._current_level >= 0
         is_wide = output.numel() > output.shape[: self._batch_dim + 1].numel()
         self._is_wide |= is_wide
@@ -176,6 +195,14 @@ class Drift(Recording):
                 if _counts(solve(x, gradient, end, noises), x, gradient, end):
                     found.append(each)
         return found
+
+
+def _are_same(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether both are plain tensors of the same numbers."""
+    if x is None or y is None or not type(x) is type(y) is Tensor or x.is_meta or is_opaque(x):
+        return False
+    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (x, y)]
+    return kinds[0] == kinds[1] and torch.equal(x, y)
 
 
 def _counts(step: Step, x: Tensor, gradient: Tensor, end: Tensor) -> bool:

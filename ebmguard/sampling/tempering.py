@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _global_forward_hooks
 
 from ..errors import SamplerError
@@ -58,7 +59,8 @@ def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
     if not changes(factor):
         return output
     by = factor.to(output) if isinstance(factor, Tensor) and factor.ndim else factor
-    if not output.requires_grad or math.prod(output.shape[batch_dim + 1 :]) == 1:
+    is_differentiated = output.requires_grad or forward_ad._current_level >= 0
+    if not is_differentiated or math.prod(output.shape[batch_dim + 1 :]) == 1:
         return output * by
     kept = output.detach()
     return torch.where(kept.isfinite(), kept + (output - kept) * by, output)  # inf - inf is NaN

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ebmguard import guard
@@ -52,6 +53,12 @@ def of_the_mean(energy: Function, x: Tensor) -> Tensor:
 def one_by_one(energy: Function, x: Tensor) -> Tensor:
     found: Tensor = torch.vmap(torch.func.grad(lambda x: energy(x[None]).sum()))(x.detach())
     return found
+
+
+def in_forward_mode(energy: Function, x: Tensor) -> Tensor:
+    axes = [axis.expand_as(x).contiguous() for axis in torch.eye(2).double()]
+    rises = [torch.func.jvp(lambda x: energy(x).reshape(-1), (x,), (axis,))[1] for axis in axes]
+    return torch.stack(rises, 1).detach()
 
 
 def weighted(energy: Function, x: Tensor) -> Tensor:
@@ -173,6 +180,8 @@ EXACT = {
     "by backward, in place": Case(moves=by_backward),
     "the mean of an energy, with a graph": Case(moves=of_the_mean),
     "one sample at a time": Case(moves=one_by_one),
+    "in forward mode": Case(moves=in_forward_mode),
+    "logsumexp, in forward mode": Case(logsumexp, heads=5, moves=in_forward_mode),
     "with a weight for each chain": Case(moves=weighted),
     "one chain": Case(chains=1),
     "of a pair": Case(lambda f, x: f(x) + f(-x)),
@@ -321,6 +330,32 @@ def gibbs(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
     return x + torch.multinomial(every.softmax(1), 1)
 
 
+def by_hand(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A step by a score that is written by hand, and a call for the log."""
+    y = x - 0.02 * x + 0.2 * torch.randn_like(x)
+    seen.append(energy(y).detach())
+    return y
+
+
+def by_differences(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A step by finite differences along each axis."""
+    by = 1e-5 * torch.eye(2).double()
+    rises = [(energy(x + by[i]) - energy(x - by[i])).reshape(-1).detach() / 2e-5 for i in (0, 1)]
+    seen.append(torch.stack(rises, 1))
+    return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
+
+
+def forward(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A step in forward mode."""
+    rises = []
+    for axis in torch.eye(2).double():
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, axis.expand_as(x).contiguous())
+            rises.append(forward_ad.unpack_dual(energy(y)).tangent.reshape(-1).detach())
+    seen.append(torch.stack(rises, 1))
+    return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
+
+
 # What takes values alone: the sampler, the energy, its outputs, and how it ends with gradients
 # enabled and without.
 ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str]]] = {
@@ -334,10 +369,15 @@ ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str
     ),
     "a sum of heads": (walk, lambda f, x: f(x).sum(1), 5, ("no gradient", "")),
     "one output": (walk, lambda f, x: f(x)[:, 2], 5, ("no gradient", "")),
+    "by hand": (by_hand, lambda f, x: f(x), 1, ("by hand", "by hand")),
+    "finite differences": (by_differences, lambda f, x: f(x), 1, ("", "")),
+    "forward mode": (forward, lambda f, x: f(x), 1, ("", "")),
+    "logsumexp, in forward mode": (forward, logsumexp, 5, ("", "")),
     "a draw among outputs": (gibbs, lambda f, x: f(x), 5, ("no gradient", "")),
 }
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of make_dual's own
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("name", ALONE)
 def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
@@ -353,7 +393,7 @@ def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
     with pytest.raises((LossError, SamplerError), match=said) if said else nullcontext():
         torch.manual_seed(1)
         q = sample(x)
-        chosen = energy if sampler is walk else lambda f, x: f(x)[:, 0]
+        chosen = energy if sampler is not gibbs else lambda f, x: f(x)[:, 0]
         loss(chosen(f, y), chosen(f, q))
     if not said:
         plain = list[Tensor]()
