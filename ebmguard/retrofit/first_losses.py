@@ -50,9 +50,10 @@ _OTHER = (
     "energy than is sampled. Pass net(x).logsumexp(1) of a classifier's logits, on both sides."
 )
 _JOINED = (
-    "The sampler follows more than the network: other terms join its gradient, untempered, and the "
-    "loss does not get the network's own output. Let the network return the whole energy, to both; "
-    "or use g.temper(energy) in the sampler and guard(loss_fn, None, ...)."
+    "The sampler follows more than the network: other terms join its gradient (a prior, a decay of "
+    "x), untempered, and the loss does not get the network's own output. Let the network return "
+    "the whole energy, to both; or use g.temper(energy) in the sampler and guard(loss_fn, None, "
+    "...)."
 )
 _MEANS = (
     "f_neg is one number of the %d energies in each row of samples, as if it were one negative. "
@@ -118,7 +119,7 @@ class FirstLosses:
         self._calls = _Calls()
         self._samples: list[Tensor] = []  # their marks, since the loss before
         self._are_old = self._have_moved = self._follows_one = False
-        self._follows, self._is_joined = "", False
+        self._follows, self._is_joined, self._decays = "", False, False
         self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
         self._first_step: int | None = None
 
@@ -129,9 +130,9 @@ class FirstLosses:
 
         ``parts`` are the sampler, the energy and the arguments; ``seen`` is what it follows.
         """
-        if seen.is_joined and not self._is_joined:
+        if seen.is_joined > self._is_joined or seen.decays > self._decays:
             self._left = _LOSSES  # what was right before it was tempered may be so no longer
-        self._follows, self._is_joined = seen.follows, seen.is_joined
+        self._follows, self._is_joined, self._decays = seen.follows, seen.is_joined, seen.decays
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -248,7 +249,8 @@ class FirstLosses:
             if is_other and _holds(known, out):
                 both = _CALLED[self._follows], _CALLED.get(names[0], names[0])
                 raise LossError(_OTHER.format(*both, out.shape[1]))
-        if self._is_joined and self._sees_energies and known and not is_own:
+        is_joined = self._decays and not any(_is_linear(total, x) for x in each)
+        if (is_joined or self._is_joined) and self._sees_energies and known and not is_own:
             raise LossError(_JOINED)
         if self._sees_energies and not is_own:
             for name in filter(None, (_bend(total, x) for x in each)):
@@ -338,11 +340,17 @@ def _functions(outputs: Tensor, f: Tensor) -> list[str]:
     return [name for name in values if is_f[name]]
 
 
+def _is_linear(f: Tensor, energy: Tensor) -> bool | None:
+    """Whether f is linear in the energy, but for a constant; None where too few numbers tell."""
+    x, y = energy - energy.mean(), f - f.mean()
+    if len(set(energy.tolist())) < 4 or not y.any():
+        return None
+    return bool((y - x * ((x @ y) / (x @ x))).abs().max() <= 1e-3 * y.abs().max())
+
+
 def _bend(f: Tensor, energy: Tensor) -> str | None:
     """The function of the energy that f certainly is; None where it may be linear."""
-    x, y = energy - energy.mean(), f - f.mean()
-    bend = (y - x * ((x @ y) / (x @ x))).abs().max()
-    if len(set(energy.tolist())) < 4 or not bool(bend > 1e-3 * y.abs().max()):
+    if _is_linear(f, energy) is not False:
         return None
     for name, function in _BENDS.items():
         for turned in (energy, -energy):

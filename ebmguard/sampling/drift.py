@@ -39,6 +39,16 @@ _BY_HAND = (
     "The sampler calls {0} only where its chains have ended, and takes no gradient of it: what "
     "moves them, a score that is written by hand perhaps, is untempered"
 )
+_VALUES = (
+    "The sampler follows a function of several outputs ({1}). What flows back to them is tempered: "
+    "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
+    "energy; for such a test return one number from {0}, or use g.temper(energy) in the sampler."
+)
+_OF_EACH = (
+    "The sampler takes no gradient, but the values of several outputs. Each is tempered by itself: "
+    "right for their sum, one of them or a draw among them, and wrong for another function such as "
+    "their logsumexp. For that return one number from {0}."
+)
 
 
 class Drift(Recording):
@@ -79,6 +89,14 @@ class Drift(Recording):
         """
         is_alone = self._is_wide and not (self.draws.reached or self.is_hidden)
         return "values" if is_alone else self._function
+
+    @property
+    def says(self) -> str:
+        """What to know of the values of several outputs, with {0} for the energy; or empty."""
+        if self.follows == "values":
+            return _OF_EACH
+        is_other = self.follows not in ("", "sum") or (self.follows and self.is_tested)
+        return _VALUES.format("{0}", self.follows) if is_other else ""
 
     def wrong(self, result: object) -> str:
         """Why the gradient is not tempered, with {0} for the energy; empty if nothing is seen."""

@@ -80,9 +80,19 @@ def twice(energy: Function, x: Tensor, *, is_last: bool = True) -> Tensor:
     return x.grad
 
 
-def langevin(energy: Function, x: Tensor) -> Tensor:
+class Prior(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -x.square().sum(1, keepdim=True) / 2
+
+
+def with_a_prior(energy: Function, x: Tensor) -> Tensor:
+    """The gradient of the prior is written by hand."""
+    return slope(energy, x) - x.detach()
+
+
+def langevin(energy: Function, x: Tensor, moves: Any = slope) -> Tensor:
     for _ in range(4):
-        x = (x + 0.02 * slope(energy, x) + 0.2 * torch.randn_like(x)).detach()
+        x = (x + 0.02 * moves(energy, x) + 0.2 * torch.randn_like(x)).detach()
     return x
 
 
@@ -234,6 +244,7 @@ REFUSED = {
         Case(uses=functools.partial(in_turn, is_first=False)),
         "did not come through",
     ),
+    "a prior by hand": (Case(moves=with_a_prior, beside=Prior()), "a decay of x"),
     "a prior": (Case(lambda f, x: f(x).sum(1) - x.square().sum(1) / 2), "other terms"),
     "a prior behind a view": (
         Case(lambda f, x: f(x.reshape(-1, 2)).sum(1) - x.square().sum(1) / 2),
@@ -264,15 +275,29 @@ def test_or_it_is_refused_before_the_first_update(name: str) -> None:
         case.factors()
 
 
-@pytest.mark.parametrize("name", ["two experts", "a prior"])
-def test_a_base_measure_goes_on_and_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the loss gets the network's own output, weights of it are right, and no scale of it."""
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("two experts", 1.0),
+        ("a prior", 1.0),
+        ("two experts, in two passes", 1.0),
+        ("a prior by hand", 1.0),
+        ("a prior by hand", -2.0),
+    ],
+)
+def test_a_base_measure_goes_on_and_is_told(
+    name: str, by: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the loss gets the network's own output; a decay is no news to who has written it."""
     case = REFUSED[name][0]
     f = network()
-    loss, sample = guard(None, lambda x: langevin(lambda x: case.energy(f, x), x), model=f, **HALF)
+    energy = functools.partial(case.energy, f)
+    loss, sample = guard(None, lambda x: langevin(energy, x, case.moves), model=f, **HALF)
     for _ in range(3):
-        loss(f(torch.randn(16, 2).double()), f(sample(torch.randn(16, 2).double()))).backward()
-    assert sum("no part of the loss's energies" in each for each in caplog.messages) == 1
+        sides = torch.randn(16, 2).double(), sample(torch.randn(16, 2).double())
+        loss(*(by * f(x) for x in sides)).backward()
+    told = sum("no part of the loss's energies" in each for each in caplog.messages)
+    assert told == (name != "a prior by hand")
 
 
 # -- values: of a Metropolis test ------------------------------------------------------------------
