@@ -83,7 +83,8 @@ class Draws(TorchFunctionMode):
             ends = [ends] if isinstance(ends, Tensor) else ends
             leaves = {id(x): x for end in ends for x in _leaves_behind(end)}.values()
             for x in [x for x in leaves if not isinstance(x, nn.Parameter)][:_STRAYS]:
-                handles.append(x.register_hook(lambda g, x=x: came.append((x, g))))
+                look = x.register_hook(lambda g, x=x: came.append((x, g)))  # type: ignore[no-untyped-call]
+                handles.append(look)
         try:
             out = func(*args, **kwargs)
         finally:
