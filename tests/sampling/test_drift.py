@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # in torch's forward mode
 HALF: Any = {"beta_star": 0.5, "output_scale": 1.0, "substeps": 1}
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -350,9 +351,9 @@ def walk(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
 
 def gibbs(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
     """A draw of one of the outputs of each sample."""
-    every = energy(x).detach()
-    seen.append(every)
-    return x + torch.multinomial(every.softmax(1), 1)
+    seen.append(energy(x).detach())
+    drawn: Tensor = x + torch.multinomial(seen[-1].softmax(1), 1)
+    return drawn
 
 
 def by_hand(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
@@ -402,7 +403,6 @@ ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of make_dual's own
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("name", ALONE)
 def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
@@ -411,7 +411,8 @@ def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
 
     def draw(x: Tensor) -> Tensor:
         with torch.set_grad_enabled(enabled):
-            return sampler(lambda x: energy(f, x), x, seen)
+            drawn: Tensor = sampler(lambda x: energy(f, x), x, seen)
+        return drawn
 
     loss, sample = guard(None, draw, model=f, **HALF)
     x, y = torch.randn(2, 16, 2).double()
