@@ -113,10 +113,14 @@ class Drift(Recording):
         return "" if is_told and are_one(self._uneven) else _BENT
 
     def _is_by_hand(self, result: object) -> bool:
-        """Whether chains of Gaussian noise were where they end when the energy was first called."""
+        """Whether chains were where they end when the energy was first called.
+
+        One draw may be where they start, as in the first call of an independence sampler.
+        """
         found = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.numel()]
         is_over = len(self._places) == 1 and all(_are_same(x, self._places[0]) for x in found)
-        return bool(found and self.draws.log) and is_over and not self.is_tested
+        draws = [d for d in self.draws.log if found and d and d.values.numel() == found[0].numel()]
+        return len(draws) > 1 and is_over and not self.is_tested
 
     def is_joined(self, result: object) -> bool:
         """Whether other terms join the gradient, in a call that has returned this."""

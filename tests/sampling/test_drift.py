@@ -357,8 +357,16 @@ def gibbs(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
 
 
 def by_hand(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
-    """A step by a score that is written by hand, and a call for the log."""
-    y = x - 0.02 * x + 0.2 * torch.randn_like(x)
+    """Steps by a score that is written by hand, and a call for the log."""
+    for _ in range(2):
+        x = x - 0.02 * x + 0.2 * torch.randn_like(x)
+    seen.append(energy(x).detach())
+    return x
+
+
+def begins(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """The first state of an independence sampler, whose later ones are tested against it."""
+    y = 2 * torch.randn_like(x)
     seen.append(energy(y).detach())
     return y
 
@@ -396,6 +404,7 @@ ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str
     "a sum of heads": (walk, lambda f, x: f(x).sum(1), 5, ("no gradient", "")),
     "one output": (walk, lambda f, x: f(x)[:, 2], 5, ("no gradient", "")),
     "by hand": (by_hand, lambda f, x: f(x), 1, ("by hand", "by hand")),
+    "where chains begin": (begins, lambda f, x: f(x), 1, ("", "")),
     "finite differences": (by_differences, lambda f, x: f(x), 1, ("", "")),
     "forward mode": (forward, lambda f, x: f(x), 1, ("", "")),
     "logsumexp, in forward mode": (forward, logsumexp, 5, ("", "")),
