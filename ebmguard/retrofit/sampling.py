@@ -127,7 +127,7 @@ class Sampling:
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
         if drift is not None and module is not None:
-            drift.draws.own = {*map(id, module.parameters())}
+            drift.draws.own = [*module.parameters()]
         if tempering is None:
             result = call(*args, **kwargs)
         else:

@@ -200,12 +200,12 @@ class Drift(Recording):
     def _amid(self, result: object) -> list[Evaluation]:
         """The strays that make a step alone, amid those of the energy or of its layers.
 
-        A chain may start from where another network has led it.
+        A chain may start from where another network has led it, and be denoised by one at its end.
         """
         draws, seen, found = self.draws, self.evaluations, list[Evaluation]()
         for each in draws.strays if seen else ():
             (x, gradient), now = each.point, each.draws_before
-            is_amid = each.noted or seen[0].draws_before < now < seen[-1].draws_before
+            is_amid = each.noted or seen[0].draws_before < now
             if not is_amid or any(e.leaf.shape == x.shape and e.leaf.equal(x) for e in seen):
                 continue
             later = [e for e in (*seen, *draws.strays) if e.draws_before > now]
@@ -214,7 +214,9 @@ class Drift(Recording):
             if later and later[0].leaf.shape == x.shape and x.numel():
                 end, log = later[0].leaf, draws.log[max(0, now - 4) : later[0].draws_before]
                 noises = [d for d in log if d is not None and not torch.equal(d.values, x)]
-                if _counts(solve(x, gradient, end, noises), x, gradient, end):
+                step = solve(x, gradient, end, noises)
+                is_amid = each.noted or now < seen[-1].draws_before or step.noises
+                if is_amid and _counts(step, x, gradient, end):
                     found.append(each)
         return found
 

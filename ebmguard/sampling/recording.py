@@ -51,8 +51,9 @@ class Draws(TorchFunctionMode):
         self.uniform = 0  # uniform draws so far
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
         self.strays: list[Evaluation] = []  # the first gradients that are those of no energy
-        self.own, self.is_inside = set[int](), False  # ids of its parameters; of a call of it
-        self.is_past = False  # its layers ran outside of its calls, since the latest gradient
+        self.own, self.is_inside = list[Tensor](), False  # its parameters; a call of it
+        # Its layers, or those of a copy, ran outside of its calls, since the latest gradient.
+        self.is_past = False
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -63,8 +64,10 @@ class Draws(TorchFunctionMode):
         if func in _GRADIENTS and len(self.strays) < _STRAYS:
             return self._differentiated(func, args, kwargs)
         out = func(*args, **kwargs)
-        if self.own and not self.is_inside and isinstance(out, Tensor) and out.requires_grad:
-            self.is_past |= any(id(x) in self.own for x in (*args[1:], *kwargs.values()))
+        is_outside = not (self.is_inside or self.is_past) and isinstance(out, Tensor)
+        if is_outside and out.requires_grad:
+            given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
+            self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
         name = getattr(func, "__name__", "")
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
@@ -100,6 +103,14 @@ class Draws(TorchFunctionMode):
                 self.strays.append(Evaluation(None, x, at, x, gradient=g, noted=self.is_past))
         self.is_past = False
         return out
+
+
+def _is_copy(x: Tensor, own: Tensor) -> bool:
+    """Whether a parameter is another one, or a matrix with the same numbers, not all alike."""
+    kinds = [(type(each), each.shape, each.dtype, each.device) for each in (x, own)]
+    if x is own or x.ndim < 2 or kinds[0] != kinds[1] or type(x) is not nn.Parameter or x.is_meta:
+        return x is own
+    return torch.equal(x, own) and bool((x != x.flatten()[0]).any())
 
 
 def _is_pair(x: Any, gradient: Any) -> bool:

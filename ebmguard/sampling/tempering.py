@@ -45,7 +45,8 @@ def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
 
     A factor that is a tensor broadcasts against the output. Several numbers a sample keep their
     values where they are differentiated, and what flows back to them is scaled: a sampler may
-    follow any function of them, such as the logsumexp of logits. ``batch_dim`` counts samples.
+    follow any function of them, such as the logsumexp of logits. Elsewhere each of them is scaled.
+    ``batch_dim`` counts samples.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).

@@ -111,9 +111,9 @@ def half_past(f: Any) -> Any:
     return lambda x: f(x) + kept(x)
 
 
-def in_turn(f: Any, *, is_first: bool = True) -> Any:
-    """By calls of f and, every other time, by its layers."""
-    ways = itertools.cycle([f, nn.Sequential(*f)] if is_first else [nn.Sequential(*f), f])
+def in_turn(f: Any, past: Any = lambda f: nn.Sequential(*f), *, is_first: bool = True) -> Any:
+    """By calls of f and, every other time, by its layers or by a copy."""
+    ways = itertools.cycle([f, past(f)] if is_first else [past(f), f])
     return lambda x: next(ways)(x)
 
 
@@ -241,6 +241,10 @@ REFUSED = {
         "other terms",
     ),
     "layers every other time": (Case(uses=in_turn), "did not come through"),
+    "a copy every other time": (
+        Case(uses=functools.partial(in_turn, past=copy.deepcopy)),
+        "did not come through",
+    ),
     "layers first": (
         Case(uses=functools.partial(in_turn, is_first=False)),
         "did not come through",
