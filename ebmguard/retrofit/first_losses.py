@@ -36,6 +36,7 @@ _RIGHT = "Write loss_fn(f(x), f(samples)), x from the data and samples from the 
 _SAME = f"f_pos and f_neg are one tensor: their difference is 0, and nothing trains. {_RIGHT}"
 _SAMPLES = f"%s is what the sampler returned, not its energies. {_RIGHT}"
 _TWICE = f"f_pos and f_neg are energies of the same samples: nothing trains. {_RIGHT}"
+_MEAN = f"f_neg is a mean over the batch; weights need the energy of each sample. {_RIGHT}"
 _SWAPPED = (
     "The sides are swapped: f_pos is the energy of what the sampler returned, and f_neg is not; "
     f"such a loss trains backwards. {_RIGHT} If f is low on data, guard(convention='energy') says "
@@ -51,15 +52,21 @@ _OTHER = (
     "energy than is sampled. Pass net(x).logsumexp(1) of a classifier's logits, on both sides."
 )
 _JOINED = (
-    "The sampler follows more than the network: other terms join its gradient, untempered, and the "
-    "loss does not get the network's own output. Let the network return the whole energy, to both; "
-    "or use g.temper(energy) in the sampler and guard(loss_fn, None, ...)."
+    "The sampler follows more than the network: other terms join its gradient (a prior, a decay of "
+    "x), untempered, and the loss does not get the network's own output. Let the network return "
+    "the whole energy, to both; or use g.temper(energy) in the sampler and guard(loss_fn, None, "
+    "...)."
 )
 _MEANS = (
     "f_neg is one number of the %d energies in each row of samples, as if it were one negative. "
     'Pass them all, loss_fn(f(x, y), f(x, samples), groups="rows"), of shapes (N,) and (N, M).'
 )
+_UNLIKE = (
+    "f_pos is the {0} of the network's outputs, and f_neg the {1}: no one energy. Pass the same of "
+    "net(x) and net(samples)."
+)
 _CALLED = {"sum": "the sum", "logsumexp": "the logsumexp", "one output": "one"}
+_CALLED |= {"values": "the values of each", "log-probability": "a label's log-probability"}
 _BENT = (
     "f_neg is the %s of the energies that the sampler follows, so that it samples another density "
     "than the loss trains. Pass the module's own output, and add other functions of it outside."
@@ -118,7 +125,7 @@ class FirstLosses:
         self._calls = _Calls()
         self._samples: list[Tensor] = []  # their marks, since the loss before
         self._are_old = self._have_moved = self._follows_one = False
-        self._follows, self._is_joined = "", False
+        self._follows, self._is_joined, self._decays = "", False, False
         self._waits_for: set[str] = {"f_pos", "f_neg"}  # sides without a gradient so far
         self._first_step: int | None = None
 
@@ -129,9 +136,9 @@ class FirstLosses:
 
         ``parts`` are the sampler, the energy and the arguments; ``seen`` is what it follows.
         """
-        if seen.is_joined and not self._is_joined:
+        if seen.is_joined > self._is_joined or seen.decays > self._decays:
             self._left = _LOSSES  # what was right before it was tempered may be so no longer
-        self._follows, self._is_joined = seen.follows, seen.is_joined
+        self._follows, self._is_joined, self._decays = seen.follows, seen.is_joined, seen.decays
         if not self._left or tempering is None:
             return
         if self._are_old:
@@ -231,37 +238,44 @@ class FirstLosses:
                 marks = _marks(f).cpu()
                 if any(torch.equal(marks, each) for each in self._samples):
                     raise LossError(_SAMPLES % name)
-        known: list[Tensor] = []
-        other: list[Tensor] = []
+        known, other = list[Tensor](), list[Tensor]()
         for marks, output in calls:
             if marks.numel():
                 is_sample = torch.isin(marks, torch.cat(self._samples)).all(0)
                 known.append(output[is_sample])
                 other.append(output[~is_sample])
-        if _holds(known, pos) and not _holds(other, pos):
-            if _holds(other, neg) and not _holds(known, neg):
-                raise LossError(_SWAPPED)
-            if torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2 and self._have_moved:
-                raise LossError(_TWICE)
+        sides = [(_holds(known, x), _holds(other, x)) for x in (pos, neg)]
+        if sides == [(True, False), (False, True)]:
+            raise LossError(_SWAPPED)
+        is_same = torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2
+        if is_same and sum(sides[0]) == 1 and self._have_moved:
+            raise LossError(_TWICE)
+        if _is_mean(known, neg):
+            raise LossError(_MEAN)
         total, heads = neg.sum(1), neg.shape[1]
         each = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
         is_own = _holds(every, neg)
+        ways = _ways([*every, *other], pos.sum(1)), _ways([*every, *known], total)
+        if all(ways) and ways[0].isdisjoint(ways[1]) and "sum" in ways[0] | ways[1]:
+            raise LossError(_UNLIKE.format(*map(min, ways)))
         is_one = _holds([x for x in every if x.shape[1] == 1], pos)
         for out in (x for x in [*every, *known] if x.shape[1] > 1 and len(x) == len(neg)):
             names = _functions(out, total)
             if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
             is_own |= bool(names)
-            is_other = names and self._follows in _CALLED and self._follows not in names
+            is_right = {"sum", "one output"} if self._follows == "values" else {self._follows}
+            is_other = names and self._follows in _CALLED and is_right.isdisjoint(names)
             if is_other and _holds(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
-        if self._is_joined and self._sees_energies and known and not is_own:
-            raise LossError(_JOINED)
         if self._sees_energies and not is_own:
+            decays = self._decays and not any(_is_linear(total, x) for x in each)
+            if known and (decays or self._is_joined):
+                raise LossError(_JOINED)
             for name in filter(None, (_bend(total, x) for x in each)):
                 raise LossError(_BENT % name)
         return _holds(known, neg)
@@ -351,22 +365,40 @@ def _holds(values: Iterable[Tensor], x: Tensor) -> bool:
     return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
 
 
+def _is_mean(values: Iterable[Tensor], x: Tensor) -> bool:
+    """Whether x is certainly the mean of many rows, or its negative, and no energy."""
+    rows = [each for each in values if len(each) > 1 and each.shape[1] == x.numel()]
+    x = x.abs().flatten()
+    return any(torch.allclose(x, y.mean(0).abs(), 1e-5, 0) for y in rows) and not _holds(rows, x)
+
+
+def _ways(outputs: Iterable[Tensor], f: Tensor) -> set[str]:
+    return {n for x in outputs if x.shape[1] > 1 and len(x) == len(f) for n in _functions(x, f)}
+
+
 def _functions(outputs: Tensor, f: Tensor) -> list[str]:
     """The functions of several outputs of each sample that f may be."""
     values = {
         "sum": [outputs.sum(1), outputs.mean(1)],
         "logsumexp": [outputs.logsumexp(1)],
         "one output": [*outputs.unbind(1), outputs.amax(1)],
+        "log-probability": [*outputs.log_softmax(1).unbind(1)],
     }
     is_f = {x: any(torch.allclose(f.abs(), y.abs(), 1e-3, 1e-6) for y in values[x]) for x in values}
     return [name for name in values if is_f[name]]
 
 
+def _is_linear(f: Tensor, energy: Tensor) -> bool | None:
+    """Whether f is linear in the energy, but for a constant; None where too few numbers tell."""
+    x, y = energy - energy.mean(), f - f.mean()
+    if len(set(energy.tolist())) < 4 or not y.any():
+        return None
+    return bool((y - x * ((x @ y) / (x @ x))).abs().max() <= 1e-3 * y.abs().max())
+
+
 def _bend(f: Tensor, energy: Tensor) -> str | None:
     """The function of the energy that f certainly is; None where it may be linear."""
-    x, y = energy - energy.mean(), f - f.mean()
-    bend = (y - x * ((x @ y) / (x @ x))).abs().max()
-    if len(set(energy.tolist())) < 4 or not bool(bend > 1e-3 * y.abs().max()):
+    if _is_linear(f, energy) is not False:
         return None
     for name, function in _BENDS.items():
         for turned in (energy, -energy):

@@ -124,18 +124,22 @@ class Sampling:
                 tempering = Tempering(module, trainer.energy, batch_dim=self._dims)
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
+        if drift is not None and module is not None:
+            drift.draws.own = [*module.parameters()]
         if tempering is None:
             result = call(*args, **kwargs)
         else:
             finer = drift.looking if substeps is None and drift is not None else substeps
             result = tempering.run(call, args, kwargs, factor, recording, finer)
+        if drift is not None and tempering is not None:
+            drift.is_hidden |= tempering.is_hidden
         wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:
                 wrong = _never_called(tempering, call, args, kwargs)
-            elif drift and drift.wrong and not tempering.is_hidden:
+            elif drift and not tempering.is_hidden and (wrong := drift.wrong(result)):
                 energy = f"{type(tempering.module).__name__}.{tempering.energy}"
-                wrong = f"{drift.wrong}. {_EXITS}".format(energy)
+                wrong = f"{wrong}. {_EXITS}".format(energy)
         if wrong and (must_temper or (lazy and not now.is_off)) and not _is_one(factor):
             raise SamplerError(wrong)
         if wrong and (must_temper or later) and not self._has_warned:

@@ -37,11 +37,6 @@ _UNTEMPERED = (
     "It runs on the energy as it is, and the weights alone act. Where it draws from exp(o f), pass "
     "output_scale=o (2 * step_size / noise_std**2)."
 )
-_VALUES = (
-    "The sampler follows a function of several outputs (%s). What flows back to them is tempered: "
-    "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
-    "energy; for such a test return one number from %s, or use g.temper(energy) in the sampler."
-)
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
 _CALLS = 5  # that are tried
@@ -59,6 +54,7 @@ class FirstCalls(Stateful):
         self.calls_left = _CALLS
         self._tempered_left = _CALLS
         self.follows, self.is_joined = "", False  # see Drift
+        self.decays = False  # when it is tempered
         self._settings = settings
         self._has_watched = self._has_said = False
 
@@ -86,23 +82,16 @@ class FirstCalls(Stateful):
                 self.is_joined = True
                 if self._settings.ranks.is_first:
                     _log.warning(JOINED)
-            is_other = drift.follows not in ("", "sum") or (drift.follows and drift.is_tested)
-            if is_other and not self._has_said and self._settings.ranks.is_first:
+            if drift.says and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True
                 say = _log.warning if drift.is_tested else _log.info
-                say(_VALUES, drift.follows, f"{type(tempering.module).__name__}.{tempering.energy}")
-        if not self.calls_left:
-            return
-        if tempering is None:
-            own = Measured("the module that it calls is not known (pass model=)")
-        elif not tempering.reached:
-            what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
-            own = Measured(f"{what} (pass its module as model=, its method as energy=)")
-        else:
-            own = Measured.of(drift.evaluations, drift.draws.log, result)
-            own = own.after(self.result)
-        found: Measured = self._settings.ranks.from_all(own)[0]
-        self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
+                say(drift.says.format(f"{type(tempering.module).__name__}.{tempering.energy}"))
+        if self.calls_left:
+            own = _measured(drift, tempering, result).after(self.result)
+            found: Measured = self._settings.ranks.from_all(own)[0]
+            self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
+        if tempering is not None and changes(tempering.given) and self.result is not None:
+            self.decays |= self.result.decay != 0  # as the gradient of a prior does, by hand
 
     def compared(
         self, strength: Strength, step: int, *, acts: bool
@@ -170,6 +159,15 @@ class FirstCalls(Stateful):
         if read["_settled"] is not None:  # else what is known stays
             self.result = read["_settled"]
             self.calls_left *= not self.result.is_exact
+
+
+def _measured(drift: Drift, tempering: Tempering | None, result: object) -> Measured:
+    if tempering is None:
+        return Measured("the module that it calls is not known (pass model=)")
+    if not tempering.reached:
+        what = f"it never called {type(tempering.module).__name__}.{tempering.energy}"
+        return Measured(f"{what} (pass its module as model=, its method as energy=)")
+    return Measured.of(drift.evaluations, drift.draws.log, result)
 
 
 def is_compiled(part: object) -> bool:

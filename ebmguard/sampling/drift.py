@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from .measured import end_of
 from .moves import are_one, differ, function_of
 from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
-from .steps import solve
+from .steps import Step, solve
 from .substeps import Substeps
 
 __all__ = ["JOINED", "Drift"]
@@ -29,6 +31,25 @@ _ELSEWHERE = (
     "The gradients that the sampler took did not come through its calls of {0}: a copy, a forward "
     "that was kept from before, single layers or a compiled twin are untempered"
 )
+_KEPT = (
+    "The sampler takes the values of several outputs of {0}, and no gradient: where gradients are "
+    "enabled such values are untempered, so that what flows back to them can be tempered. Let it "
+    "return one number a sample"
+)
+_BY_HAND = (
+    "The sampler calls {0} only where its chains have ended, and takes no gradient of it: what "
+    "moves them, a score that is written by hand perhaps, is untempered"
+)
+_VALUES = (
+    "The sampler follows a function of several outputs ({1}). What flows back to them is tempered: "
+    "its drift is exact. Their values, as a Metropolis test takes them, are those of the whole "
+    "energy; for such a test return one number from {0}, or use g.temper(energy) in the sampler."
+)
+_OF_EACH = (
+    "The sampler takes no gradient, but the values of several outputs. Each is tempered by itself: "
+    "right for their sum, one of them or a draw among them, and wrong for another function such as "
+    "their logsumexp. For that return one number from {0}."
+)
 
 
 class Drift(Recording):
@@ -43,16 +64,18 @@ class Drift(Recording):
         ends: see :class:`Recording`.
 
     Attributes:
-        follows: the function of several outputs: "sum", "logsumexp", "one output", "another
-            function", or empty where it is not seen.
+        is_hidden: whether there are calls that are not seen, inside of transforms or compiled code.
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
         super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
-        self.looking, self._joins, self.follows = looking, False, ""
+        self.looking, self._joins, self._function = looking, False, ""
+        self._astray: list[Evaluation] | None = None  # until they are asked for
         self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
-        self._is_hidden, self._uniform = False, -1
+        self.is_hidden = self._is_wide = self._has_kept = False
+        self._uniform = -1
+        self._places: list[Tensor | None] = []  # the inputs, until two are unlike
 
     @property
     def is_tested(self) -> bool:
@@ -60,23 +83,73 @@ class Drift(Recording):
         return 0 <= self._uniform < self.draws.uniform
 
     @property
-    def wrong(self) -> str:
+    def follows(self) -> str:
+        """The function of several outputs: "sum", "logsumexp", "one output", "another function".
+
+        "values" where it takes no more than these; empty where it is not seen.
+        """
+        is_alone = self._is_wide and not (self.draws.reached or self.is_hidden)
+        return "values" if is_alone else self._function
+
+    @property
+    def says(self) -> str:
+        """What to know of the values of several outputs, with {0} for the energy; or empty."""
+        if self.follows == "values":
+            return _OF_EACH
+        is_other = self.follows not in ("", "sum") or (self.follows and self.is_tested)
+        return _VALUES.format("{0}", self.follows) if is_other else ""
+
+    def wrong(self, result: object) -> str:
         """Why the gradient is not tempered, with {0} for the energy; empty if nothing is seen."""
-        if self.draws.strays and not (self.draws.reached or self._is_hidden):
+        if not (self.draws.reached or self.is_hidden):
+            if self.draws.strays:
+                return _ELSEWHERE
+            if self._has_kept:
+                return _KEPT
+            if self._is_by_hand(result):
+                return _BY_HAND
+        if any(each.noted for each in self._leading(result)):
             return _ELSEWHERE
         is_told = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_told and are_one(self._uneven) else _BENT
 
+    def _is_by_hand(self, result: object) -> bool:
+        """Whether chains were where they end when the energy was first called.
+
+        One draw may be where they start, as in the first call of an independence sampler.
+        """
+        found = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.numel()]
+        is_over = len(self._places) == 1 and all(_are_same(x, self._places[0]) for x in found)
+        draws = [d for d in self.draws.log if found and d and d.values.numel() == found[0].numel()]
+        return len(draws) > 1 and is_over and not self.is_tested
+
     def is_joined(self, result: object) -> bool:
         """Whether other terms join the gradient, in a call that has returned this."""
-        return self._joins or self._is_joined_behind() or self._is_joined_beside(result)
+        return self._joins or self._is_joined_behind() or bool(self._leading(result))
+
+    def _leading(self, result: object) -> list[Evaluation]:
+        """The strays that lead the chain."""
+        if self._astray is None:
+            ways = (self._beside, self._amid) if self.draws.strays else ()
+            self._astray = [each for way in ways for each in way(result)]
+        return self._astray
 
     def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
             self._uniform = self.draws.uniform
         if not isinstance(output, Tensor) or is_opaque(output) or is_capturing():
-            self._is_hidden = True
-        elif output.requires_grad:
+            self.is_hidden = True
+            return
+        if len(self._places) < 2 and not self.draws.reached:
+            given = (x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim)
+            x = next((x.detach() for x in given if x.is_floating_point()), None)
+            if not self._places or not _are_same(x, self._places[0]):
+                self._places.append(None if x is None else x.clone())
+        self.is_hidden |= forward_ad._current_level >= 0
+        is_wide = output.numel() > output.shape[: self._batch_dim + 1].numel()
+        self._is_wide |= is_wide
+        if output.requires_grad:
+            self._has_kept |= is_wide
             kept = output.detach().clone()
             output.register_hook(lambda c: self._came_back(kept, c))  # type: ignore[no-untyped-call]
 
@@ -89,7 +162,7 @@ class Drift(Recording):
         is_even = not differ(c, c.flatten()[0])
         if math.prod(output.shape[self._batch_dim + 1 :]) > 1:
             # Where all outputs are one number, the two have the same gradient.
-            self.follows = "" if is_even and name == "logsumexp" else name
+            self._function = "" if is_even and name == "logsumexp" else name
         elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 
@@ -110,18 +183,54 @@ class Drift(Recording):
                 return is_same and differ(inner.flatten(), whole.flatten())
         return False
 
-    def _is_joined_beside(self, result: object) -> bool:
-        """Whether a step is made of the energy's gradient and draws with another gradient alone."""
+    def _beside(self, result: object) -> list[Evaluation]:
+        """The strays of which a step is made together with the energy's gradient, but not alone."""
         draws, seen = self.draws, self.evaluations[:2]
         seen += end_of(seen[-1], result, len(draws.log)) if len(seen) == 1 else []
-        others = [Draw(x, None) for x in draws.strays if seen and x.shape == seen[0].leaf.shape]
-        if not others or len(seen) < 2 or seen[0].leaf.shape != seen[1].leaf.shape:
-            return False
+        if len(seen) < 2 or seen[0].leaf.shape != seen[1].leaf.shape:
+            return []
         (x, gradient), (end, _) = seen[0].point, seen[1].point
         log = draws.log[: seen[1].draws_before]
         noises = [d for d in log if d is not None and not torch.equal(d.values, x)][-4:]
         if not solve(x, gradient, end, noises).why:
-            return False
-        joined = (solve(x, gradient, end, [*noises, other]) for other in others)
-        least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
-        return any(not step.why and bool(abs(step.step) > least) for step in joined)
+            return []
+        others = [(each, each.point[1]) for each in draws.strays if each.x.shape == x.shape]
+        steps = [(each, solve(x, gradient, end, [*noises, Draw(g, None)])) for each, g in others]
+        return [each for each, step in steps if _counts(step, x, gradient, end)]
+
+    def _amid(self, result: object) -> list[Evaluation]:
+        """The strays that make a step alone, amid those of the energy or of its layers.
+
+        A chain may start from where another network has led it, and be denoised by one at its end.
+        """
+        draws, seen, found = self.draws, self.evaluations, list[Evaluation]()
+        for each in draws.strays if seen else ():
+            (x, gradient), now = each.point, each.draws_before
+            is_amid = each.noted or seen[0].draws_before < now
+            if not is_amid or any(e.leaf.shape == x.shape and e.leaf.equal(x) for e in seen):
+                continue
+            later = [e for e in (*seen, *draws.strays) if e.draws_before > now]
+            later.sort(key=lambda e: e.draws_before)
+            later += end_of(each, result, len(draws.log))
+            if later and later[0].leaf.shape == x.shape and x.numel():
+                end, log = later[0].leaf, draws.log[max(0, now - 4) : later[0].draws_before]
+                noises = [d for d in log if d is not None and not torch.equal(d.values, x)]
+                step = solve(x, gradient, end, noises)
+                is_amid = each.noted or now < seen[-1].draws_before or step.noises
+                if is_amid and _counts(step, x, gradient, end):
+                    found.append(each)
+        return found
+
+
+def _are_same(x: Tensor | None, y: Tensor | None) -> bool:
+    """Whether both are plain tensors of the same numbers."""
+    if x is None or y is None or not type(x) is type(y) is Tensor or x.is_meta or is_opaque(x):
+        return False
+    kinds = [(each.shape, each.dtype, each.device, each.layout) for each in (x, y)]
+    return kinds[0] == kinds[1] and torch.equal(x, y)
+
+
+def _counts(step: Step, x: Tensor, gradient: Tensor, end: Tensor) -> bool:
+    """Whether a solved step is one along this gradient."""
+    least = 1e-3 * (end - x).abs().mean() / gradient.abs().mean()
+    return not step.why and bool(abs(step.step) > least)

@@ -28,6 +28,7 @@ _NONE = slice(0)
 _GAUSSIAN = {"randn": _NONE, "randn_like": _NONE, "normal": slice(1, 2), "normal_": slice(2, 3)}
 # What a Metropolis test may draw.
 _UNIFORM = {"rand", "rand_like", "uniform_", "bernoulli", "bernoulli_", "exponential_"}
+_UNIFORM |= {"multinomial", "binomial"}
 _GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
 _STRAYS = 4  # that are kept
 _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
@@ -49,18 +50,24 @@ class Draws(TorchFunctionMode):
         self.log: list[Draw | None] = []  # None in the place of what was dropped
         self.uniform = 0  # uniform draws so far
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
-        self.strays: list[Tensor] = []  # the first gradients that are those of no energy
+        self.strays: list[Evaluation] = []  # the first gradients that are those of no energy
+        self.own, self.is_inside = list[Tensor](), False  # its parameters; a call of it
+        # Its layers, or those of a copy, ran outside of its calls, since the latest gradient.
+        self.is_past = False
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
         self.log.append(Draw(values.detach().clone(), std, len(self.log)))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, reached = kwargs or {}, self.reached
+        kwargs = kwargs or {}
+        if func in _GRADIENTS and len(self.strays) < _STRAYS:
+            return self._differentiated(func, args, kwargs)
         out = func(*args, **kwargs)
-        if func in _GRADIENTS and self.reached == reached:
-            kept = [x.detach().clone() for x in out or () if isinstance(x, Tensor) and _is_plain(x)]
-            self.strays += (kept or [torch.empty(0)])[: _STRAYS - len(self.strays)]
+        is_outside = not (self.is_inside or self.is_past) and isinstance(out, Tensor)
+        if is_outside and out.requires_grad:
+            given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
+            self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
         name = getattr(func, "__name__", "")
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
@@ -70,6 +77,44 @@ class Draws(TorchFunctionMode):
                 std = float(first) if bool((std == first).all()) else None
             self.take(out, std)
         return out
+
+    def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The call, of which the gradients are kept where it passes through no energy."""
+        reached, handles, came = self.reached, list[RemovableHandle](), list[Any]()
+        if func is not torch.autograd.grad:
+            ends = next(iter(args or kwargs.values()))
+            ends = [ends] if isinstance(ends, Tensor) else ends
+            leaves = {id(x): x for end in ends for x in _leaves_behind(end)}.values()
+            for x in [x for x in leaves if not isinstance(x, nn.Parameter)][:_STRAYS]:
+                look = x.register_hook(lambda g, x=x: came.append((x, g)))  # type: ignore[no-untyped-call]
+                handles.append(look)
+        try:
+            out = func(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if self.reached == reached:
+            if func is torch.autograd.grad:
+                given = args[1] if len(args) > 1 else kwargs["inputs"]
+                came = list(zip([given] if isinstance(given, Tensor) else given, out, strict=True))
+            at, none = len(self.log), torch.empty(0)
+            plain = [(x.detach().clone(), g.detach().clone()) for x, g in came if _is_pair(x, g)]
+            for x, g in (plain or [(none, none)])[: _STRAYS - len(self.strays)]:
+                self.strays.append(Evaluation(None, x, at, x, gradient=g, noted=self.is_past))
+        self.is_past = False
+        return out
+
+
+def _is_copy(x: Tensor, own: Tensor) -> bool:
+    """Whether a parameter is another one, or a matrix with the same numbers, not all alike."""
+    kinds = [(type(each), each.shape, each.dtype, each.device) for each in (x, own)]
+    if x is own or x.ndim < 2 or kinds[0] != kinds[1] or type(x) is not nn.Parameter or x.is_meta:
+        return x is own
+    return torch.equal(x, own) and bool((x != x.flatten()[0]).any())
+
+
+def _is_pair(x: Any, gradient: Any) -> bool:
+    return all(isinstance(each, Tensor) and _is_plain(each) for each in (x, gradient))
 
 
 @dataclass(eq=False)
@@ -166,10 +211,11 @@ class Recording:
         seen = self._begin(energy, (*args, *kwargs.values())) if torch.is_grad_enabled() else None
         # What is no energy, such as a loss that is a module, may call one.
         self._is_inside = id(energy) in self._known
+        before, self.draws.is_inside = self.draws.is_inside, True
         try:
             output = function(*args, **kwargs)
         finally:
-            self._is_inside = False
+            self._is_inside, self.draws.is_inside = False, before
         is_node = isinstance(output, Tensor) and output.grad_fn is not None
         if seen is not None and is_node and not is_opaque(output):
             seen.output = output.detach().clone()  # compiled networks may reuse its memory
@@ -253,20 +299,25 @@ def _is_plain(x: Tensor) -> bool:
 
 def _leaf_behind(x: Tensor) -> Tensor | None:
     """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
-    found: dict[int, Tensor] = {}
+    found = dict[int, Tensor]()
+    for leaf in _leaves_behind(x):
+        if isinstance(leaf, nn.Parameter):
+            return None
+        found[id(leaf)] = leaf
+    return found.popitem()[1] if len(found) == 1 else x
+
+
+def _leaves_behind(x: Tensor) -> Iterator[Tensor]:
+    """The leaves that x was computed from, of the last nodes of its graph."""
     seen: set[Any] = {None}
     todo: list[Any] = [x.grad_fn]
     while todo and len(seen) <= _MOST_NODES:
         if (node := todo.pop()) in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter):
-            return None
-        if leaf is not None:
-            found[id(leaf)] = leaf
+        if (leaf := getattr(node, "variable", None)) is not None:
+            yield leaf
         todo += [following for following, _ in node.next_functions]
-    return found.popitem()[1] if len(found) == 1 else x
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules.module import _global_forward_hooks
 
 from ..errors import SamplerError
@@ -44,7 +45,8 @@ def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
 
     A factor that is a tensor broadcasts against the output. Several numbers a sample keep their
     values where they are differentiated, and what flows back to them is scaled: a sampler may
-    follow any function of them, such as the logsumexp of logits. ``batch_dim`` counts samples.
+    follow any function of them, such as the logsumexp of logits. Elsewhere each of them is scaled.
+    ``batch_dim`` counts samples.
 
     Raises:
         SamplerError: the output is not a tensor (a tuple, say).
@@ -58,7 +60,8 @@ def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
     if not changes(factor):
         return output
     by = factor.to(output) if isinstance(factor, Tensor) and factor.ndim else factor
-    if not output.requires_grad or math.prod(output.shape[batch_dim + 1 :]) == 1:
+    is_differentiated = output.requires_grad or forward_ad._current_level >= 0
+    if not is_differentiated or math.prod(output.shape[batch_dim + 1 :]) == 1:
         return output * by
     kept = output.detach()
     return torch.where(kept.isfinite(), kept + (output - kept) * by, output)  # inf - inf is NaN
@@ -84,7 +87,7 @@ class Tempering:
         seen: the gradients of the tempered f, which drive the sampler, in that block.
         reached: whether that method was called there, or has been captured in a CUDA graph whose
             replays cannot be seen.
-        is_hidden: whether it was called there inside of compiled code.
+        is_hidden: whether it was called there inside of compiled code, or has been so captured.
     """
 
     _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
@@ -186,7 +189,7 @@ class Tempering:
         self.seen.is_told = substeps is not None and substeps.moves is not None
         if substeps is not None:
             substeps.follow = self.seen.follow
-        self.reached, self.is_hidden = self._captured is not None, False
+        self.reached = self.is_hidden = self._captured is not None
         self.seen.start()
         own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
         self._state_of = module.__getstate__

@@ -195,6 +195,27 @@ MISTAKES: dict[str, tuple[Sides, str, dict[str, Any]]] = {
         "the loss gets one",
         {"f": Heads(), "sampler": of_logits},
     ),
+    "a label's log-probability": (
+        lambda f, x, q: (f(x).log_softmax(1)[:, 0], f(q).log_softmax(1)[:, 0]),
+        "the loss gets a label's log-probability",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "the sum on one side": (
+        lambda f, x, q: (f(x).sum(1), f(q).logsumexp(1)),
+        "f_pos is the sum of the network's outputs, and f_neg the logsumexp",
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "means over the batch": (
+        lambda f, x, q: (f(x)[:, None].mean(0), f(q)[:, None].mean(0)),
+        "f_neg is a mean over the batch",
+        {},
+    ),
+    "means of columns over the batch": (
+        lambda f, x, q: (f(x).mean(0), f(q).mean(0)),
+        "f_neg is a mean over the batch",
+        {"f": Heads()},
+    ),
+    "the same data twice": (lambda f, x, q: (f(x), f(x.clone())), "of the same samples", {}),
     "their logsumexp where their sum is sampled": (logsumexps, "follows the sum", {"f": Heads()}),
     "samples": (
         lambda f, x, q: (f(x), q.squeeze(1)),
@@ -471,6 +492,18 @@ RIGHT: dict[str, tuple[Sides, dict[str, Any]]] = {
         {"f": Heads(), "sampler": of_logits},
     ),
     "logsumexp of equal logits": (logsumexps, {"f": constant(Heads()), "sampler": of_logits}),
+    "the logits of labels, and the logsumexp of samples": (
+        lambda f, x, q: (f(x)[torch.arange(N), torch.arange(N) % 5], f(q).logsumexp(1)),
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "one logit of data, and the logsumexp of samples": (
+        lambda f, x, q: (f(x)[:, 1], f(q).logsumexp(1)),
+        {"f": Heads(), "sampler": of_logits},
+    ),
+    "a positive of many views, and one chain": (
+        lambda f, x, q: (f(x[:1] + 0.1 * torch.randn_like(x)).mean(0, keepdim=True), f(q[:1])),
+        {},
+    ),
     "one logit": (
         lambda f, x, q: (f(x)[:, 2], f(q)[:, 2]),
         {"f": Heads(), "sampler": lambda f, x: langevin(lambda x: f(x)[:, 2], x)},

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # in torch's forward mode
 HALF: Any = {"beta_star": 0.5, "output_scale": 1.0, "substeps": 1}
 Function: TypeAlias = Callable[[Tensor], Tensor]
 
@@ -51,6 +56,12 @@ def one_by_one(energy: Function, x: Tensor) -> Tensor:
     return found
 
 
+def in_forward_mode(energy: Function, x: Tensor) -> Tensor:
+    axes = [axis.expand_as(x).contiguous() for axis in torch.eye(2).double()]
+    rises = [torch.func.jvp(lambda x: energy(x).reshape(-1), (x,), (axis,))[1] for axis in axes]
+    return torch.stack(rises, 1).detach()
+
+
 def weighted(energy: Function, x: Tensor) -> Tensor:
     x, weights = x.detach().requires_grad_(), torch.linspace(1, 2, len(x)).double()
     return torch.autograd.grad(energy(x).flatten(), x, weights)[0] / weights[:, None]
@@ -61,9 +72,28 @@ def apart(energy: Function, x: Tensor) -> Tensor:
     return slope(energy, x) + slope(OTHER, x)
 
 
-def langevin(energy: Function, x: Tensor) -> Tensor:
+def twice(energy: Function, x: Tensor, *, is_last: bool = True) -> Tensor:
+    """Two experts, whose backward passes add up in the samples' gradient."""
+    x = x.detach().requires_grad_()
+    for each in (energy, OTHER) if is_last else (OTHER, energy):
+        each(x).sum().backward()
+    assert x.grad is not None
+    return x.grad
+
+
+class Prior(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return -x.square().sum(1, keepdim=True) / 2
+
+
+def with_a_prior(energy: Function, x: Tensor) -> Tensor:
+    """The gradient of the prior is written by hand."""
+    return slope(energy, x) - x.detach()
+
+
+def langevin(energy: Function, x: Tensor, moves: Any = slope) -> Tensor:
     for _ in range(4):
-        x = (x + 0.02 * slope(energy, x) + 0.2 * torch.randn_like(x)).detach()
+        x = (x + 0.02 * moves(energy, x) + 0.2 * torch.randn_like(x)).detach()
     return x
 
 
@@ -79,6 +109,12 @@ class Wrapper(nn.Module):
 def half_past(f: Any) -> Any:
     kept = f.forward
     return lambda x: f(x) + kept(x)
+
+
+def in_turn(f: Any, past: Any = lambda f: nn.Sequential(*f), *, is_first: bool = True) -> Any:
+    """By calls of f and, every other time, by its layers or by a copy."""
+    ways = itertools.cycle([f, past(f)] if is_first else [past(f), f])
+    return lambda x: next(ways)(x)
 
 
 def traced(f: nn.Module) -> Any:
@@ -155,6 +191,8 @@ EXACT = {
     "by backward, in place": Case(moves=by_backward),
     "the mean of an energy, with a graph": Case(moves=of_the_mean),
     "one sample at a time": Case(moves=one_by_one),
+    "in forward mode": Case(moves=in_forward_mode),
+    "logsumexp, in forward mode": Case(logsumexp, heads=5, moves=in_forward_mode),
     "with a weight for each chain": Case(moves=weighted),
     "one chain": Case(chains=1),
     "of a pair": Case(lambda f, x: f(x) + f(-x)),
@@ -197,6 +235,21 @@ REFUSED = {
         "other terms",
     ),
     "two experts apart": (Case(moves=apart, beside=OTHER), "other terms"),
+    "two experts, in two passes": (Case(moves=twice, beside=OTHER), "other terms"),
+    "the other one first": (
+        Case(moves=functools.partial(twice, is_last=False), beside=OTHER),
+        "other terms",
+    ),
+    "layers every other time": (Case(uses=in_turn), "did not come through"),
+    "a copy every other time": (
+        Case(uses=functools.partial(in_turn, past=copy.deepcopy)),
+        "did not come through",
+    ),
+    "layers first": (
+        Case(uses=functools.partial(in_turn, is_first=False)),
+        "did not come through",
+    ),
+    "a prior by hand": (Case(moves=with_a_prior, beside=Prior()), "a decay of x"),
     "a prior": (Case(lambda f, x: f(x).sum(1) - x.square().sum(1) / 2), "other terms"),
     "a prior behind a view": (
         Case(lambda f, x: f(x.reshape(-1, 2)).sum(1) - x.square().sum(1) / 2),
@@ -227,15 +280,29 @@ def test_or_it_is_refused_before_the_first_update(name: str) -> None:
         case.factors()
 
 
-@pytest.mark.parametrize("name", ["two experts", "a prior"])
-def test_a_base_measure_goes_on_and_is_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Where the loss gets the network's own output, weights of it are right, and no scale of it."""
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("two experts", 1.0),
+        ("a prior", 1.0),
+        ("two experts, in two passes", 1.0),
+        ("a prior by hand", 1.0),
+        ("a prior by hand", -2.0),
+    ],
+)
+def test_a_base_measure_goes_on_and_is_told(
+    name: str, by: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the loss gets the network's own output; a decay is no news to who has written it."""
     case = REFUSED[name][0]
     f = network()
-    loss, sample = guard(None, lambda x: langevin(lambda x: case.energy(f, x), x), model=f, **HALF)
+    energy = functools.partial(case.energy, f)
+    loss, sample = guard(None, lambda x: langevin(energy, x, case.moves), model=f, **HALF)
     for _ in range(3):
-        loss(f(torch.randn(16, 2).double()), f(sample(torch.randn(16, 2).double()))).backward()
-    assert sum("no part of the loss's energies" in each for each in caplog.messages) == 1
+        sides = torch.randn(16, 2).double(), sample(torch.randn(16, 2).double())
+        loss(*(by * f(x) for x in sides)).backward()
+    told = sum("no part of the loss's energies" in each for each in caplog.messages)
+    assert told == (name != "a prior by hand")
 
 
 # -- values: of a Metropolis test ------------------------------------------------------------------
@@ -276,3 +343,104 @@ def test_values_of_one_number_are_tempered_and_of_several_it_is_said(
     torch.testing.assert_close(tempered[0], factor * plain[0])
     said = [r for r in caplog.records if "Metropolis" in r.message and "g.temper" in r.message]
     assert len(said) == (heads > 1)
+
+
+def walk(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A random-walk Metropolis step, which takes values alone."""
+    y = x + 0.2 * torch.randn_like(x)
+    rise = (energy(y) - energy(x)).flatten().detach()
+    seen.append(rise)
+    return torch.where((torch.rand(len(x)).log() < rise)[:, None], y, x)
+
+
+def gibbs(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A draw of one of the outputs of each sample."""
+    seen.append(energy(x).detach())
+    drawn: Tensor = x + torch.multinomial(seen[-1].softmax(1), 1)
+    return drawn
+
+
+def by_hand(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """Steps by a score that is written by hand, and a call for the log."""
+    for _ in range(2):
+        x = x - 0.02 * x + 0.2 * torch.randn_like(x)
+    seen.append(energy(x).detach())
+    return x
+
+
+def begins(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """The first state of an independence sampler, whose later ones are tested against it."""
+    y = 2 * torch.randn_like(x)
+    seen.append(energy(y).detach())
+    return y
+
+
+def by_differences(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A step by finite differences along each axis."""
+    by = 1e-5 * torch.eye(2).double()
+    rises = [(energy(x + by[i]) - energy(x - by[i])).reshape(-1).detach() / 2e-5 for i in (0, 1)]
+    seen.append(torch.stack(rises, 1))
+    return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
+
+
+def forward(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
+    """A step in forward mode."""
+    rises = []
+    for axis in torch.eye(2).double():
+        with forward_ad.dual_level():
+            y = forward_ad.make_dual(x, axis.expand_as(x).contiguous())
+            rises.append(forward_ad.unpack_dual(energy(y)).tangent.reshape(-1).detach())
+    seen.append(torch.stack(rises, 1))
+    return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
+
+
+# What takes values alone: the sampler, the energy, its outputs, and how it ends with gradients
+# enabled and without.
+ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str]]] = {
+    "one number": (walk, lambda f, x: f(x), 1, ("", "")),
+    "logsumexp": (walk, logsumexp, 5, ("no gradient", "the values of each")),
+    "a log-probability": (
+        walk,
+        lambda f, x: f(x).log_softmax(1)[:, 0],
+        5,
+        ("no gradient", "the values of each"),
+    ),
+    "a sum of heads": (walk, lambda f, x: f(x).sum(1), 5, ("no gradient", "")),
+    "one output": (walk, lambda f, x: f(x)[:, 2], 5, ("no gradient", "")),
+    "by hand": (by_hand, lambda f, x: f(x), 1, ("by hand", "by hand")),
+    "where chains begin": (begins, lambda f, x: f(x), 1, ("", "")),
+    "finite differences": (by_differences, lambda f, x: f(x), 1, ("", "")),
+    "forward mode": (forward, lambda f, x: f(x), 1, ("", "")),
+    "logsumexp, in forward mode": (forward, logsumexp, 5, ("", "")),
+    "a draw among outputs": (gibbs, lambda f, x: f(x), 5, ("no gradient", "")),
+}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("name", ALONE)
+def test_values_alone_are_tempered_or_refused(name: str, enabled: bool) -> None:
+    sampler, energy, heads, ways = ALONE[name]
+    f, seen, said = network(heads), list[Tensor](), ways[not enabled]
+
+    def draw(x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(enabled):
+            drawn: Tensor = sampler(lambda x: energy(f, x), x, seen)
+        return drawn
+
+    loss, sample = guard(None, draw, model=f, **HALF)
+    x, y = torch.randn(2, 16, 2).double()
+    with pytest.raises((LossError, SamplerError), match=said) if said else nullcontext():
+        torch.manual_seed(1)
+        q = sample(x)
+        chosen = energy if sampler is not gibbs else lambda f, x: f(x)[:, 0]
+        loss(chosen(f, y), chosen(f, q))
+    if not said:
+        plain = list[Tensor]()
+        torch.manual_seed(1)
+        sampler(lambda x: energy(f, x), x, plain)
+        torch.testing.assert_close(seen[0], 0.5 * plain[0])
+    torch.manual_seed(1)
+    free = sampler(lambda x: energy(f, x), x, [])
+    torch.manual_seed(1)
+    off = guard(None, draw, model=f, **(HALF | {"beta_star": 0.0})).sampler
+    assert torch.equal(off(x), free)
