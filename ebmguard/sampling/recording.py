@@ -252,9 +252,16 @@ def _is_plain(x: Tensor) -> bool:
 
 def _leaf_behind(x: Tensor) -> Tensor | None:
     """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
+    found = _leaves_behind(x.grad_fn)
+    if found is None:
+        return None
+    return found.popitem()[1] if len(found) == 1 else x
+
+
+def _leaves_behind(root: Any) -> dict[int, Tensor] | None:
     found: dict[int, Tensor] = {}
     seen: set[Any] = {None}
-    todo: list[Any] = [x.grad_fn]
+    todo: list[Any] = [root]
     while todo and len(seen) <= _MOST_NODES:
         if (node := todo.pop()) in seen:
             continue
@@ -264,8 +271,12 @@ def _leaf_behind(x: Tensor) -> Tensor | None:
             return None
         if leaf is not None:
             found[id(leaf)] = leaf
-        todo += [following for following, _ in node.next_functions]
-    return found.popitem()[1] if len(found) == 1 else x
+        parts = [following for following, _ in node.next_functions]
+        if node.name().startswith(("Cat", "Stack")):
+            # Beside what moves may stand what an encoder has made of a condition.
+            parts = [*filter(_leaves_behind, parts)] or parts
+        todo += parts
+    return found
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:

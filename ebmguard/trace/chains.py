@@ -61,6 +61,8 @@ class Sampler:
     slope: float = math.nan  # of the root in the loss's energies, where those are no one's output
     spot: tuple[Place, ast.expr] | None = None  # their expression, where it is the sampler's alone
     arguments: int = 1  # that the energy is given
+    moves: int = 0  # which of those with an entry for each sample
+    still: Tensor | None = None  # entries of a sample that no step moves
 
     def see(self, root: Edge | None) -> None:
         """It differentiates this: energies that it may follow are those in which that is affine."""
@@ -69,7 +71,7 @@ class Sampler:
         found, values = behind(root), evaluate(root, {})
         outputs = {e: made for e, made in found.items() if isinstance(made, Output)}
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
-            count = len(next(iter(outputs.values())).x)
+            count = len(next(iter(outputs.values())).value)
             self.root, self.outputs = root, [*outputs]
             # An output itself before what is made of it, and that next to the root first.
             later = [*values.items()][::-1]
@@ -96,6 +98,14 @@ class Sampler:
             self.method, self.energy, self.names = called[0]
         if not is_output:
             self.slope, self.measured = slope, Measured("no call has ended")
+
+    def condition(self, made: Output, rows: list[int]) -> Tensor:
+        """What these rows of its energy's inputs have beside what its steps move: numbers each."""
+        parts = [x[rows].double().reshape(len(rows), -1) for x in made.given]
+        if self.moves < len(parts) and self.still is not None:
+            own = parts.pop(self.moves)
+            parts += [own[:, self.still]] if own.shape[1:] == self.still.shape else []
+        return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
 
     @property
     def is_function(self) -> bool:
@@ -196,6 +206,8 @@ class Chains:
             return
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
+        first, last = (chain.evaluations[at].x for at in (0, -1))
+        sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):
                 for each in chain.evaluations:
@@ -249,7 +261,7 @@ def _spots(follows: Edge, user: Edge | None, at: int) -> Iterator[tuple[Place, a
 
 
 def _lengths(x: Tensor) -> Any:
-    return x.double().flatten(1).norm(dim=1)
+    return x.double().reshape(len(x), -1).norm(dim=1)
 
 
 def names_of(part: object, calls: Stack) -> Names:

@@ -13,7 +13,10 @@ from torch import Tensor
 
 from .graph import Edge, Operation, Output, behind, evaluate
 
-__all__ = ["NO_EFFECT", "Effect", "Experiment", "effect", "effect_on", "is_same", "operand"]
+__all__ = [
+    *("NO_EFFECT", "Effect", "Experiment"),
+    *("effect", "effect_on", "is_same", "moved", "operand"),
+]
 
 # How far energies are moved, in units of the largest: what is affine is so at all of them.
 _AMPLITUDES = (0.0, 1e-3, -1e-3, 1.0, -1.0, 1e3, -1e3)
@@ -47,7 +50,7 @@ class Experiment:
         found: dict[Edge, dict[Edge, list[int]]] = {edge: {} for edge in self.made}
         reached: dict[tuple[Edge, Edge], Tensor] = {}
         for amplitude in (0.0, 1.0, -1.0):
-            leaves = {e: _moved(out.value, amplitude) for e, out in self.outputs.items()}
+            leaves = {e: moved(out.value, amplitude) for e, out in self.outputs.items()}
             values = evaluate(self.root, leaves)
             for edge in self.made:
                 found_grads = _gradients(values[edge], [*leaves.values()])
@@ -96,7 +99,7 @@ def effect_on(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> E
     """The same of a function."""
     found = []
     for amplitude in _AMPLITUDES:
-        leaf = _moved(value, amplitude)
+        leaf = moved(value, amplitude)
         result = of(leaf)
         is_batch = rows and result.ndim and len(result) == rows
         total = result.sum() / (len(result) if is_batch else 1)
@@ -157,7 +160,7 @@ def operand(call: Operation, position: int) -> ast.expr | None:
     return given[position] if position < len(given) else None
 
 
-def _moved(value: Tensor, amplitude: float) -> Tensor:
+def moved(value: Tensor, amplitude: float) -> Tensor:
     """A leaf with these values, each moved a little differently."""
     generator = torch.Generator().manual_seed(0)
     by = 1 + torch.rand(value.shape, generator=generator).to(value)

@@ -37,7 +37,7 @@ class Output:
     """A tensor that the outermost call of a module has returned, alone or as a part."""
 
     module: Any
-    x: Tensor  # its input, detached
+    given: tuple[Tensor, ...]  # its inputs with an entry for each of its rows, detached
     value: Tensor  # detached
     calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
@@ -46,8 +46,9 @@ class Output:
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """Where each row of x comes from, as is known when somebody asks."""
-        return self.label_rows(self.x)
+        """Where each row comes from, as is known when somebody asks; a condition is data."""
+        found = zip(*map(self.label_rows, self.given), strict=True)
+        return [next((label for label in row if label != DATA), DATA) for row in found]
 
     @property
     def energy(self) -> tuple[Any, str]:
@@ -55,8 +56,8 @@ class Output:
         return self.module, self.part
 
     def mark(self, tensor: Tensor) -> None:
-        """Write on a tensor's node what it is."""
-        _write(tensor, self)
+        """Write on a tensor's node what it is, whatever the calls inside have made of it."""
+        _written(tensor)[tensor.output_nr] = self
 
 
 @dataclass(eq=False)
@@ -95,7 +96,8 @@ class Operation:
         """Write on the nodes of its results what they are."""
         for index, tensor in enumerate(tensors(result)):
             if tensor.grad_fn is not None:
-                _write(tensor, replace(self, calls=calls, index=index))
+                made = replace(self, calls=calls, index=index)
+                _written(tensor).setdefault(tensor.output_nr, made)
 
     def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
         """Its result with these in the place of edges."""
@@ -149,9 +151,10 @@ def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
     return values
 
 
-def _write(tensor: Tensor, what: Output | Operation) -> None:
-    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
-    written.setdefault(_MADE, {}).setdefault(tensor.output_nr, what)
+def _written(tensor: Tensor) -> dict[int, Output | Operation]:
+    node: Any = tensor.grad_fn
+    written: dict[int, Output | Operation] = node.metadata.setdefault(_MADE, {})
+    return written
 
 
 def _is_edge(x: object) -> bool:

@@ -51,9 +51,10 @@ def plans(found: Trace) -> list[Plan]:
     if not sampler.functions:
         error = found.unread or f"nothing is known of what {sampler.name} differentiates"
         raise Refused("not evaluated", error=error, guard=by_hand(sampler))
-    shapes = [sided[0].sides[label].shape for label in (positive, negative)]
-    if sampler.arguments > 1 and shapes[0][1:] != shapes[1][1:]:
-        raise _conditional(sampler)
+    if sided[0].is_unpaired:
+        is_energy = sided[0].pull(negative) < 0
+        options = _options(sampler, is_energy=is_energy, inline=True)
+        raise Refused("conditional", site=sampler.site, options=options)
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     entries = sampler.entries or ()
@@ -99,15 +100,7 @@ def _no_difference(found: Trace) -> Refused:
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
                 return Refused("another energy", place=each.place, called=called, options=options)
-    conditional = (each for each in found.samplers if each.arguments > 1)
-    return next(map(_conditional, conditional), Refused("no difference"))
-
-
-def _conditional(sampler: Sampler) -> Refused:
-    is_energy = sampler.measured.convention == "energy"
-    options = _options(sampler, is_energy=is_energy, inline=True)
-    facts = {"site": sampler.site, "count": sampler.arguments, "options": options}
-    return Refused("conditional", **facts)
+    return Refused("no difference")
 
 
 def by_hand(
@@ -330,6 +323,7 @@ def _losses(
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
     sides = [difference.sides[label] for label in (positive, negative)]
+    rows = sides[1].rows
     for side, new in zip(sides, ("pos_all", "neg_all"), strict=True):
         new = _free(source, new)
         words.append(side.turned(side.name or new))
@@ -338,6 +332,9 @@ def _losses(
                 raise Refused("no names", place=place)
             named.append(_spliced(source, side.node, f"({new} := {source.segment(side.node)})"))
     pos, neg = words
+    if rows is not None:
+        is_atom = isinstance(ast.parse(neg, mode="eval").body, ast.Name | ast.Call | ast.Subscript)
+        neg = f'{neg if is_atom or not rows else f"({neg})"}{rows}, groups="rows"'
     other, factor = (side.weight for side in sides)
     is_plain = difference.is_whole and not difference.effect.bends
     if node is not None and is_plain and abs(abs(factor) - 1) < _SURE > abs(factor + other):
@@ -350,7 +347,8 @@ def _losses(
                 break
         minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
-    if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
+    is_named = not named and all(word.isidentifier() for word in words)
+    if is_named and not rows and words[0] != words[1]:
         yield from _reweighted(source, place, sides, loss)
 
 
@@ -364,8 +362,9 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
         line, indent = _after(max(binds, key=lambda each: each.lineno))
         guard = loss.removesuffix(".loss") if loss.endswith(".loss") else f"{loss}.guard"
         uses = [(node, f"{side.name}_cd") for side in sides for node in side.uses]
+        groups = "" if sides[1].rows is None else ', groups="rows"'
         own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
-        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
+        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg}{groups})"
         splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
         yield [_line(source, line, text), *splices]
 

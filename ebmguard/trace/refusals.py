@@ -24,10 +24,11 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "softplus, a likelihood), there is no contrastive part that a guard could take.",
     ),
     "conditional": (
-        "the energy at {site} is given {count} arguments, as a conditional one f(x, y)",
+        "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "
+        "have others than the data",
         "Make `g = ebmguard.guard(None, None, {options})`. Write `g.temper(...)` around the energy "
-        'at {site}, and `g.loss(f(x, y), f(x, samples), groups="rows")` in the loss, of shapes '
-        "(N,) and (N, M): in row i the M samples of y for x[i].",
+        "at {site}, and `g.loss(f_pos, f_neg, groups=(y_pos, y_neg))` in the loss, with the number "
+        "of the condition, such as a class, of each sample.",
     ),
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",

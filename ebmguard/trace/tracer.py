@@ -148,13 +148,13 @@ class _Tracer(TorchFunctionMode):
             batches = [v for v in given if isinstance(v, Tensor) and v.shape[:1] == each.shape[:1]]
             if each.grad_fn is None or not each.ndim or not batches:
                 continue
+            noted.given = [*map(id, batches)]
             if part:
                 noted.watch(part, each)
             if self.chains.is_energy(module):
-                x = max(batches, key=Tensor.numel).detach()  # The others are labels or levels.
-                places, value = tuple(place for _, place in calls), each.detach().clone()
-                seen = Output(module, x, value, places, self.chains.labels, part, noted.arguments)
-                seen.mark(each)
+                inputs, value = tuple(x.detach() for x in batches), each.detach().clone()
+                made = inputs, value, tuple(place for _, place in calls), self.chains.labels
+                Output(module, *made, part, noted.arguments).mark(each)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -168,6 +168,8 @@ class _Tracer(TorchFunctionMode):
             chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
                 chain.sampler.arguments = noted.arguments
+                if evaluation.of in noted.given:
+                    chain.sampler.moves = noted.given.index(evaluation.of)
                 with self._resting():
                     chain.sampler.see(self._root)
 
@@ -230,6 +232,7 @@ class _Noted:
 
     calls: Stack
     arguments: int
+    given: list[int] = field(default_factory=list)  # ids of those with an entry for each sample
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def watch(self, part: str, tensor: Tensor) -> None:
