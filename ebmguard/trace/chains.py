@@ -53,6 +53,8 @@ class Sampler:
     methods: dict[Any, tuple[str, nn.Module, Names]]  # by code: its module's, names
     method: str | None = None  # that returns the loss's energies; empty for the module's own call
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
+    calls: tuple[Place, ...] = ()  # all around the loop, from the inside out
+    callees: dict[Place, Names] = field(default_factory=dict)  # what is called there, by its base
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     root: Edge | None = None  # what was differentiated
@@ -88,7 +90,8 @@ class Sampler:
         own, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        users: list[tuple[Edge | None, int]] = [*own.users(follows)] or [(None, 0)]
+        users: list[tuple[Edge | None, tuple[int, int]]]
+        users = [*own.users(follows)] or [(None, (0, 0))]
         spots = [spot for user, at in users for spot in _spots(follows, user, at)]
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
@@ -246,7 +249,9 @@ def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     return found
 
 
-def _spots(follows: Edge, user: Edge | None, at: int) -> Iterator[tuple[Place, ast.expr, Any]]:
+def _spots(
+    follows: Edge, user: Edge | None, at: tuple[int, int]
+) -> Iterator[tuple[Place, ast.expr, Any]]:
     """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
     made, call = follows.made, user.made if user else None
     is_whole = not made.part if isinstance(made, Output) else call is None
@@ -268,12 +273,17 @@ def names_of(part: object, calls: Stack) -> Names:
     """What a part is called, in the code of each of these frames and in each of their files."""
     found = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
-        code, mine = frame.f_code, _attributes(frame.f_locals.get("self"))
+        code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
-        spaces += [(code, "self.", mine)]
-        spaces += [(code, f"self.{name}.", _attributes(each)) for name, each in mine.items()]
         for where, prefix, space in spaces:
             found[where] += [prefix + name for name, each in space.items() if each is part]
+            if prefix.count(".") < 2:  # what self or a network has, and what that has
+                inner = {
+                    name: each
+                    for name, each in space.items()
+                    if name == "self" or prefix or isinstance(each, nn.Module)
+                }
+                spaces += [(where, f"{prefix}{n}.", _attributes(each)) for n, each in inner.items()]
     return found
 
 

@@ -56,8 +56,8 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
             print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
             return 0
         refusals.append(told)
-        if told.why == "warned":  # Other lines would only hide it.
-            refusals.reverse()
+        if told.why in ("warned", "softmax"):  # Other lines would only hide it.
+            refusals, tried = [told], [plan]
             break
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     first, plain = refusals[0], replay(config.script, config.arguments, found.steps, {})
@@ -80,13 +80,15 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guarded run", error=done.error or "it ended before as long")
     if done.guards != 1 or not done.losses:
         return Refused("guards", **facts)
-    if done.state != found.state:
+    if done.state != found.state and plan.softmax is None:
         return Refused("differs")
     acting = replay(*guarded, beta_star=_ACTS)
     if acting.error:
         return Refused("guarded run", error=acting.error)
     if said := done.warnings + acting.warnings:
         return Refused("warned", error=said[0])
+    if plan.softmax is not None:
+        return Refused("softmax", place=plan.softmax.place)
     why = " No output scale is known: a beta_star of yours acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "

@@ -74,12 +74,16 @@ class Experiment:
             if len(self.kinds(edge)) > 1 and all(len(self.kinds(each)) < 2 for each in needs):
                 yield edge
 
-    def users(self, edge: Edge) -> Iterator[tuple[Edge, int]]:
-        """The results behind the root of calls upon an edge, and which argument it is there."""
+    def users(self, edge: Edge) -> Iterator[tuple[Edge, tuple[int, int]]]:
+        """Results behind the root of calls upon an edge; its argument there, and where in a list."""
         for user, made in self.made.items():
-            for position, each in enumerate(made.args if isinstance(made, Operation) else ()):
-                if isinstance(each, Edge) and each == edge:
-                    yield user, position
+            for at, each in enumerate(made.args if isinstance(made, Operation) else ()):
+                of = (
+                    each
+                    if isinstance(each, list | tuple) and not isinstance(each, Edge)
+                    else [each]
+                )
+                yield from ((user, (at, i)) for i, x in enumerate(of) if _is(edge, x))
 
     def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
         """Edges with a number, or heads, for each sample of a label; the rows of outputs behind."""
@@ -142,8 +146,13 @@ def is_same(
     return 0
 
 
-def operand(call: Operation, position: int) -> ast.expr | None:
-    """The expression of an argument in the user's code."""
+def _is(edge: Edge, x: object) -> bool:
+    return isinstance(x, Edge) and x == edge
+
+
+def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
+    """The expression of an argument, or of a part of a list, in the user's code."""
+    position, index = at
     node = call.calls[0].node
     name = getattr(call.func, "__name__", "")
     if isinstance(node, ast.BinOp):
@@ -157,7 +166,8 @@ def operand(call: Operation, position: int) -> ast.expr | None:
     given = list(node.args)
     if isinstance(node.func, ast.Attribute) and len(given) < len(call.args):
         given = [node.func.value, *given]
-    return given[position] if position < len(given) else None
+    found = given[position] if position < len(given) else None
+    return found.elts[index] if isinstance(found, ast.List | ast.Tuple) else found
 
 
 def moved(value: Tensor, amplitude: float) -> Tensor:

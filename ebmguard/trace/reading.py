@@ -103,23 +103,23 @@ def read(
     known = [each for each in samplers if each.name in difference.sides]
     ways: list[tuple[Sampler | None, tuple[Edge, float] | None]]
     ways = [(each, way) for each in known for way in each.functions] or [(None, None)]
-    tried = [
-        (*way, {label: _best(found, label, *way, names, difference.place) for label in labels})
-        for way in ways
-    ]
-    sampler, follows, best = max(
-        tried,
-        key=lambda each: [
-            *map(sum, zip(*(side.rank for _, side in each[2].values()), strict=True))
-        ],
-    )
-    difference.sides = {label: side for label, (_, side) in best.items()}
-    edges = [edge for edge, _ in best.values() if edge is not None]
+    tried = []
+    for way in ways:
+        choices = [_choices(found, label, *way, names, difference.place) for label in labels]
+        best = [max(reversed(each), key=lambda choice: choice[1].rank) for each in choices]
+        ranks = [*map(sum, zip(*(side.rank for _, side in best), strict=True))]
+        tried.append((ranks, best, [each[:2][-1] for each in choices], *way))
+    _, best, firsts, sampler, follows = max(tried, key=lambda each: each[0])
     turn = 0
-    if sampler is not None and len(edges) == len(labels) == 2:
-        _pair(difference, sampler, found, *edges)
-        turn = _softmax(difference, found, *edges)
-    for edge, side in best.values():
+    for chosen in (firsts, best):  # all of the energies, as a softmax has them; else the best
+        difference.sides = dict(zip(labels, (side for _, side in chosen), strict=True))
+        edges = [edge for edge, _ in chosen if edge is not None]
+        if sampler is not None and len(edges) == len(labels) == 2:
+            _pair(difference, sampler, found, *edges)
+            if turn := _softmax(difference, found, *edges):
+                best = chosen
+                break
+    for edge, side in best:
         if edge is not None:
             _find(found, edge, side, difference.place)
     if turn:
@@ -151,11 +151,12 @@ def _pair(
     first, (one, *_) = next(iter(found.rows[pos])), found.rows[neg]
     a = sampler.condition(found.outputs[first], found.rows[pos][first])
     b = sampler.condition(found.outputs[one], found.rows[neg][one])
-    is_varied, side.rows = bool((a != a[:1]).any()), None
+    is_varied = bool((a != a[:1]).any())
     if each > 1 and q.shape == (len(p), each) and p.numel() == len(p):
+        if side.rows is None:
+            side.effect = Effect(side.effect.weight * each, *side.effect[1:])
+            side.mean /= each
         side.rows = ""
-        side.effect = Effect(side.effect.weight * each, *side.effect[1:])
-        side.mean /= each
     elif is_varied and p.numel() == len(p) == len(a.unique(dim=0)):
         if torch.equal(b, a.repeat_interleave(each, 0)):
             narrow = "" if q.ndim > 1 else "[:, None]"
@@ -188,15 +189,15 @@ def _softmax(difference: Difference, found: Experiment, pos: Edge, neg: Edge) ->
     return ways[min(signs, key=abs)] if signs else 0
 
 
-def _best(
+def _choices(
     found: Experiment,
     label: str,
     sampler: Sampler | None,
     follows: tuple[Edge, float] | None,
     names: Mapping[Any, str],
     place: Place,
-) -> tuple[Edge | None, Side]:
-    """The energies of a side that are those of a sampler, or its negatives, and what they are."""
+) -> list[tuple[Edge | None, Side]]:
+    """Energies of a side that are those of a sampler, or its negatives, and what they are."""
     choices: list[tuple[Edge | None, Side]] = [(None, Side())]
     for edge, rows in found.of_samples(label):
         one, *_ = rows
@@ -209,8 +210,7 @@ def _best(
             side = Side(how, sign, place.code in calls, names.get(edge, ""), None, (), shape, mean)
             side.arguments = made.arguments
             choices.append((edge, side))
-    best: tuple[Edge | None, Side] = max(reversed(choices), key=lambda each: each[1].rank)
-    return best
+    return choices
 
 
 def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:

@@ -42,6 +42,12 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "it has none, the chains draw from another density than the loss trains: let them follow "
         "the loss's energy, or leave out `g.temper`, and beta_star acts through the weights alone.",
     ),
+    "softmax": (
+        "the loss at {place} is InfoNCE, a softmax of each positive among its negatives, which "
+        "these lines make to the tempered objective, Eq. 8: another loss, so no bits can agree",
+        "Take the lines as they are, with a beta_star of yours. At beta_star=1 the weights are "
+        "those of InfoNCE; at 0 the loss is the plain difference of means.",
+    ),
     "two losses": (
         "`{sampler}` draws for losses at {place}: a guard and a call for each",
         "Make `first_loss, first = {guard}` and `second_loss, second = {other}`. Draw the samples "

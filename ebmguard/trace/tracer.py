@@ -190,8 +190,18 @@ class _Tracer(TorchFunctionMode):
             frames = [frame for frame, _ in chain.calls]
             shared = next((i for i, frame in enumerate(frames) if id(frame) in alive), None)
             if shared is not None:
+                around = chain.calls[frames.index(chain.loop) + 1 :]
                 calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
+                sampler.calls = tuple(place for _, place in around)
                 sampler.entries = tuple(place for _, place in reversed(calls))
+                for at, (frame, place) in enumerate(calls):
+                    spaces = frame.f_locals, frame.f_globals
+                    base = next(
+                        (s[place.base.id] for s in spaces if place.base and place.base.id in s),
+                        None,
+                    )
+                    if base is not None and place not in sampler.callees:
+                        sampler.callees[place] = names_of(base, around[at:])
 
     def _before_backward(self, root: Edge) -> None:
         if not self.chains.recent:
