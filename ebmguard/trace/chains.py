@@ -65,6 +65,7 @@ class Sampler:
     arguments: int = 1  # that the energy is given
     moves: int = 0  # which of those with an entry for each sample
     still: Tensor | None = None  # entries of a sample that no step moves
+    sites: set[Place] = field(default_factory=set)  # where its chains call the energy
 
     def see(self, root: Edge | None) -> None:
         """It differentiates this: energies that it may follow are those in which that is affine."""
@@ -141,11 +142,15 @@ class Chains:
         known = [(each, each.sampler) for each in chains if each.sampler is not None]
         return [pair for pair in known if pair[1].is_scalar] or known
 
-    def is_energy(self, module: nn.Module) -> bool:
-        """Whether a sampler differentiates one number per sample of this module."""
+    def is_energy(self, module: nn.Module, *, is_made: bool) -> bool:
+        """Whether a sampler differentiates one number per sample of this module, or of a part.
+
+        Of a part, where the result is made of what energies are: else the module samples.
+        """
         known = self.samplers.values()
         energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
-        return any(each in module.modules() or module in each.modules() for each in energies)
+        own = [*module.modules()] if is_made else [module]
+        return any(each in own or module in each.modules() for each in energies)
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
         """One more evaluation; ``calls`` are the user's frames when the energy was called."""
@@ -156,7 +161,9 @@ class Chains:
             shared = next((frame for frame, _ in calls if frame in before), None)
             # Of two places that no function shares, one is no part of the loop: a penalty's.
             is_one = calls[0][0] is before[0] or calls[0][1] == chain.calls[0][1]
-            if shared is not None and (is_one if chain.loop is None else chain.loop is shared):
+            is_new = shared is not None and _is_new(chain, evaluation, calls, shared)
+            is_same = is_one if chain.loop is None else chain.loop is shared
+            if shared is not None and is_same and not is_new:
                 chain.loop = shared
                 chain.evaluations.append(evaluation)
                 chain.last_calls = calls
@@ -209,6 +216,7 @@ class Chains:
             return
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
+        sampler.sites.add(chain.calls[0][1])
         first, last = (chain.evaluations[at].x for at in (0, -1))
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
@@ -233,6 +241,20 @@ class Chains:
             site, methods = chain.calls[0][1], _methods(chain)
             self.samplers[key] = Sampler(name, first, first.energy, place, site, names, methods)
         return self.samplers[key]
+
+
+def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> bool:
+    """Whether it begins another chain: in another loop of the same function, far away."""
+    if len(chain.evaluations) < 3:
+        return False
+    before, now = (next(p for f, p in each if f is shared) for each in (chain.last_calls, calls))
+    if before == now or before.loops[:1] == now.loops[:1]:
+        return False
+    *steps, jump = (
+        float(_lengths(b.x - a.x).mean())
+        for a, b in pairwise([*chain.evaluations[-3:], evaluation])
+    )
+    return jump > _NEAR * max(steps)
 
 
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:

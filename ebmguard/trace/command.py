@@ -54,6 +54,7 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         told = _tried(config, found, plan)
         if isinstance(told, str):
             print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
+            print(f"attached: {', '.join(plan.told) or 'nothing'}{_lacks(plan)}")
             return 0
         refusals.append(told)
         if told.why in ("warned", "softmax"):  # Other lines would only hide it.
@@ -66,6 +67,17 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         first = Refused("not repeatable", error=stopped)
     print(f"\nbut {first}\nway out: {first.exit}")
     return 1
+
+
+def _lacks(plan: Plan) -> str:
+    """What the guard does not do, as it is told too little."""
+    if any(each.startswith("optimizer=") for each in plan.told):
+        return ""
+    where = "g.attach(model=..., optimizer=...)"
+    return (
+        "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot "
+        f"roll back: make it later with {where}, g = loss_fn.guard"
+    )
 
 
 _ACTS = 0.05  # a β* that is under nearly every output scale

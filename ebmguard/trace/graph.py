@@ -56,8 +56,8 @@ class Output:
         return self.module, self.part
 
     def mark(self, tensor: Tensor) -> None:
-        """Write on a tensor's node what it is, whatever the calls inside have made of it."""
-        _written(tensor)[tensor.output_nr] = self
+        """Write on a tensor's node what it is."""
+        _write(tensor, self)
 
 
 @dataclass(eq=False)
@@ -96,8 +96,7 @@ class Operation:
         """Write on the nodes of its results what they are."""
         for index, tensor in enumerate(tensors(result)):
             if tensor.grad_fn is not None:
-                made = replace(self, calls=calls, index=index)
-                _written(tensor).setdefault(tensor.output_nr, made)
+                _write(tensor, replace(self, calls=calls, index=index))
 
     def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
         """Its result with these in the place of edges."""
@@ -151,10 +150,9 @@ def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
     return values
 
 
-def _written(tensor: Tensor) -> dict[int, Output | Operation]:
-    node: Any = tensor.grad_fn
-    written: dict[int, Output | Operation] = node.metadata.setdefault(_MADE, {})
-    return written
+def _write(tensor: Tensor, what: Output | Operation) -> None:
+    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
+    written.setdefault(_MADE, {}).setdefault(tensor.output_nr, what)
 
 
 def _is_edge(x: object) -> bool:

@@ -58,14 +58,16 @@ def plans(found: Trace) -> list[Plan]:
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     entries = sampler.entries or ()
-    of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
-    if not of_one_call or any(
-        positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
+    is_one = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
+    is_one |= entries == () and len(sampler.sites) == 1  # all chains are tempered at once
+    if (
+        len(sided) > len(losses)
+        or not is_one
+        or any(
+            positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
+        )
     ):
-        places = " and ".join(str(each.place) for each in losses)
-        guard = by_hand(sampler, entries, is_energy)
-        facts = {"guard": guard, "other": guard.replace(_FOLDER, _FOLDER.replace("1", "2"))}
-        raise Refused("two losses", place=places, sampler=sampler.name, **facts)
+        raise _of_each(found, sided)
     trainer = found.trainer_of(sampler)
     ways = [None, *entries] if sampler.is_function else [*entries, None]
     why, tried = None, []
@@ -87,6 +89,27 @@ def plans(found: Trace) -> list[Plan]:
     if not tried:
         raise why or Refused("no names", place=losses[0].place)
     return tried
+
+
+def _of_each(found: Trace, sided: list[Difference]) -> Refused:
+    """A guard for each of the losses, whose samples are a sampler's calls or stand beside it."""
+    ways = list[str]()
+    for number, each in enumerate(sorted(sided, key=lambda each: each.place.line), 1):
+        sampler, _, negative = _sides(found, each)
+        is_energy, word = each.pull(negative) < 0, ["first", "second"][number - 1 :][:1]
+        name = word[0] if word else f"loss_{number}"
+        if sampler.entries == ():
+            options = _options(sampler, is_energy=is_energy, inline=True)
+            make = f"`{name} = ebmguard.guard(None, None, {options})`"
+            do = f"write `{name}.temper(...)` around the energy at {sampler.site}"
+            call = f"{name}.loss"
+        else:
+            make = f"`{name}_loss, {name} = {by_hand(sampler, sampler.entries or (), is_energy)}`"
+            do, call = f"draw its samples with `{name}`", f"{name}_loss"
+        make = make.replace(_FOLDER, _FOLDER.replace("1", str(number)))
+        ways.append(f"For the loss at {each.place} make {make}, {do}, and call `{call}` there.")
+    places = " and ".join(dict.fromkeys(str(each.place) for each in sided))
+    return Refused("two losses", place=places, ways=" ".join(ways))
 
 
 def _no_difference(found: Trace) -> Refused:

@@ -56,7 +56,8 @@ def _in_init(
     models = [x for x in sampler.names.get(entry.code, []) if x.startswith("self.")]
     line, indent = after(init.body[-1])
     if (loops := entry.loops) and models and f"{models[0]} =" not in text:
-        outer = sampler.calls[sampler.calls.index(entry) + 1 :]
+        ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
+        outer = sampler.calls[sampler.calls.index(entry) + 1 : next(ends, None)]
         if any(each.loops for each in outer):
             return None
         line, indent = loops[-1].lineno, loops[-1].col_offset
@@ -71,7 +72,8 @@ def _in_init(
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
     """Before the loops of the function that has made the sampler, whose arguments may pass it on."""
-    calls = sampler.calls[sampler.calls.index(entry) :]
+    ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
+    calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
     for at, place in enumerate(calls):

@@ -11,7 +11,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "no sampler": (
         "no module with an output per sample was differentiated by its input in a loop",
         "Wrap what draws the negatives by hand, with sampler_scale=1.0, which leaves it as it is. "
-        "Where noise or a generator stands for a sampler, there is nothing to guard.",
+        "Where noise or a generator stands for a sampler, there is nothing to guard. Where the "
+        "trainer samples later, trace more steps, with -n.",
     ),
     "stopped": (
         "the script stopped before: {error}",
@@ -49,9 +50,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "those of InfoNCE; at 0 the loss is the plain difference of means.",
     ),
     "two losses": (
-        "`{sampler}` draws for losses at {place}: a guard and a call for each",
-        "Make `first_loss, first = {guard}` and `second_loss, second = {other}`. Draw the samples "
-        "of each loss with the one or the other, and call its loss there.",
+        "samples of their own are drawn for losses at {place}: a guard for each",
+        "{ways}",
     ),
     "no sign": (
         "which of the samplers draws the negatives: their steps do not all tell one sign",

@@ -25,7 +25,7 @@ from .script import Place, Stack, run, stack
 
 __all__ = ["Guarded", "Trace", "trace_script"]
 
-_PATIENCE = 10  # times as many steps are waited for a difference
+_PATIENCE = 10  # times as many steps are waited for a difference, where there is a sampler
 # Their results are no values of the loss.
 _GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
 
@@ -118,7 +118,8 @@ class _Tracer(TorchFunctionMode):
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = names_of(optimizer, stack(sys._getframe(1)))
         self.taken += 1
-        return self._steps <= max(len(self._contrastive), self.taken // _PATIENCE)
+        patience = _PATIENCE if self.chains.samplers else 1
+        return self._steps <= max(len(self._contrastive), self.taken // patience)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -151,7 +152,7 @@ class _Tracer(TorchFunctionMode):
             noted.given = [*map(id, batches)]
             if part:
                 noted.watch(part, each)
-            if self.chains.is_energy(module):
+            if self.chains.is_energy(module, is_made=edge_of(each) is not None):
                 inputs, value = tuple(x.detach() for x in batches), each.detach().clone()
                 made = inputs, value, tuple(place for _, place in calls), self.chains.labels
                 Output(module, *made, part, noted.arguments).mark(each)
