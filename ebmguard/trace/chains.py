@@ -65,6 +65,7 @@ class Sampler:
     arguments: int = 1  # that the energy is given
     moves: int = 0  # which of those with an entry for each sample
     still: Tensor | None = None  # entries of a sample that no step moves
+    is_linear: bool = False  # each step has the same gradient, of other energies
     sites: set[Place] = field(default_factory=set)  # where its chains call the energy
 
     def see(self, root: Edge | None) -> None:
@@ -218,6 +219,12 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         sampler.sites.add(chain.calls[0][1])
         first, last = (chain.evaluations[at].x for at in (0, -1))
+        same, a, b = (
+            chain.evaluations[0].gradient,
+            *(chain.evaluations[at].output for at in (0, -1)),
+        )
+        alike = (torch.equal(same, e.gradient) for e in chain.evaluations)  # type: ignore[arg-type]
+        sampler.is_linear = a is not None and b is not None and not torch.equal(a, b) and all(alike)
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):

@@ -97,7 +97,10 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     acting = replay(*guarded, beta_star=_ACTS)
     if acting.error:
         return Refused("guarded run", error=acting.error)
-    if said := done.warnings + acting.warnings:
+    said = done.warnings + acting.warnings
+    if any(each.is_linear for each in found.samplers):
+        said = tuple(each for each in said if "where f is linear in x" not in each)
+    if said:
         return Refused("warned", error=said[0])
     if plan.softmax is not None:
         return Refused("softmax", place=plan.softmax.place)
