@@ -75,7 +75,7 @@ class Experiment:
                 yield edge
 
     def users(self, edge: Edge) -> Iterator[tuple[Edge, tuple[int, int]]]:
-        """Results behind the root of calls upon an edge; its argument there, and where in a list."""
+        """Results of calls upon an edge; which argument it is there, and where in a list."""
         for user, made in self.made.items():
             for at, each in enumerate(made.args if isinstance(made, Operation) else ()):
                 of = (

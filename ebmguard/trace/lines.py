@@ -183,7 +183,7 @@ def _around(
     if at is None:
         guard = by_hand(sampler, (entry,), is_energy)
         raise Refused("by hand", entry=entry, place=loss, guard=guard)
-    is_own = at.is_moved or at.sampler.startswith("self.") and not at.is_global
+    is_own = at.is_moved or (at.sampler.startswith("self.") and not at.is_global)
     new = f"self.{at.sampler}" if at.is_moved else at.sampler
     loss_fn = _free(at.source, "loss_fn")
     told = [f"model={each}" for each in at.models[:1]]

@@ -71,7 +71,7 @@ def _in_init(
 
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
-    """Before the loops of the function that has made the sampler, whose arguments may pass it on."""
+    """Before the loops of the function that made the sampler, and may pass it on."""
     ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
     calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
@@ -117,8 +117,8 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
         there = [x for x, by in pairs if (by.lineno < line if by is not None else not is_file)]
         return [x for x in there if not (x.startswith("self.") and f"{x} =" in text)]
 
-    names = [known_there(each.get(key, [])) for each in (sampler.names, trainer)]
-    return Where(source, line, indent, base + suffix, *names, is_global=not is_near)
+    models, optimizers = (known_there(each.get(key, [])) for each in (sampler.names, trainer))
+    return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
 
 
 def _scope(place: Place) -> Any:
@@ -163,4 +163,5 @@ def binds(node: ast.AST) -> list[str]:
 
 
 def after(statement: ast.stmt) -> tuple[int, int]:
+    """The line below a statement, and its indent."""
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset

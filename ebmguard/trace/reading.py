@@ -157,7 +157,7 @@ def _pair(
             side.effect = Effect(side.effect.weight * each, *side.effect[1:])
             side.mean /= each
         side.rows = ""
-    elif is_varied and p.numel() == len(p) == len(a.unique(dim=0)):
+    elif is_varied and p.numel() == len(p) == len({*map(tuple, a.tolist())}):
         if torch.equal(b, a.repeat_interleave(each, 0)):
             narrow = "" if q.ndim > 1 else "[:, None]"
             side.rows = narrow if each == 1 else f".reshape(-1, {each})"

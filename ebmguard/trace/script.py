@@ -36,8 +36,7 @@ __all__ = [
     *("replay", "run", "shown", "source_of", "stack"),
 ]
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
-_LOOPS += (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_LOOPS = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp)
 
 _ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 # Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.

@@ -859,9 +859,9 @@ def a_burn_in_with_other_steps():
 
 @is_right(
     {
-        "for epoch in range(3):\n": (
+        "for _epoch in range(3):\n": (
             "import ebmguard\nloss_fn, climb = ebmguard.guard(None, climb, model=f)\n"
-            "for epoch in range(3):\n"
+            "for _epoch in range(3):\n"
         ),
         "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
     },
@@ -875,7 +875,7 @@ def an_epoch_that_is_given_a_function():
 
     f = net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for epoch in range(3):
+    for _epoch in range(3):
         train_one_epoch(f, climb, optim)
 
 
@@ -905,7 +905,7 @@ def an_epoch_that_is_given_an_object_of_another_function():
         f = net()
         optim = torch.optim.Adam(f.parameters(), 1e-3)
         sgld = Langevin(f)
-        for epoch in range(3):
+        for _epoch in range(3):
             train_one_epoch(f, sgld, optim=optim)
 
     main()
@@ -941,7 +941,7 @@ def a_trainer_that_is_made_for_each_epoch():
                 update(self.optim, self.f(q).mean() - self.f(data()).mean())
 
     f = net()
-    for epoch in range(3):
+    for _epoch in range(3):
         Trainer(f).fit()
 
 
