@@ -92,9 +92,13 @@ class Sampler:
         own, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        users: list[tuple[Edge | None, tuple[int, int]]]
-        users = [*own.users(follows)] or [(None, (0, 0))]
-        spots = [spot for user, at in users for spot in _spots(follows, user, at)]
+        value = own.values[follows].flatten()
+        alike = [e for e, by in self.functions if by == slope]  # the same in another shape, too
+        alike = [e for e in alike if torch.equal(own.values[e].flatten(), value)]
+        spots = list[tuple[Place, ast.expr, Any]]()
+        for each in [follows, *alike]:
+            for user, at in [*own.users(each)] or [(None, (0, 0))]:
+                spots += _spots(each, user, at)
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]

@@ -125,7 +125,7 @@ def _no_difference(found: Trace) -> Refused:
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
                 return Refused("another energy", place=each.place, called=called, options=options)
-    return Refused("no difference")
+    return Refused("no difference", guard=by_hand(found.samplers[0]))
 
 
 def by_hand(

@@ -22,7 +22,10 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "energies of samples and of data were met in no difference of a loss",
         "If the loss is a difference of mean energies, write it with torch's own functions, at one "
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
-        "softplus, a likelihood), there is no contrastive part that a guard could take.",
+        "softplus, a likelihood), there is no contrastive part that a guard could take. For InfoNCE "
+        "of positives and negatives in one call, make `loss_fn, draw = {guard}`, call `draw` where "
+        'samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")`, its '
+        "tempered form, in its place.",
     ),
     "conditional": (
         "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "

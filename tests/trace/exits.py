@@ -16,9 +16,9 @@ GUARD = "ebmguard.guard(None, climb, model=f)\n"
 DIFFERENCE = "f(q).mean() - f(data()).mean()"
 
 
-def is_left(refused, right, again=False):
+def is_left(refused, right, **more):
     """Keep the structure below: refused so, and proven after the edits, or guarded by them."""
-    return is_right(right, refused=refused, again=again)
+    return is_right(right, refused=refused, **more)
 
 
 @is_left(
@@ -197,6 +197,7 @@ def chains_of_classes_of_their_own():
             'loss_fn(a, b, groups="rows")'
         ),
     },
+    is_other=True,
 )
 def a_softmax_of_each_positive_among_its_negatives():
     class Net(nn.Module):
@@ -220,6 +221,42 @@ def a_softmax_of_each_positive_among_its_negatives():
         b = f(x, draw(f, x, torch.randn(B, 8)))
         a = f(x, x + torch.randn(B, 1))
         update(optim, F.cross_entropy(torch.cat([a, b], 1), torch.zeros(B, dtype=torch.long)))
+
+
+@is_left(
+    "no difference",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
+        "F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long))": (
+            'loss_fn(f(x, y), f(x, z), groups="rows")'
+        ),
+    },
+    is_other=True,
+)
+def a_softmax_of_one_call():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(1, 2)
+
+        def forward(self, x, y):
+            return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
+
+    def draw(f, x, z):
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn_like(z)
+        return z.detach()
+
+    f = Net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x = torch.randn(B, 1)
+        y, z = x + torch.randn(B, 1), draw(f, x, torch.randn(B, 8))
+        update(
+            optim,
+            F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long)),
+        )
 
 
 @is_left(

@@ -56,6 +56,7 @@ class Structure:
     says: tuple[str, ...] = ()
     refused: str = ""  # by this name, and ``right`` is the way out
     again: bool = False  # the way out ends with another trace, which proves
+    is_other: bool = False  # the way out is another loss
 
     def files(self, right: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """Its files with these edits, the script last."""

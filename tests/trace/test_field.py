@@ -90,7 +90,7 @@ def test_the_way_out_works(name, replay, capsys):
     acting = replay(structure, structure.right, beta_star=BETA_STAR)
     off = replay(structure, structure.right, beta_star=0.0)
     assert (off.error, [*off.warnings]) == ("", [])
-    assert (off.state == plain.state) is (structure.refused != "softmax")  # it is another loss
+    assert (off.state == plain.state) is not structure.is_other
     assert off.losses >= STEPS
     assert (acting.error, [*acting.warnings]) == ("", [])
     assert acting.state != plain.state
