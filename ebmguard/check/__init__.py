@@ -38,7 +38,7 @@ _HIDDEN = (
 _UNSEEN = (
     "no gradient of the energy module was seen in the sampler: it takes none, or takes it of "
     "another module, in forward mode (torch.func.jvp), or in code that torch.compile has compiled",
-    "guard(..., model=f), the module that it calls; nothing, where it needs no gradient.",
+    "nothing, where it needs no gradient; else model=, with the module that it differentiates.",
 )
 _STUCK = (
     "exactly 0 in every row: the chains move, and not a bit of their gradient changes. "

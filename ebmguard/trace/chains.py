@@ -97,7 +97,8 @@ class Sampler:
         alike = [e for e in alike if torch.equal(own.values[e].flatten(), value)]
         spots = list[tuple[Place, ast.expr, Any]]()
         for each in [follows, *alike]:
-            for user, at in [*own.users(each)] or [(None, (0, 0))]:
+            users: list[tuple[Edge | None, tuple[int, int]]] = [*own.users(each)]
+            for user, at in users or [(None, (0, 0))]:
                 spots += _spots(each, user, at)
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)

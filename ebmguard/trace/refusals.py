@@ -10,9 +10,10 @@ __all__ = ["REFUSALS", "Refused"]
 REFUSALS: Mapping[str, tuple[str, str]] = {
     "no sampler": (
         "no module with an output per sample was differentiated by its input in a loop",
-        "Wrap what draws the negatives by hand, with sampler_scale=1.0, which leaves it as it is. "
-        "Where noise or a generator stands for a sampler, there is nothing to guard. Where the "
-        "trainer samples later, trace more steps, with -n.",
+        "Wrap what draws the negatives by hand, with sampler_scale=1.0, which leaves it as it is; "
+        "the guard then says that it sees no gradient, which is right. Where noise or a generator "
+        "stands for a sampler, there is nothing to guard. Where the trainer samples later, trace "
+        "more steps, with -n.",
     ),
     "stopped": (
         "the script stopped before: {error}",
@@ -22,10 +23,10 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "energies of samples and of data were met in no difference of a loss",
         "If the loss is a difference of mean energies, write it with torch's own functions, at one "
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
-        "softplus, a likelihood), there is no contrastive part that a guard could take. For InfoNCE "
-        "of positives and negatives in one call, make `loss_fn, draw = {guard}`, call `draw` where "
-        'samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")`, its '
-        "tempered form, in its place.",
+        "softplus, a likelihood), there is no contrastive part that a guard could take. For "
+        "InfoNCE, with positives and negatives in one call, make `loss_fn, draw = {guard}`, call "
+        '`draw` where samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")`, '
+        "its tempered form, in its place.",
     ),
     "conditional": (
         "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "
