@@ -25,8 +25,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
         "softplus, a likelihood), there is no contrastive part that a guard could take. For "
         "InfoNCE, with positives and negatives in one call, make `loss_fn, draw = {guard}`, call "
-        '`draw` where samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")`, '
-        "its tempered form, in its place.",
+        '`draw` where samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")` '
+        "in its place, its tempered form.",
     ),
     "conditional": (
         "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "
