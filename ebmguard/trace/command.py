@@ -109,7 +109,8 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
         f"{done.sampler_calls} sampler calls and {done.losses} losses. At beta_star={_ACTS:g} it "
-        f"ran as long, and the guard warned of nothing.{'' if plan.has_scale else why}"
+        "ran as long, and the guard warned of nothing. What comes after these steps was not seen."
+        f"{'' if plan.has_scale else why}"
     )
 
 

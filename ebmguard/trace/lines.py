@@ -98,13 +98,13 @@ def _of_each(found: Trace, sided: list[Difference]) -> Refused:
         sampler, _, negative = _sides(found, each)
         is_energy, word = each.pull(negative) < 0, ["first", "second"][number - 1 :][:1]
         name = word[0] if word else f"loss_{number}"
+        guard = by_hand(sampler, sampler.entries or (), is_energy)
         if sampler.entries == ():
-            options = _options(sampler, is_energy=is_energy, inline=True)
-            make = f"`{name} = ebmguard.guard(None, None, {options})`"
+            make = f"`{name} = {guard}`"
             do = f"write `{name}.temper(...)` around the energy at {sampler.site}"
             call = f"{name}.loss"
         else:
-            make = f"`{name}_loss, {name} = {by_hand(sampler, sampler.entries or (), is_energy)}`"
+            make = f"`{name}_loss, {name} = {guard}`"
             do, call = f"draw its samples with `{name}`", f"{name}_loss"
         make = make.replace(_FOLDER, _FOLDER.replace("1", str(number)))
         ways.append(f"For the loss at {each.place} make {make}, {do}, and call `{call}` there.")
@@ -139,7 +139,8 @@ def by_hand(
     calls = [e.source.segment(e.node.func) for e in entries if isinstance(e.node, ast.Call)]
     words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
     words += [f'energy="{sampler.method}"'] if sampler.method else []
-    options = _options(sampler, is_energy=is_energy, inline=False)
+    words = ["None"] if sampler.entries == () else words
+    options = _options(sampler, is_energy=is_energy, inline=sampler.entries == ())
     return f"ebmguard.guard({', '.join(['None', *words, options])})"
 
 

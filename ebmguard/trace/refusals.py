@@ -25,8 +25,10 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
         "softplus, a likelihood), there is no contrastive part that a guard could take. For "
         "InfoNCE, with positives and negatives in one call, make `loss_fn, draw = {guard}`, call "
-        '`draw` where samples are drawn, and write `loss_fn(f(x, y), f(x, samples), groups="rows")` '
-        "in its place, its tempered form.",
+        "`draw` where samples are drawn, and write "
+        '`loss_fn(f(x, y), f(x, samples), groups="rows")` '
+        "in its place, its tempered form. A chain beside the loss has no `draw`: write "
+        "`loss_fn.guard.temper(...)` around its energy.",
     ),
     "conditional": (
         "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "
@@ -38,7 +40,8 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",
         "Make `loss_fn, draw = {guard}` by hand, where the sampler is made. Call `draw` in its "
-        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means.",
+        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means. A chain beside the "
+        "loss has no `draw`: write `loss_fn.guard.temper(...)` around its energy.",
     ),
     "another energy": (
         "the sampler differentiates {called}, and the loss has another output, at {place}",

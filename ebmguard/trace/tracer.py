@@ -63,6 +63,9 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers = [*tracer.chains.samplers.values()]
+    for each in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
+        if each.entries is None and any(each.loop.code in x for x in tracer.optimizers.values()):
+            each.entries = ()
     differences = [*tracer.differences.values()]
     differences = [each for each in differences if each.is_sided] or differences
     known, taken = tracer.optimizers, tracer.taken

@@ -260,6 +260,32 @@ def a_softmax_of_one_call():
 
 
 @is_left(
+    "no difference",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, None, output_scale=1)\n",
+        "torch.autograd.grad(f(z).sum(), z)": (
+            "torch.autograd.grad(loss_fn.guard.temper(f(z)).sum(), z)"
+        ),
+        "F.cross_entropy(f(torch.cat([x[:, None], z], 1)).squeeze(2), first)": (
+            'loss_fn(f(x), f(z).squeeze(2), groups="rows")'
+        ),
+    },
+    is_other=True,
+)
+def a_softmax_of_one_call_and_a_chain_beside_it():
+    f = net()
+    first = torch.zeros(B, dtype=torch.long)
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, z = data(), torch.randn(B, 8, D)
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(z).sum(), z)[0] + 0.2 * torch.randn_like(z)
+        z = z.detach()
+        update(optim, F.cross_entropy(f(torch.cat([x[:, None], z], 1)).squeeze(2), first))
+
+
+@is_left(
     "two losses",
     {
         START: MADE + f"first_loss, first = {GUARD}second_loss, second = {GUARD}",
