@@ -38,8 +38,8 @@ _HIDDEN = (
 _UNSEEN = (
     "no gradient of the energy module was seen in the sampler: it takes none, or takes it of "
     "another module, in forward mode (torch.func.jvp), or in code that torch.compile has compiled",
-    "guard(..., model=f), the module that it calls; torch.autograd.grad(f(x).sum(), x) instead of "
-    "a score by hand, which is untempered; nothing, where it takes the values of f alone.",
+    "nothing, where it needs no gradient; else guard(..., model=f), the module that it calls, and "
+    "torch.autograd.grad(f(x).sum(), x) instead of a score by hand, which is untempered.",
 )
 _STUCK = (
     "exactly 0 in every row: the chains move, and not a bit of their gradient changes. "

@@ -8,19 +8,28 @@ between, or that bypass the module's hook, are never refused.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LossError
 from ..sampling import Measured, Tempering, is_capturing, is_opaque
 from ..trainer import leaves
+from .matching import (
+    bend,
+    check_scale,
+    functions,
+    functions_by,
+    holds,
+    is_linear,
+    is_mean,
+    marks_of,
+    rows_of,
+)
 from .strength import Settings
 from .watches import FirstCalls, is_compiled
 
@@ -30,7 +39,6 @@ _log = logging.getLogger("ebmguard")
 
 _LOSSES = 5  # that are looked at, until one can be told
 _MOST = 1000  # calls that are kept of what comes between two losses
-_AT_ONCE = 2**20  # numbers that are marked
 
 _RIGHT = "Write loss_fn(f(x), f(samples)), x from the data and samples from the sampler."
 _SAME = f"f_pos and f_neg are one tensor: their difference is 0, and nothing trains. {_RIGHT}"
@@ -76,11 +84,6 @@ _DETACHED = (
     "and the other side has: half of the loss trains nothing. Write {0} = f({1}) with gradients "
     "enabled; only {1} may be detached."
 )
-_BENDS: dict[str, Callable[[Tensor], Tensor]] = {
-    "softplus or log-sigmoid": functional.softplus,  # which is -softplus(-f)
-    **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "square")},
-    "exponential": torch.exp,
-}
 
 
 class _Calls:
@@ -112,7 +115,7 @@ class _Calls:
         # Labels and noise levels may be those of other samples: the largest argument tells.
         given = [x for x in (*args, *kwargs.values()) if _is_plain(x) and len(x) == len(output)]
         most = max((x[0].numel() for x in given), default=0)
-        marks = [_marks(x) for x in given if x[0].numel() == most]
+        marks = [marks_of(x) for x in given if x[0].numel() == most]
         self.kept.append((torch.stack(marks) if marks else output[:0], output.detach().clone()))
 
 
@@ -149,10 +152,10 @@ class FirstLosses:
         # Of two alike one may be the data; and states that are whole numbers may be data's, too.
         alike = [x.shape[1:] for x in found]
         found = [x for x in found if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())]
-        marks = [_marks(x).cpu() for x in found]
+        marks = [marks_of(x).cpu() for x in found]
         shapes = [x.shape for x in found]
-        before = [_marks(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
-        self._have_moved = not any(_holds(before, x) for x in marks)
+        before = [marks_of(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
+        self._have_moved = not any(holds(before, x) for x in marks)
         self._samples += marks
         if len(self._samples) > _MOST:
             self.stop()
@@ -204,13 +207,13 @@ class FirstLosses:
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return
         self._are_old = True
-        calls = [(marks.cpu(), _numbers(output)) for marks, output in self._calls.kept]
+        calls = [(marks.cpu(), rows_of(output)) for marks, output in self._calls.kept]
         self._calls.kept.clear()
         try:
             is_told = self._are_right(f_pos, f_neg, calls)
             self._check_direction(f_neg, calls, measured)
             if scale is not None and not only_warns:
-                _check_scale(f_neg, calls, scale)
+                check_scale(f_neg, calls, scale)
         except (ConfigError, LossError) as error:
             if isinstance(error, ConfigError) or not only_warns:
                 self._left = _LOSSES  # another one may come, in a notebook say
@@ -231,11 +234,11 @@ class FirstLosses:
         if self._settings.models or not self._samples:
             return False
         every = [output for _, output in calls]
-        pos, neg = _numbers(f_pos), _numbers(f_neg)
+        pos, neg = rows_of(f_pos), rows_of(f_neg)
         for name, f, values in (("f_pos", f_pos, pos), ("f_neg", f_neg, neg)):
             is_leaf = (f if f._base is None else f._base).is_leaf
-            if is_leaf and not _holds(every, values):
-                marks = _marks(f).cpu()
+            if is_leaf and not holds(every, values):
+                marks = marks_of(f).cpu()
                 if any(torch.equal(marks, each) for each in self._samples):
                     raise LossError(_SAMPLES % name)
         known, other = list[Tensor](), list[Tensor]()
@@ -244,41 +247,41 @@ class FirstLosses:
                 is_sample = torch.isin(marks, torch.cat(self._samples)).all(0)
                 known.append(output[is_sample])
                 other.append(output[~is_sample])
-        sides = [(_holds(known, x), _holds(other, x)) for x in (pos, neg)]
+        sides = [(holds(known, x), holds(other, x)) for x in (pos, neg)]
         if sides == [(True, False), (False, True)]:
             raise LossError(_SWAPPED)
         is_same = torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2
         if is_same and sum(sides[0]) == 1 and self._have_moved:
             raise LossError(_TWICE)
-        if _is_mean(known, neg):
+        if is_mean(known, neg):
             raise LossError(_MEAN)
         total, heads = neg.sum(1), neg.shape[1]
         each = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
-        is_own = _holds(every, neg)
-        ways = _ways([*every, *other], pos.sum(1)), _ways([*every, *known], total)
+        is_own = holds(every, neg)
+        ways = functions_by([*every, *other], pos.sum(1)), functions_by([*every, *known], total)
         if all(ways) and ways[0].isdisjoint(ways[1]) and "sum" in ways[0] | ways[1]:
             raise LossError(_UNLIKE.format(*map(min, ways)))
-        is_one = _holds([x for x in every if x.shape[1] == 1], pos)
+        is_one = holds([x for x in every if x.shape[1] == 1], pos)
         for out in (x for x in [*every, *known] if x.shape[1] > 1 and len(x) == len(neg)):
-            names = _functions(out, total)
+            names = functions(out, total)
             if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
             is_own |= bool(names)
             is_right = {"sum", "one output"} if self._follows == "values" else {self._follows}
             is_other = names and self._follows in _CALLED and is_right.isdisjoint(names)
-            if is_other and _holds(known, out):
+            if is_other and holds(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
         if self._sees_energies and not is_own:
-            decays = self._decays and not any(_is_linear(total, x) for x in each)
+            decays = self._decays and not any(is_linear(total, x) for x in each)
             if known and (decays or self._is_joined):
                 raise LossError(_JOINED)
-            for name in filter(None, (_bend(total, x) for x in each)):
+            for name in filter(None, (bend(total, x) for x in each)):
                 raise LossError(_BENT % name)
-        return _holds(known, neg)
+        return holds(known, neg)
 
     def _check_direction(
         self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], found: Measured | None
@@ -286,7 +289,7 @@ class FirstLosses:
         """Refuse a sampler that goes the other way than ``convention=`` says."""
         if found is None or not (found.convention and calls and self._sees_energies):
             return
-        given, returned = _numbers(f_neg), torch.cat([x.flatten() for _, x in calls])
+        given, returned = rows_of(f_neg), torch.cat([x.flatten() for _, x in calls])
         same, turned = (bool(torch.isin(x, returned).all()) for x in (given, -given))
         goes_up = (found.convention == "log_density") == same
         if same == turned or goes_up == (self._settings.sign > 0):
@@ -323,85 +326,5 @@ def _is_plain(x: object) -> TypeGuard[Tensor]:
     """Whether it is a batch whose numbers can be read."""
     if not isinstance(x, Tensor) or is_capturing():
         return False
-    if type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return False  # it wraps others
     has_numbers = not (x.is_meta or x.is_complex() or is_opaque(x))
     return has_numbers and x.ndim > 0 and x.numel() > 0
-
-
-def _marks(x: Tensor) -> Tensor:
-    """A whole number for each row, in practice the same for equal rows only."""
-    rows = x.detach().as_subclass(Tensor).reshape(len(x), -1)
-    width = rows.shape[1]
-    by = torch.arange(1, width + 1, device=x.device) * 0x1E3779B97F4A7C15
-    by = by ^ (by >> 31)
-    parts = torch.split(rows, max(1, _AT_ONCE // width))
-    bits = (part.float().contiguous().view(torch.int32).long() for part in parts)
-    return torch.cat([(each * by).sum(1) for each in bits])
-
-
-def _numbers(x: Tensor) -> Tensor:
-    """Energies on the host, one row a sample."""
-    return x.detach().as_subclass(Tensor).cpu().double().reshape(len(x), -1)
-
-
-def _check_scale(f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], scale: float) -> None:
-    """Refuse a scale that was measured for the network's output where the loss gets a multiple."""
-    given = _numbers(f_neg).sum(1)
-    for output in (x.sum(1) for _, x in calls if len(x) == len(given) > 2):
-        by = float(given @ output / (output @ output).clamp(min=1e-300))
-        is_one = torch.allclose(given, by * output, 1e-4, 0.0) and bool(given.std() > 0)
-        if is_one and not math.isclose(abs(by), 1, rel_tol=1e-3):
-            raise ConfigError(
-                f"The loss gets {by:.4g} times what the network returns, and the measured "
-                f"output_scale={scale:g} is that of the network's output. Pass that of the energy "
-                f"of the loss: output_scale={scale / abs(by):.6g}."
-            )
-
-
-def _holds(values: Iterable[Tensor], x: Tensor) -> bool:
-    """Whether they hold all of x, or its negatives."""
-    pool = [each.flatten().abs() for each in values]
-    return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
-
-
-def _is_mean(values: Iterable[Tensor], x: Tensor) -> bool:
-    """Whether x is certainly the mean of many rows, or its negative, and no energy."""
-    rows = [each for each in values if len(each) > 1 and each.shape[1] == x.numel()]
-    x = x.abs().flatten()
-    return any(torch.allclose(x, y.mean(0).abs(), 1e-5, 0) for y in rows) and not _holds(rows, x)
-
-
-def _ways(outputs: Iterable[Tensor], f: Tensor) -> set[str]:
-    return {n for x in outputs if x.shape[1] > 1 and len(x) == len(f) for n in _functions(x, f)}
-
-
-def _functions(outputs: Tensor, f: Tensor) -> list[str]:
-    """The functions of several outputs of each sample that f may be."""
-    values = {
-        "sum": [outputs.sum(1), outputs.mean(1)],
-        "logsumexp": [outputs.logsumexp(1)],
-        "one output": [*outputs.unbind(1), outputs.amax(1)],
-        "log-probability": [*outputs.log_softmax(1).unbind(1)],
-    }
-    is_f = {x: any(torch.allclose(f.abs(), y.abs(), 1e-3, 1e-6) for y in values[x]) for x in values}
-    return [name for name in values if is_f[name]]
-
-
-def _is_linear(f: Tensor, energy: Tensor) -> bool | None:
-    """Whether f is linear in the energy, but for a constant; None where too few numbers tell."""
-    x, y = energy - energy.mean(), f - f.mean()
-    if len(set(energy.tolist())) < 4 or not y.any():
-        return None
-    return bool((y - x * ((x @ y) / (x @ x))).abs().max() <= 1e-3 * y.abs().max())
-
-
-def _bend(f: Tensor, energy: Tensor) -> str | None:
-    """The function of the energy that f certainly is; None where it may be linear."""
-    if _is_linear(f, energy) is not False:
-        return None
-    for name, function in _BENDS.items():
-        for turned in (energy, -energy):
-            if torch.allclose(f.abs(), function(turned).abs(), 1e-3, 1e-6):
-                return name
-    return None

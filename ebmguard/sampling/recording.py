@@ -84,7 +84,7 @@ class Draws(TorchFunctionMode):
         if func is not torch.autograd.grad:
             ends = next(iter(args or kwargs.values()))
             ends = [ends] if isinstance(ends, Tensor) else ends
-            leaves = {id(x): x for end in ends for x in _leaves_behind(end)}.values()
+            leaves = {id(x): x for end in ends for x in _leaves_behind(end.grad_fn)}.values()
             for x in [x for x in leaves if not isinstance(x, nn.Parameter)][:_STRAYS]:
                 look = x.register_hook(lambda g, x=x: came.append((x, g)))  # type: ignore[no-untyped-call]
                 handles.append(look)
@@ -285,9 +285,7 @@ def is_capturing() -> bool:
 
 
 def is_opaque(x: Tensor) -> bool:
-    """Whether no sample's numbers can be seen: of a functional transform or of batched gradients,
-    which it must not outlive; nested, sparse, or inside a wrapper.
-    """
+    """Whether no sample's numbers can be seen: in a transform, batched, nested, sparse, wrapped."""
     is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
     is_wrapped |= type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
     return bool(is_wrapped or x.is_nested or x.layout is not torch.strided)
@@ -299,33 +297,35 @@ def _is_plain(x: Tensor) -> bool:
 
 def _leaf_behind(x: Tensor) -> Tensor | None:
     """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
-    found = dict[int, Tensor]()
-    for leaf in _leaves_behind(x):
-        if isinstance(leaf, nn.Parameter):
-            return None
-        found[id(leaf)] = leaf
+    found = {id(leaf): leaf for leaf in _leaves_behind(x.grad_fn)}
+    if any(isinstance(leaf, nn.Parameter) for leaf in found.values()):
+        return None
     return found.popitem()[1] if len(found) == 1 else x
 
 
-def _leaves_behind(x: Tensor) -> Iterator[Tensor]:
-    """The leaves that x was computed from, of the last nodes of its graph."""
+def _leaves_behind(root: Any) -> Iterator[Tensor]:
+    """The leaves of a graph, but for those of an encoder's condition beside what moves."""
     seen: set[Any] = {None}
-    todo: list[Any] = [x.grad_fn]
+    todo: list[Any] = [root]
     while todo and len(seen) <= _MOST_NODES:
         if (node := todo.pop()) in seen:
             continue
         seen.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf
-        todo += [following for following, _ in node.next_functions]
+        parts = [following for following, _ in node.next_functions]
+        if node.name().startswith(("Cat", "Stack")):
+            leaves = [[*_leaves_behind(part)] for part in parts]
+            moving = [own and not any(isinstance(x, nn.Parameter) for x in own) for own in leaves]
+            parts = [part for part, moves in zip(parts, moving, strict=True) if moves] or parts
+        todo += parts
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
     """The only module among a sampler's arguments, bound ones included.
 
     A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
-    Where there is none, the only one that a sampler object has as an attribute is taken.
-    SamplerError if there is none, or more than one.
+    Else the only one among a sampler object's attributes. SamplerError if there is no only one.
     """
     found = _modules(sampler, args, kwargs)
     if not found:

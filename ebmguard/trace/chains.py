@@ -53,6 +53,8 @@ class Sampler:
     methods: dict[Any, tuple[str, nn.Module, Names]]  # by code: its module's, names
     method: str | None = None  # that returns the loss's energies; empty for the module's own call
     entries: tuple[Place, ...] | None = None  # calls from beside the loss to the loop; once known
+    calls: tuple[Place, ...] = ()  # all around the loop, from the inside out
+    callees: dict[Place, Names] = field(default_factory=dict)  # what is called there, by its base
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
     measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
     root: Edge | None = None  # what was differentiated
@@ -61,6 +63,10 @@ class Sampler:
     slope: float = math.nan  # of the root in the loss's energies, where those are no one's output
     spot: tuple[Place, ast.expr] | None = None  # their expression, where it is the sampler's alone
     arguments: int = 1  # that the energy is given
+    moves: int = 0  # which of those with an entry for each sample
+    still: Tensor | None = None  # entries of a sample that no step moves
+    is_linear: bool = False  # each step has the same gradient, of other energies
+    sites: set[Place] = field(default_factory=set)  # where its chains call the energy
 
     def see(self, root: Edge | None) -> None:
         """It differentiates this: energies that it may follow are those in which that is affine."""
@@ -69,7 +75,7 @@ class Sampler:
         found, values = behind(root), evaluate(root, {})
         outputs = {e: made for e, made in found.items() if isinstance(made, Output)}
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
-            count = len(next(iter(outputs.values())).x)
+            count = len(next(iter(outputs.values())).value)
             self.root, self.outputs = root, [*outputs]
             # An output itself before what is made of it, and that next to the root first.
             later = [*values.items()][::-1]
@@ -86,8 +92,14 @@ class Sampler:
         own, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        users: list[tuple[Edge | None, int]] = [*own.users(follows)] or [(None, 0)]
-        spots = [spot for user, at in users for spot in _spots(follows, user, at)]
+        value = own.values[follows].flatten()
+        alike = [e for e, by in self.functions if by == slope]  # the same in another shape, too
+        alike = [e for e in alike if torch.equal(own.values[e].flatten(), value)]
+        spots = list[tuple[Place, ast.expr, Any]]()
+        for each in [follows, *alike]:
+            users: list[tuple[Edge | None, tuple[int, int]]] = [*own.users(each)]
+            for user, at in users or [(None, (0, 0))]:
+                spots += _spots(each, user, at)
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
@@ -96,6 +108,14 @@ class Sampler:
             self.method, self.energy, self.names = called[0]
         if not is_output:
             self.slope, self.measured = slope, Measured("no call has ended")
+
+    def condition(self, made: Output, rows: list[int]) -> Tensor:
+        """What these rows of its energy's inputs have beside what its steps move: numbers each."""
+        parts = [x[rows].double().reshape(len(rows), -1) for x in made.given]
+        if self.moves < len(parts) and self.still is not None:
+            own = parts.pop(self.moves)
+            parts += [own[:, self.still]] if own.shape[1:] == self.still.shape else []
+        return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
 
     @property
     def is_function(self) -> bool:
@@ -128,11 +148,15 @@ class Chains:
         known = [(each, each.sampler) for each in chains if each.sampler is not None]
         return [pair for pair in known if pair[1].is_scalar] or known
 
-    def is_energy(self, module: nn.Module) -> bool:
-        """Whether a sampler differentiates one number per sample of this module."""
+    def is_energy(self, module: nn.Module, *, is_made: bool) -> bool:
+        """Whether a sampler differentiates one number per sample of this module, or of a part.
+
+        Of a part, where the result is made of what energies are: else the module samples.
+        """
         known = self.samplers.values()
         energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
-        return any(each in module.modules() or module in each.modules() for each in energies)
+        own = [*module.modules()] if is_made else [module]
+        return any(each in own or module in each.modules() for each in energies)
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
         """One more evaluation; ``calls`` are the user's frames when the energy was called."""
@@ -143,7 +167,9 @@ class Chains:
             shared = next((frame for frame, _ in calls if frame in before), None)
             # Of two places that no function shares, one is no part of the loop: a penalty's.
             is_one = calls[0][0] is before[0] or calls[0][1] == chain.calls[0][1]
-            if shared is not None and (is_one if chain.loop is None else chain.loop is shared):
+            is_new = shared is not None and _is_new(chain, evaluation, calls, shared)
+            is_same = is_one if chain.loop is None else chain.loop is shared
+            if shared is not None and is_same and not is_new:
                 chain.loop = shared
                 chain.evaluations.append(evaluation)
                 chain.last_calls = calls
@@ -196,6 +222,15 @@ class Chains:
             return
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
+        sampler.sites.add(chain.calls[0][1])
+        first, last = (chain.evaluations[at].x for at in (0, -1))
+        same, a, b = (
+            chain.evaluations[0].gradient,
+            *(chain.evaluations[at].output for at in (0, -1)),
+        )
+        alike = (torch.equal(same, e.gradient) for e in chain.evaluations)  # type: ignore[arg-type]
+        sampler.is_linear = a is not None and b is not None and not torch.equal(a, b) and all(alike)
+        sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):
                 for each in chain.evaluations:
@@ -220,6 +255,20 @@ class Chains:
         return self.samplers[key]
 
 
+def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> bool:
+    """Whether it begins another chain: in another loop of the same function, far away."""
+    if len(chain.evaluations) < 3:
+        return False
+    before, now = (next(p for f, p in each if f is shared) for each in (chain.last_calls, calls))
+    if before == now or before.loops[:1] == now.loops[:1]:
+        return False
+    *steps, jump = (
+        float(_lengths(b.x - a.x).mean())
+        for a, b in pairwise([*chain.evaluations[-3:], evaluation])
+    )
+    return jump > _NEAR * max(steps)
+
+
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     """The methods of modules between the loop and the energy, as names, modules and their names."""
     found = {}
@@ -234,7 +283,9 @@ def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     return found
 
 
-def _spots(follows: Edge, user: Edge | None, at: int) -> Iterator[tuple[Place, ast.expr, Any]]:
+def _spots(
+    follows: Edge, user: Edge | None, at: tuple[int, int]
+) -> Iterator[tuple[Place, ast.expr, Any]]:
     """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
     made, call = follows.made, user.made if user else None
     is_whole = not made.part if isinstance(made, Output) else call is None
@@ -249,19 +300,24 @@ def _spots(follows: Edge, user: Edge | None, at: int) -> Iterator[tuple[Place, a
 
 
 def _lengths(x: Tensor) -> Any:
-    return x.double().flatten(1).norm(dim=1)
+    return x.double().reshape(len(x), -1).norm(dim=1)
 
 
 def names_of(part: object, calls: Stack) -> Names:
     """What a part is called, in the code of each of these frames and in each of their files."""
     found = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
-        code, mine = frame.f_code, _attributes(frame.f_locals.get("self"))
+        code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
-        spaces += [(code, "self.", mine)]
-        spaces += [(code, f"self.{name}.", _attributes(each)) for name, each in mine.items()]
         for where, prefix, space in spaces:
             found[where] += [prefix + name for name, each in space.items() if each is part]
+            if prefix.count(".") < 2:  # what self or a network has, and what that has
+                inner = {
+                    name: each
+                    for name, each in space.items()
+                    if name == "self" or prefix or isinstance(each, nn.Module)
+                }
+                spaces += [(where, f"{prefix}{n}.", _attributes(each)) for n, each in inner.items()]
     return found
 
 

@@ -54,10 +54,11 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         told = _tried(config, found, plan)
         if isinstance(told, str):
             print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
+            print(f"attached: {', '.join(plan.told) or 'nothing'}{_lacks(plan)}")
             return 0
         refusals.append(told)
-        if told.why == "warned":  # Other lines would only hide it.
-            refusals.reverse()
+        if told.why in ("warned", "softmax"):  # Other lines would only hide it.
+            refusals, tried = [told], [plan]
             break
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
     first, plain = refusals[0], replay(config.script, config.arguments, found.steps, {})
@@ -66,6 +67,17 @@ def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
         first = Refused("not repeatable", error=stopped)
     print(f"\nbut {first}\nway out: {first.exit}")
     return 1
+
+
+def _lacks(plan: Plan) -> str:
+    """What the guard does not do, as it is told too little."""
+    if any(each.startswith("optimizer=") for each in plan.told):
+        return ""
+    where = "g.attach(model=..., optimizer=...)"
+    return (
+        "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot "
+        f"roll back: make it later with {where}, g = loss_fn.guard"
+    )
 
 
 _ACTS = 0.05  # a β* that is under nearly every output scale
@@ -80,19 +92,25 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
         return Refused("guarded run", error=done.error or "it ended before as long")
     if done.guards != 1 or not done.losses:
         return Refused("guards", **facts)
-    if done.state != found.state:
+    if done.state != found.state and plan.softmax is None:
         return Refused("differs")
     acting = replay(*guarded, beta_star=_ACTS)
     if acting.error:
         return Refused("guarded run", error=acting.error)
-    if said := done.warnings + acting.warnings:
+    said = done.warnings + acting.warnings
+    if any(each.is_linear for each in found.samplers):
+        said = tuple(each for each in said if "where f is linear in x" not in each)
+    if said:
         return Refused("warned", error=said[0])
+    if plan.softmax is not None:
+        return Refused("softmax", place=plan.softmax.place)
     why = " No output scale is known: a beta_star of yours acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
         f"{done.sampler_calls} sampler calls and {done.losses} losses. At beta_star={_ACTS:g} it "
-        f"ran as long, and the guard warned of nothing.{'' if plan.has_scale else why}"
+        "ran as long, and the guard warned of nothing. What comes after these steps was not seen."
+        f"{'' if plan.has_scale else why}"
     )
 
 

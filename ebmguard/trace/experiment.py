@@ -13,7 +13,10 @@ from torch import Tensor
 
 from .graph import Edge, Operation, Output, behind, evaluate
 
-__all__ = ["NO_EFFECT", "Effect", "Experiment", "effect", "effect_on", "is_same", "operand"]
+__all__ = [
+    *("NO_EFFECT", "Effect", "Experiment"),
+    *("effect", "effect_on", "is_same", "moved", "operand"),
+]
 
 # How far energies are moved, in units of the largest: what is affine is so at all of them.
 _AMPLITUDES = (0.0, 1e-3, -1e-3, 1.0, -1.0, 1e3, -1e3)
@@ -47,7 +50,7 @@ class Experiment:
         found: dict[Edge, dict[Edge, list[int]]] = {edge: {} for edge in self.made}
         reached: dict[tuple[Edge, Edge], Tensor] = {}
         for amplitude in (0.0, 1.0, -1.0):
-            leaves = {e: _moved(out.value, amplitude) for e, out in self.outputs.items()}
+            leaves = {e: moved(out.value, amplitude) for e, out in self.outputs.items()}
             values = evaluate(self.root, leaves)
             for edge in self.made:
                 found_grads = _gradients(values[edge], [*leaves.values()])
@@ -71,12 +74,16 @@ class Experiment:
             if len(self.kinds(edge)) > 1 and all(len(self.kinds(each)) < 2 for each in needs):
                 yield edge
 
-    def users(self, edge: Edge) -> Iterator[tuple[Edge, int]]:
-        """The results behind the root of calls upon an edge, and which argument it is there."""
+    def users(self, edge: Edge) -> Iterator[tuple[Edge, tuple[int, int]]]:
+        """Results of calls upon an edge; which argument it is there, and where in a list."""
         for user, made in self.made.items():
-            for position, each in enumerate(made.args if isinstance(made, Operation) else ()):
-                if isinstance(each, Edge) and each == edge:
-                    yield user, position
+            for at, each in enumerate(made.args if isinstance(made, Operation) else ()):
+                of = (
+                    each
+                    if isinstance(each, list | tuple) and not isinstance(each, Edge)
+                    else [each]
+                )
+                yield from ((user, (at, i)) for i, x in enumerate(of) if _is(edge, x))
 
     def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
         """Edges with a number, or heads, for each sample of a label; the rows of outputs behind."""
@@ -96,7 +103,7 @@ def effect_on(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> E
     """The same of a function."""
     found = []
     for amplitude in _AMPLITUDES:
-        leaf = _moved(value, amplitude)
+        leaf = moved(value, amplitude)
         result = of(leaf)
         is_batch = rows and result.ndim and len(result) == rows
         total = result.sum() / (len(result) if is_batch else 1)
@@ -139,8 +146,13 @@ def is_same(
     return 0
 
 
-def operand(call: Operation, position: int) -> ast.expr | None:
-    """The expression of an argument in the user's code."""
+def _is(edge: Edge, x: object) -> bool:
+    return isinstance(x, Edge) and x == edge
+
+
+def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
+    """The expression of an argument, or of a part of a list, in the user's code."""
+    position, index = at
     node = call.calls[0].node
     name = getattr(call.func, "__name__", "")
     if isinstance(node, ast.BinOp):
@@ -154,10 +166,11 @@ def operand(call: Operation, position: int) -> ast.expr | None:
     given = list(node.args)
     if isinstance(node.func, ast.Attribute) and len(given) < len(call.args):
         given = [node.func.value, *given]
-    return given[position] if position < len(given) else None
+    found = given[position] if position < len(given) else None
+    return found.elts[index] if isinstance(found, ast.List | ast.Tuple) else found
 
 
-def _moved(value: Tensor, amplitude: float) -> Tensor:
+def moved(value: Tensor, amplitude: float) -> Tensor:
     """A leaf with these values, each moved a little differently."""
     generator = torch.Generator().manual_seed(0)
     by = 1 + torch.rand(value.shape, generator=generator).to(value)

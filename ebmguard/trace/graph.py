@@ -37,7 +37,7 @@ class Output:
     """A tensor that the outermost call of a module has returned, alone or as a part."""
 
     module: Any
-    x: Tensor  # its input, detached
+    given: tuple[Tensor, ...]  # its inputs with an entry for each of its rows, detached
     value: Tensor  # detached
     calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
@@ -46,8 +46,9 @@ class Output:
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """Where each row of x comes from, as is known when somebody asks."""
-        return self.label_rows(self.x)
+        """Where each row comes from, as is known when somebody asks; a condition is data."""
+        found = zip(*map(self.label_rows, self.given), strict=True)
+        return [next((label for label in row if label != DATA), DATA) for row in found]
 
     @property
     def energy(self) -> tuple[Any, str]:

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, takewhile
-from types import CodeType
 from typing import Any
 
 from .chains import Names, Sampler
+from .places import after, binds, where
 from .reading import Difference, Side
 from .refusals import Refused
 from .script import Place, Source, source_of
@@ -20,8 +20,6 @@ __all__ = ["Plan", "by_hand", "plans"]
 
 _FOLDER = 'log_dir="runs/1"'
 _SURE = 1e-3
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
 # The file, the first byte that is replaced and the first one that stays, and the new text.
 Edit = tuple[str, int, int, str]
 
@@ -32,6 +30,8 @@ class Plan:
 
     edits: tuple[Edit, ...]
     has_scale: bool  # the sampler's is known, and tempers it
+    told: tuple[str, ...]  # of the trainer, to the guard
+    softmax: Difference | None  # of which it makes another loss
 
     def texts(self) -> dict[str, str]:
         """The text of each file with its edits."""
@@ -51,20 +51,23 @@ def plans(found: Trace) -> list[Plan]:
     if not sampler.functions:
         error = found.unread or f"nothing is known of what {sampler.name} differentiates"
         raise Refused("not evaluated", error=error, guard=by_hand(sampler))
-    shapes = [sided[0].sides[label].shape for label in (positive, negative)]
-    if sampler.arguments > 1 and shapes[0][1:] != shapes[1][1:]:
-        raise _conditional(sampler)
+    if sided[0].is_unpaired:
+        is_energy = sided[0].pull(negative) < 0
+        options = _options(sampler, is_energy=is_energy, inline=True)
+        raise Refused("conditional", site=sampler.site, options=options)
     is_energy = sided[0].pull(negative) < 0
     losses = [each for each in sided if negative in each.sides]
     entries = sampler.entries or ()
-    of_one_call = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
-    if not of_one_call or any(
-        positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
+    is_one = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
+    is_one |= entries == () and len(sampler.sites) == 1  # all chains are tempered at once
+    if (
+        len(sided) > len(losses)
+        or not is_one
+        or any(
+            positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
+        )
     ):
-        places = " and ".join(str(each.place) for each in losses)
-        guard = by_hand(sampler, entries, is_energy)
-        facts = {"guard": guard, "other": guard.replace(_FOLDER, _FOLDER.replace("1", "2"))}
-        raise Refused("two losses", place=places, sampler=sampler.name, **facts)
+        raise _of_each(found, sided)
     trainer = found.trainer_of(sampler)
     ways = [None, *entries] if sampler.is_function else [*entries, None]
     why, tried = None, []
@@ -72,18 +75,41 @@ def plans(found: Trace) -> list[Plan]:
         options = _options(sampler, is_energy=is_energy, inline=entry is None)
         has_scale = sampler.measured.is_exact and "sampler_scale=" not in options
         try:
+            told: tuple[str, ...] = ()
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
-                first, loss = _around(sampler, entry, losses[0].place, options, is_energy, trainer)
+                place = losses[0].place
+                first, loss, told = _around(sampler, entry, place, options, is_energy, trainer)
             texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
-            written = zip(*texts, strict=False)
-            tried += [Plan((*first, *chain(*way)), has_scale) for way in written]
+            more = has_scale, told, losses[0] if losses[0].is_softmax else None
+            tried += [Plan((*first, *chain(*way)), *more) for way in zip(*texts, strict=False)]
         except Refused as refused:
             why = why or refused
     if not tried:
         raise why or Refused("no names", place=losses[0].place)
     return tried
+
+
+def _of_each(found: Trace, sided: list[Difference]) -> Refused:
+    """A guard for each of the losses, whose samples are a sampler's calls or stand beside it."""
+    ways = list[str]()
+    for number, each in enumerate(sorted(sided, key=lambda each: each.place.line), 1):
+        sampler, _, negative = _sides(found, each)
+        is_energy, word = each.pull(negative) < 0, ["first", "second"][number - 1 :][:1]
+        name = word[0] if word else f"loss_{number}"
+        guard = by_hand(sampler, sampler.entries or (), is_energy)
+        if sampler.entries == ():
+            make = f"`{name} = {guard}`"
+            do = f"write `{name}.temper(...)` around the energy at {sampler.site}"
+            call = f"{name}.loss"
+        else:
+            make = f"`{name}_loss, {name} = {guard}`"
+            do, call = f"draw its samples with `{name}`", f"{name}_loss"
+        make = make.replace(_FOLDER, _FOLDER.replace("1", str(number)))
+        ways.append(f"For the loss at {each.place} make {make}, {do}, and call `{call}` there.")
+    places = " and ".join(dict.fromkeys(str(each.place) for each in sided))
+    return Refused("two losses", place=places, ways=" ".join(ways))
 
 
 def _no_difference(found: Trace) -> Refused:
@@ -99,15 +125,7 @@ def _no_difference(found: Trace) -> Refused:
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
                 return Refused("another energy", place=each.place, called=called, options=options)
-    conditional = (each for each in found.samplers if each.arguments > 1)
-    return next(map(_conditional, conditional), Refused("no difference"))
-
-
-def _conditional(sampler: Sampler) -> Refused:
-    is_energy = sampler.measured.convention == "energy"
-    options = _options(sampler, is_energy=is_energy, inline=True)
-    facts = {"site": sampler.site, "count": sampler.arguments, "options": options}
-    return Refused("conditional", **facts)
+    return Refused("no difference", guard=by_hand(found.samplers[0]))
 
 
 def by_hand(
@@ -121,7 +139,8 @@ def by_hand(
     calls = [e.source.segment(e.node.func) for e in entries if isinstance(e.node, ast.Call)]
     words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
     words += [f'energy="{sampler.method}"'] if sampler.method else []
-    options = _options(sampler, is_energy=is_energy, inline=False)
+    words = ["None"] if sampler.entries == () else words
+    options = _options(sampler, is_energy=is_energy, inline=sampler.entries == ())
     return f"ebmguard.guard({', '.join(['None', *words, options])})"
 
 
@@ -159,80 +178,26 @@ def _number(scale: float) -> str:
 
 def _around(
     sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool, trainer: Names
-) -> tuple[list[Edit], str]:
-    """The sampler wrapped where it is called, beside the loss; and the name of the guard's loss."""
-    call, source = entry.node, entry.source
-    base = getattr(call, "func", None)
-    while isinstance(base, ast.Attribute):
-        base = base.value
-    guard = by_hand(sampler, (entry,), is_energy)
-    nowhere = Refused("by hand", entry=entry, place=loss, guard=guard)
-    if not isinstance(call, ast.Call) or not isinstance(base, ast.Name):
-        raise nowhere
-    name = source.segment(call.func)
-    above = source.around(call)
-    loops = [each for each in above if isinstance(each, _LOOPS)]
-    owner: Any = next((each for each in above if isinstance(each, ast.ClassDef)), None)
-    around_loss = source.around(loss.statement)  # nothing, where that is in another file
-    energies = sampler.names.get(entry.code, [])
-    mine = [each for each in energies if each.startswith("self.")]
-    local = {*entry.code.co_varnames, *entry.code.co_cellvars, *entry.code.co_freevars}
-    prefix, moved = "", list[Edit]()
-    if base.id not in local and call.func is base and mine and owner in around_loss:
-        moved = [_spliced(source, call.func, f"self.{name}")]
-    if base.id == "self" or moved:
-        body = owner.body if owner in around_loss else []
-        init = next((each for each in body if "__init__" in _names(each)), None)
-        if init is None:
-            raise nowhere
-        prefix, energies, (line, indent) = "self.", mine, _after(init.body[-1])
-        made = source.segment(init)
-        if loops and mine and f"{mine[0]} =" not in made:
-            line, indent = loops[-1].lineno, loops[-1].col_offset  # the energy is made later
-        here = _inner(trainer, source, owner)
-        optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in made]
-    else:
-        is_own = base.id in local or entry.code.co_name == "<module>"
-        scopes = [each for each in above if is_own and isinstance(each, _SCOPES)]
-        scope = next((each for each in scopes if base.id in _bound(source, each)), source.tree)
-        bound = _bound(source, scope)
-        binds = bound.get(base.id) or bound.get("*")
-        loops = [each for each in loops if _owner(source, each) is scope]
-        of_file = sampler.names.get(source.file, [])
-        energies = energies or of_file
-        if scope not in around_loss or binds is None:
-            raise nowhere
-        if loops:
-            line, indent = loops[-1].lineno, loops[-1].col_offset
-        elif binds is not scope and scope is not _owner(source, call):
-            line, indent = _after(binds)
-            at = _bound(source, source.tree).get(of_file[0]) if of_file else None
-            energies = of_file if at is not None and at.lineno < line else []
-        else:
-            raise nowhere
-        here = _inner(trainer, source, scope)
-        optimizers = [x for x in here if x in bound and bound[x].lineno < line]
-    told = [f"model={each}" for each in energies[:1]]
+) -> tuple[list[Edit], str, tuple[str, ...]]:
+    """The sampler wrapped where it has a name; the guard's loss; and what the guard is told."""
+    at = where(sampler, entry, loss, trainer)
+    if at is None:
+        guard = by_hand(sampler, (entry,), is_energy)
+        raise Refused("by hand", entry=entry, place=loss, guard=guard)
+    is_own = at.is_moved or (at.sampler.startswith("self.") and not at.is_global)
+    new = f"self.{at.sampler}" if at.is_moved else at.sampler
+    loss_fn = _free(at.source, "loss_fn")
+    told = [f"model={each}" for each in at.models[:1]]
     told += [f'energy="{sampler.method}"'] if sampler.method else []
-    told += [f"optimizer={each}" for each in optimizers[:1]]
-    words = ", ".join(["None", name, *told, options])
-    new = f"self.{name}" if moved else name
-    loss_fn = prefix + _free(source, "loss_fn")
-    text = f"{' ' * indent}{loss_fn}, {new} = ebmguard.guard({words})"
+    told += [f"optimizer={each}" for each in at.optimizers[:1]]
+    words, indent = ", ".join(["None", at.sampler, *told, options]), " " * at.indent
+    loss_fn = f"self.{loss_fn}" if is_own else loss_fn
+    text = f"{indent}global {loss_fn}\n" if at.is_global else ""
+    text += f"{indent}{loss_fn}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
-    return [_line(source, line, text), *moved, _import(source)], loss_fn
-
-
-def _inner(names: Names, source: Source, scope: Any) -> list[str]:
-    """What an optimizer is called in a scope, those inside it too."""
-    if scope is source.tree:
-        return names.get(source.file, [])
-    lines = range(scope.lineno, scope.end_lineno + 1)
-    codes = [
-        each for each in names if isinstance(each, CodeType) and each.co_filename == source.file
-    ]
-    return [*chain(*(names[each] for each in codes if each.co_firstlineno in lines))]
+    moved = [_spliced(at.source, entry.node.func, new)] if at.is_moved else []  # type: ignore[union-attr]
+    return [_line(at.source, at.line, text), *moved, _import(at.source)], loss_fn, tuple(told)
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
@@ -261,39 +226,6 @@ def _free(source: Source, name: str) -> str:
     return name
 
 
-def _owner(source: Source, node: ast.AST) -> ast.AST:
-    return next(each for each in source.around(node) if isinstance(each, _SCOPES))
-
-
-def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
-    """The names that a scope itself binds, each with the last statement that does, or the scope."""
-    found: dict[str, Any] = {}
-    for node in ast.walk(scope):
-        around = [node, *source.around(node)]
-        owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *_SCOPES)))
-        by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
-        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
-        is_own = node is not scope and not is_header and next(owners) is scope
-        for name in _names(node) if is_own else ():
-            found[name] = max(by, found.get(name, by), key=lambda each: each.lineno)
-    return found
-
-
-def _names(node: ast.AST) -> list[str]:
-    """What a node itself binds."""
-    if isinstance(node, ast.Name):
-        return [node.id] if isinstance(node.ctx, ast.Store) else []
-    if isinstance(node, ast.alias):
-        return [(node.asname or node.name).partition(".")[0]]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    return [node.arg] if isinstance(node, ast.arg) else []
-
-
-def _after(statement: ast.stmt) -> tuple[int, int]:
-    return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
-
-
 def _line(source: Source, line: int, text: str) -> Edit:
     start = source.offset(line, 0)
     return source.file, start, start, f"{text}\n"
@@ -315,7 +247,7 @@ def _import(source: Source) -> Edit:
 def _top(source: Source) -> int:
     """The line below a file's docstring and its first imports."""
     above = [*takewhile(_is_header, source.tree.body)]
-    return _after(above[-1])[0] if above else 1
+    return after(above[-1])[0] if above else 1
 
 
 def _is_header(node: ast.stmt) -> bool:
@@ -330,6 +262,7 @@ def _losses(
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
     sides = [difference.sides[label] for label in (positive, negative)]
+    rows = sides[1].rows
     for side, new in zip(sides, ("pos_all", "neg_all"), strict=True):
         new = _free(source, new)
         words.append(side.turned(side.name or new))
@@ -338,6 +271,9 @@ def _losses(
                 raise Refused("no names", place=place)
             named.append(_spliced(source, side.node, f"({new} := {source.segment(side.node)})"))
     pos, neg = words
+    if rows is not None:
+        is_atom = isinstance(ast.parse(neg, mode="eval").body, ast.Name | ast.Call | ast.Subscript)
+        neg = f'{neg if is_atom or not rows else f"({neg})"}{rows}, groups="rows"'
     other, factor = (side.weight for side in sides)
     is_plain = difference.is_whole and not difference.effect.bends
     if node is not None and is_plain and abs(abs(factor) - 1) < _SURE > abs(factor + other):
@@ -350,22 +286,24 @@ def _losses(
                 break
         minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
-    if not named and pos.isidentifier() and neg.isidentifier() and pos != neg:
+    is_named = not named and all(word.isidentifier() for word in words)
+    if is_named and not (rows or difference.is_softmax) and words[0] != words[1]:
         yield from _reweighted(source, place, sides, loss)
 
 
 def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> Iterator[list[Edit]]:
     """New names for reweighted energies, where the difference has the energies' own."""
-    inside, last = [*ast.walk(_owner(source, place.statement))], place.statement.lineno
+    inside, last = [*ast.walk(source.scope(place.statement))], place.statement.lineno
     pos, neg = (side.name for side in sides)
     assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
-    binds = [e for e in assigned if {pos, neg} & {*chain(*map(_names, ast.walk(e)))}]
-    if binds:
-        line, indent = _after(max(binds, key=lambda each: each.lineno))
+    made = [e for e in assigned if {pos, neg} & {*chain(*map(binds, ast.walk(e)))}]
+    if made:
+        line, indent = after(max(made, key=lambda each: each.lineno))
         guard = loss.removesuffix(".loss") if loss.endswith(".loss") else f"{loss}.guard"
         uses = [(node, f"{side.name}_cd") for side in sides for node in side.uses]
+        groups = "" if sides[1].rows is None else ', groups="rows"'
         own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
-        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg})"
+        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg}{groups})"
         splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
         yield [_line(source, line, text), *splices]
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from .chains import Sampler
-from .experiment import NO_EFFECT, Effect, Experiment, effect, effect_on, is_same, operand
-from .graph import Edge, Operation, edge_of
+from .experiment import NO_EFFECT, Effect, Experiment, effect, effect_on, is_same, moved, operand
+from .graph import DATA, Edge, Operation, edge_of, evaluate
 from .script import Place
 
 __all__ = ["Difference", "Side", "read"]
@@ -33,6 +35,7 @@ class Side:
     mean: float = math.nan
     bends: str = ""  # the first thing that is not affine in them, such as a clamp
     arguments: int = 1  # of the module: x, and what else
+    rows: str | None = None  # what makes them a row of negatives for each positive, if they are
 
     @property
     def rank(self) -> tuple[bool, ...]:
@@ -61,6 +64,8 @@ class Difference:
     effect: Effect = NO_EFFECT  # on the loss
     is_whole: bool = False  # it is that of its sides' means, and nothing beside
     is_of_others: bool = False  # than those that a sampler follows
+    is_unpaired: bool = False  # it has conditions, and not one row of samples for each
+    is_softmax: bool = False  # of each positive among its negatives: InfoNCE
 
     @property
     def elsewhere(self) -> set[int]:
@@ -94,24 +99,33 @@ def read(
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
     for node, value in zip(operands, args, strict=False):
         names[edge_of(value)] = difference.place.source.segment(node)
-    labels = [*difference.sides]
+    labels = sorted(difference.sides, key=lambda label: label != DATA)
     known = [each for each in samplers if each.name in difference.sides]
     ways: list[tuple[Sampler | None, tuple[Edge, float] | None]]
     ways = [(each, way) for each in known for way in each.functions] or [(None, None)]
-    tried = [
-        (*way, {label: _best(found, label, *way, names, difference.place) for label in labels})
-        for way in ways
-    ]
-    sampler, follows, best = max(
-        tried,
-        key=lambda each: [
-            *map(sum, zip(*(side.rank for _, side in each[2].values()), strict=True))
-        ],
-    )
-    difference.sides = {label: side for label, (_, side) in best.items()}
-    for edge, side in best.values():
+    tried = []
+    for way in ways:
+        choices = [_choices(found, label, *way, names, difference.place) for label in labels]
+        best = [max(reversed(each), key=lambda choice: choice[1].rank) for each in choices]
+        ranks = [*map(sum, zip(*(side.rank for _, side in best), strict=True))]
+        tried.append((ranks, best, [each[:2][-1] for each in choices], *way))
+    _, best, firsts, sampler, follows = max(tried, key=lambda each: each[0])
+    turn = 0
+    for chosen in (firsts, best):  # all of the energies, as a softmax has them; else the best
+        difference.sides = dict(zip(labels, (side for _, side in chosen), strict=True))
+        edges = [edge for edge, _ in chosen if edge is not None]
+        if sampler is not None and len(edges) == len(labels) == 2:
+            _pair(difference, sampler, found, *edges)
+            if turn := _softmax(difference, found, *edges):
+                best = chosen
+                break
+    for edge, side in best:
         if edge is not None:
             _find(found, edge, side, difference.place)
+    if turn:
+        for side, slope in zip(difference.sides.values(), (-turn, turn), strict=True):
+            side.effect, side.bends = Effect(slope, slope), ""
+    difference.is_softmax = bool(turn)
     if not difference.is_sided:
         lasts = [[*found.of_samples(label)][-1:] for label in labels]
         own = [(each, found.values[each]) for last in lasts for each, _ in last]
@@ -122,20 +136,68 @@ def read(
         counts = [side.shape[0] for side in difference.sides.values()]
         mean = float(total.sum() / (len(total) if total.ndim and len(total) in counts else 1))
         terms = sum(side.effect.weight * side.mean for side in difference.sides.values())
-        difference.is_whole = math.isclose(mean, terms, rel_tol=_SURE, abs_tol=1e-5)
+        is_sum = math.isclose(mean, terms, rel_tol=_SURE, abs_tol=1e-5)
+        difference.is_whole = is_sum or difference.is_softmax
         if sampler is not None and follows is not None:
             sampler.aim(found, *follows)
 
 
-def _best(
+def _pair(
+    difference: Difference, sampler: Sampler, found: Experiment, pos: Edge, neg: Edge
+) -> None:
+    """Whether each positive has negatives of its own: a row of them, or those of its condition."""
+    p, q = found.values[pos], found.values[neg]
+    side, each = difference.sides[[*difference.sides][1]], q.numel() // len(p)
+    first, (one, *_) = next(iter(found.rows[pos])), found.rows[neg]
+    a = sampler.condition(found.outputs[first], found.rows[pos][first])
+    b = sampler.condition(found.outputs[one], found.rows[neg][one])
+    is_varied = bool((a != a[:1]).any())
+    if each > 1 and q.shape == (len(p), each) and p.numel() == len(p):
+        if side.rows is None:
+            side.effect = Effect(side.effect.weight * each, *side.effect[1:])
+            side.mean /= each
+        side.rows = ""
+    elif is_varied and p.numel() == len(p) == len({*map(tuple, a.tolist())}):
+        if torch.equal(b, a.repeat_interleave(each, 0)):
+            narrow = "" if q.ndim > 1 else "[:, None]"
+            side.rows = narrow if each == 1 else f".reshape(-1, {each})"
+        elif torch.equal(b, a.repeat(each, 1)):
+            side.rows = f".reshape({each}, -1).T"
+    has_condition = is_varied and len(found.outputs[first].given) > 1
+    difference.is_unpaired = has_condition and side.rows is None
+
+
+def _softmax(difference: Difference, found: Experiment, pos: Edge, neg: Edge) -> int:
+    """1 where the value is InfoNCE of energies that are high on data; -1 its or their negatives."""
+    _, side = difference.sides.values()
+    signs = {1, -1, 2, -2} if side.effect.bends else set[int]()
+    for amplitude in (0.0, 1.0, -1.0) if signs else ():
+        p, q = (moved(found.values[each], amplitude) for each in (pos, neg))
+        value = evaluate(found.root, {pos: p, neg: q})[found.root]
+        mean = value.sum() / (len(value) if value.ndim else 1)
+        rows = q.reshape(1, -1).expand(len(p), -1)
+        if side.rows is not None and q.numel() % len(p) == 0:
+            is_turned = side.rows.endswith("T")
+            rows = q.reshape(-1, len(p)).T if is_turned else q.reshape(len(p), -1)
+        f = torch.cat([p.reshape(len(p), -1), rows], 1)
+        for sign in [*signs]:
+            g = f if abs(sign) == 1 else -f
+            loss = (g.logsumexp(1) - g[:, 0]).mean()
+            if not torch.allclose(mean, loss if sign > 0 else -loss, 1e-4, 1e-5):
+                signs.discard(sign)
+    ways = {1: 1, -1: -1, 2: -1, -2: 1}
+    return ways[min(signs, key=abs)] if signs else 0
+
+
+def _choices(
     found: Experiment,
     label: str,
     sampler: Sampler | None,
     follows: tuple[Edge, float] | None,
     names: Mapping[Any, str],
     place: Place,
-) -> tuple[Edge | None, Side]:
-    """The energies of a side that are those of a sampler, or its negatives, and what they are."""
+) -> list[tuple[Edge | None, Side]]:
+    """Energies of a side that are those of a sampler, or its negatives, and what they are."""
     choices: list[tuple[Edge | None, Side]] = [(None, Side())]
     for edge, rows in found.of_samples(label):
         one, *_ = rows
@@ -148,8 +210,7 @@ def _best(
             side = Side(how, sign, place.code in calls, names.get(edge, ""), None, (), shape, mean)
             side.arguments = made.arguments
             choices.append((edge, side))
-    best: tuple[Edge | None, Side] = max(reversed(choices), key=lambda each: each[1].rank)
-    return best
+    return choices
 
 
 def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:

@@ -10,8 +10,10 @@ __all__ = ["REFUSALS", "Refused"]
 REFUSALS: Mapping[str, tuple[str, str]] = {
     "no sampler": (
         "no module with an output per sample was differentiated by its input in a loop",
-        "Wrap what draws the negatives by hand, with sampler_scale=1.0, which leaves it as it is. "
-        "Where noise or a generator stands for a sampler, there is nothing to guard.",
+        "Wrap what draws the negatives by hand, with sampler_scale=1.0, which leaves it as it is; "
+        "the guard then says that it sees no gradient, which is right. Where noise or a generator "
+        "stands for a sampler, there is nothing to guard. Where the trainer samples later, trace "
+        "more steps, with -n.",
     ),
     "stopped": (
         "the script stopped before: {error}",
@@ -21,18 +23,25 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "energies of samples and of data were met in no difference of a loss",
         "If the loss is a difference of mean energies, write it with torch's own functions, at one "
         "place, as `f(samples).mean() - f(x).mean()`, and trace again. If it is none (squares, "
-        "softplus, a likelihood), there is no contrastive part that a guard could take.",
+        "softplus, a likelihood), there is no contrastive part that a guard could take. For "
+        "InfoNCE, with positives and negatives in one call, make `loss_fn, draw = {guard}`, call "
+        "`draw` where samples are drawn, and write "
+        '`loss_fn(f(x, y), f(x, samples), groups="rows")` '
+        "in its place, its tempered form. A chain beside the loss has no `draw`: write "
+        "`loss_fn.guard.temper(...)` around its energy.",
     ),
     "conditional": (
-        "the energy at {site} is given {count} arguments, as a conditional one f(x, y)",
+        "the energy at {site} is a conditional one, f(x, y), and conditions come again, or samples "
+        "have others than the data",
         "Make `g = ebmguard.guard(None, None, {options})`. Write `g.temper(...)` around the energy "
-        'at {site}, and `g.loss(f(x, y), f(x, samples), groups="rows")` in the loss, of shapes '
-        "(N,) and (N, M): in row i the M samples of y for x[i].",
+        "at {site}, and `g.loss(f_pos, f_neg, groups=(y_pos, y_neg))` in the loss, with the number "
+        "of the condition, such as a class, of each sample.",
     ),
     "not evaluated": (
         "the trainer's own calls could not be made again with other energies: {error}",
         "Make `loss_fn, draw = {guard}` by hand, where the sampler is made. Call `draw` in its "
-        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means.",
+        "place, and `loss_fn(f_pos, f_neg)` in that of the difference of means. A chain beside the "
+        "loss has no `draw`: write `loss_fn.guard.temper(...)` around its energy.",
     ),
     "another energy": (
         "the sampler differentiates {called}, and the loss has another output, at {place}",
@@ -41,10 +50,15 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "it has none, the chains draw from another density than the loss trains: let them follow "
         "the loss's energy, or leave out `g.temper`, and beta_star acts through the weights alone.",
     ),
+    "softmax": (
+        "the loss at {place} is InfoNCE, a softmax of each positive among its negatives, which "
+        "these lines make to the tempered objective, Eq. 8: another loss, so no bits can agree",
+        "Take the lines as they are, with a beta_star of yours. At beta_star=1 the weights are "
+        "those of InfoNCE; at 0 the loss is the plain difference of means.",
+    ),
     "two losses": (
-        "`{sampler}` draws for losses at {place}: a guard and a call for each",
-        "Make `first_loss, first = {guard}` and `second_loss, second = {other}`. Draw the samples "
-        "of each loss with the one or the other, and call its loss there.",
+        "samples of their own are drawn for losses at {place}: a guard for each",
+        "{ways}",
     ),
     "no sign": (
         "which of the samplers draws the negatives: their steps do not all tell one sign",

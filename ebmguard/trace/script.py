@@ -31,7 +31,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..sampling import JOINED
 
-__all__ = ["Place", "Source", "Stack", "replay", "run", "shown", "source_of", "stack"]
+__all__ = [
+    *("SCOPES", "Place", "Source", "Stack"),
+    *("replay", "run", "shown", "source_of", "stack"),
+]
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
+_LOOPS = (ast.For, ast.While, ast.AsyncFor, ast.ListComp, ast.SetComp, ast.DictComp)
 
 _ends = operator.attrgetter("lineno", "end_lineno", "col_offset", "end_col_offset")
 # Neither Python's own, nor torch's, nor this package's is the user's; what is installed is.
@@ -60,6 +65,15 @@ class Source:
         """What the node is part of, from the inside out."""
         above = self._parents.get(node)
         return [] if above is None else [above, *self.around(above)]
+
+    def scope(self, node: ast.AST) -> Any:
+        """The function around a node, or the whole file."""
+        return next(each for each in self.around(node) if isinstance(each, SCOPES))
+
+    def loops(self, node: ast.AST) -> list[Any]:
+        """The loops of the same function around a node, from the inside out."""
+        inside = itertools.takewhile(lambda x: not isinstance(x, SCOPES), self.around(node))
+        return [each for each in inside if isinstance(each, _LOOPS)]
 
     def offset(self, line: int, column: int) -> int:
         """Bytes before a place: its line from 1, its column in bytes."""
@@ -106,12 +120,25 @@ class Place:
         return next((e for e in all_nodes if isinstance(e, ast.expr) and _ends(e) == span), None)
 
     @property
+    def base(self) -> ast.Name | None:
+        """Of a call of ``name(...)`` or ``name.any.thing(...)``, the name."""
+        found: Any = getattr(self.node, "func", None)
+        while isinstance(found, ast.Attribute):
+            found = found.value
+        return found if isinstance(found, ast.Name) else None
+
+    @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
         line = self.line
         found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
         # From the outside in.
         return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
+
+    @property
+    def loops(self) -> list[Any]:
+        """The loops of its function around it, from the inside out."""
+        return self.source.loops(self.node or self.statement)
 
     def __str__(self) -> str:
         return f"{shown(self.code.co_filename)}:{self.line}"

@@ -25,7 +25,7 @@ from .script import Place, Stack, run, stack
 
 __all__ = ["Guarded", "Trace", "trace_script"]
 
-_PATIENCE = 10  # times as many steps are waited for a difference
+_PATIENCE = 10  # times as many steps are waited for a difference, where there is a sampler
 # Their results are no values of the loss.
 _GRADIENTS = torch.autograd.grad, torch.autograd.backward, Tensor.backward
 
@@ -63,6 +63,9 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers = [*tracer.chains.samplers.values()]
+    for each in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
+        if each.entries is None and any(each.loop.code in x for x in tracer.optimizers.values()):
+            each.entries = ()
     differences = [*tracer.differences.values()]
     differences = [each for each in differences if each.is_sided] or differences
     known, taken = tracer.optimizers, tracer.taken
@@ -118,7 +121,8 @@ class _Tracer(TorchFunctionMode):
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = names_of(optimizer, stack(sys._getframe(1)))
         self.taken += 1
-        return self._steps <= max(len(self._contrastive), self.taken // _PATIENCE)
+        patience = _PATIENCE if self.chains.samplers else 1
+        return self._steps <= max(len(self._contrastive), self.taken // patience)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,13 +152,13 @@ class _Tracer(TorchFunctionMode):
             batches = [v for v in given if isinstance(v, Tensor) and v.shape[:1] == each.shape[:1]]
             if each.grad_fn is None or not each.ndim or not batches:
                 continue
+            noted.given = [*map(id, batches)]
             if part:
                 noted.watch(part, each)
-            if self.chains.is_energy(module):
-                x = max(batches, key=Tensor.numel).detach()  # The others are labels or levels.
-                places, value = tuple(place for _, place in calls), each.detach().clone()
-                seen = Output(module, x, value, places, self.chains.labels, part, noted.arguments)
-                seen.mark(each)
+            if self.chains.is_energy(module, is_made=edge_of(each) is not None):
+                inputs, value = tuple(x.detach() for x in batches), each.detach().clone()
+                made = inputs, value, tuple(place for _, place in calls), self.chains.labels
+                Output(module, *made, part, noted.arguments).mark(each)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -168,6 +172,8 @@ class _Tracer(TorchFunctionMode):
             chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
                 chain.sampler.arguments = noted.arguments
+                if evaluation.of in noted.given:
+                    chain.sampler.moves = noted.given.index(evaluation.of)
                 with self._resting():
                     chain.sampler.see(self._root)
 
@@ -188,8 +194,18 @@ class _Tracer(TorchFunctionMode):
             frames = [frame for frame, _ in chain.calls]
             shared = next((i for i, frame in enumerate(frames) if id(frame) in alive), None)
             if shared is not None:
+                around = chain.calls[frames.index(chain.loop) + 1 :]
                 calls = chain.calls[frames.index(chain.loop) + 1 : shared + 1]
+                sampler.calls = tuple(place for _, place in around)
                 sampler.entries = tuple(place for _, place in reversed(calls))
+                for at, (frame, place) in enumerate(calls):
+                    spaces = frame.f_locals, frame.f_globals
+                    base = next(
+                        (s[place.base.id] for s in spaces if place.base and place.base.id in s),
+                        None,
+                    )
+                    if base is not None and place not in sampler.callees:
+                        sampler.callees[place] = names_of(base, around[at:])
 
     def _before_backward(self, root: Edge) -> None:
         if not self.chains.recent:
@@ -230,6 +246,7 @@ class _Noted:
 
     calls: Stack
     arguments: int
+    given: list[int] = field(default_factory=list)  # ids of those with an entry for each sample
     parts: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def watch(self, part: str, tensor: Tensor) -> None:

@@ -16,9 +16,9 @@ GUARD = "ebmguard.guard(None, climb, model=f)\n"
 DIFFERENCE = "f(q).mean() - f(data()).mean()"
 
 
-def is_left(refused, right, again=False):
+def is_left(refused, right, **more):
     """Keep the structure below: refused so, and proven after the edits, or guarded by them."""
-    return is_right(right, refused=refused, again=again)
+    return is_right(right, refused=refused, **more)
 
 
 @is_left(
@@ -164,29 +164,125 @@ def chains_on_the_sum_of_the_logits():
     "conditional",
     {
         START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
-        "f(x, z).sum()": "g.temper(f(x, z)).sum()",
-        "f(x, z).mean() - f(x, y).mean()": 'g.loss(f(x, y), f(x, z), groups="rows")',
+        "f(q, c).sum()": "g.temper(f(q, c)).sum()",
+        "f(q, c).mean() - f(x, y).mean()": "g.loss(f(x, y), f(q, c), groups=(y, c))",
     },
 )
-def eight_negatives_for_each_condition():
+def chains_of_classes_of_their_own():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), nn.Linear(16, 1))
+            self.net = net(3)
+
+        def forward(self, x, y):
+            return self.net(x).gather(1, y[:, None]).squeeze(1)
+
+    f = Net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, y, c = data(), torch.randint(0, 3, (B,)), torch.randint(0, 3, (B,))
+        q = torch.randn(B, D)
+        for _ in range(K):
+            q = q.detach().requires_grad_()
+            q = q + 0.02 * torch.autograd.grad(f(q, c).sum(), q)[0] + 0.2 * torch.randn(B, D)
+        q = q.detach()
+        update(optim, f(q, c).mean() - f(x, y).mean())
+
+
+@is_left(
+    "softmax",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
+        "F.cross_entropy(torch.cat([a, b], 1), torch.zeros(B, dtype=torch.long))": (
+            'loss_fn(a, b, groups="rows")'
+        ),
+    },
+    is_other=True,
+)
+def a_softmax_of_each_positive_among_its_negatives():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(1, 2)
 
         def forward(self, x, y):
             return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
+
+    def draw(f, x, z):
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn_like(z)
+        return z.detach()
 
     f = Net()
     optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x = torch.randn(B, 1)
-        y, z = x + torch.randn(B, 1), torch.randn(B, 8)
+        b = f(x, draw(f, x, torch.randn(B, 8)))
+        a = f(x, x + torch.randn(B, 1))
+        update(optim, F.cross_entropy(torch.cat([a, b], 1), torch.zeros(B, dtype=torch.long)))
+
+
+@is_left(
+    "no difference",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
+        "F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long))": (
+            'loss_fn(f(x, y), f(x, z), groups="rows")'
+        ),
+    },
+    is_other=True,
+)
+def a_softmax_of_one_call():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(1, 2)
+
+        def forward(self, x, y):
+            return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
+
+    def draw(f, x, z):
         for _ in range(K):
             z = z.detach().requires_grad_()
-            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn(B, 8)
+            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn_like(z)
+        return z.detach()
+
+    f = Net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x = torch.randn(B, 1)
+        y, z = x + torch.randn(B, 1), draw(f, x, torch.randn(B, 8))
+        update(
+            optim,
+            F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long)),
+        )
+
+
+@is_left(
+    "no difference",
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, None, output_scale=1)\n",
+        "torch.autograd.grad(f(z).sum(), z)": (
+            "torch.autograd.grad(loss_fn.guard.temper(f(z)).sum(), z)"
+        ),
+        "F.cross_entropy(f(torch.cat([x[:, None], z], 1)).squeeze(2), first)": (
+            'loss_fn(f(x), f(z).squeeze(2), groups="rows")'
+        ),
+    },
+    is_other=True,
+)
+def a_softmax_of_one_call_and_a_chain_beside_it():
+    f = net()
+    first = torch.zeros(B, dtype=torch.long)
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, z = data(), torch.randn(B, 8, D)
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(z).sum(), z)[0] + 0.2 * torch.randn_like(z)
         z = z.detach()
-        update(optim, f(x, z).mean() - f(x, y).mean())
+        update(optim, F.cross_entropy(f(torch.cat([x[:, None], z], 1)).squeeze(2), first))
 
 
 @is_left(
@@ -211,6 +307,32 @@ def two_losses_and_squares():
         gp, gr = f(data()), f(r)
         two = -(gp.mean() - gr.mean())
         update(optim, one + two + fp.square().mean() + fq.square().mean() + gr.square().mean())
+
+
+@is_left(
+    "two losses",
+    {
+        START: MADE + "first_loss, first = ebmguard.guard(None, climb, model=f)\n"
+        "second = ebmguard.guard(None, None, output_scale=1)\n",
+        "f(climb(": "f(first(",
+        "torch.autograd.grad(f(r).sum(), r)": "torch.autograd.grad(second.temper(f(r)).sum(), r)",
+        "one = fq.mean() - fp.mean()": "one = first_loss(fp, fq)",
+        "two = fr.mean() - fp.mean()": "two = second.loss(fp, fr)",
+    },
+)
+def a_second_chain_beside_the_loss():
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        fp, fq = f(data()), f(climb(f, torch.rand(B, D)))
+        one = fq.mean() - fp.mean()
+        r = torch.randn(B, D)
+        for _ in range(K):
+            r = r.detach().requires_grad_()
+            r = r + 0.02 * torch.autograd.grad(f(r).sum(), r)[0] + 0.2 * torch.randn_like(r)
+        fr = f(r.detach())
+        two = fr.mean() - fp.mean()
+        update(optim, one + 0.5 * two)
 
 
 @is_left(

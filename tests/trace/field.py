@@ -56,6 +56,7 @@ class Structure:
     says: tuple[str, ...] = ()
     refused: str = ""  # by this name, and ``right`` is the way out
     again: bool = False  # the way out ends with another trace, which proves
+    is_other: bool = False  # the way out is another loss
 
     def files(self, right: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         """Its files with these edits, the script last."""
@@ -680,13 +681,7 @@ def a_sampler_that_is_called():
         update(optim, f(q).mean() - f(data()).mean())
 
 
-@is_right(
-    {
-        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
-        "torch.autograd.grad(f(x).sum(), x)": "torch.autograd.grad(g.temper(f(x)).sum(), x)",
-        "f(q).mean() - f(data()).mean()": "g.loss(f(data()), f(q))",
-    }
-)
+@is_right({START: CLIMB, "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))"})
 def a_sampler_that_is_an_argument():
     def train_step(f, optim, draws):
         q = draws(f, torch.randn(B, D))
@@ -861,3 +856,203 @@ def a_burn_in_with_other_steps():
     for _ in range(30):
         q = sample(f, q)
         update(optim, f(q).mean() - f(data()).mean())
+
+
+@is_right(
+    {
+        "for _epoch in range(3):\n": (
+            "import ebmguard\nloss_fn, climb = ebmguard.guard(None, climb, model=f)\n"
+            "for _epoch in range(3):\n"
+        ),
+        "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
+    },
+    says=("attached: model=f, optimizer=optim",),
+)
+def an_epoch_that_is_given_a_function():
+    def train_one_epoch(f, draws, optim):
+        for _ in range(4):
+            q = draws(f, torch.randn(B, D))
+            update(optim, f(q).mean() - f(data()).mean())
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _epoch in range(3):
+        train_one_epoch(f, climb, optim)
+
+
+@is_right(
+    {
+        "    sgld = Langevin(f)\n": (
+            "    sgld = Langevin(f)\n    import ebmguard\n    global loss_fn\n"
+            "    loss_fn, sgld.draw = ebmguard.guard(None, sgld.draw, model=f)\n"
+        ),
+        "f(q).mean() - f(data()).mean()": "loss_fn(f(data()), f(q))",
+    }
+)
+def an_epoch_that_is_given_an_object_of_another_function():
+    class Langevin:
+        def __init__(self, f):
+            self.f = f
+
+        def draw(self, x):
+            return climb(self.f, x)
+
+    def train_one_epoch(f, sampler, optim):
+        for _ in range(4):
+            q = sampler.draw(torch.randn(B, D))
+            update(optim, f(q).mean() - f(data()).mean())
+
+    def main():
+        f = net()
+        optim = torch.optim.Adam(f.parameters(), 1e-3)
+        sgld = Langevin(f)
+        for _epoch in range(3):
+            train_one_epoch(f, sgld, optim=optim)
+
+    main()
+
+
+@is_right(
+    {
+        "return torch.autograd.grad(f(x)": "return torch.autograd.grad(g.temper(f(x))",
+        "f = net()\n": (
+            "f = net()\nimport ebmguard\ng = ebmguard.guard(None, None, output_scale=1)\n"
+        ),
+        "self.f(q).mean() - self.f(data()).mean()": "g.loss(self.f(data()), self.f(q))",
+    },
+    says=("attached: nothing; without optimizer=",),
+)
+def a_trainer_that_is_made_for_each_epoch():
+    def slope(f, x):
+        return torch.autograd.grad(f(x).sum(), x)[0]
+
+    class Trainer:
+        def __init__(self, f):
+            self.f, self.optim = f, torch.optim.Adam(f.parameters(), 1e-3)
+
+        def draw(self, x):
+            for _ in range(K):
+                x = x.detach().requires_grad_()
+                x = x + 0.02 * slope(self.f, x) + 0.2 * torch.randn_like(x)
+            return x.detach()
+
+        def fit(self):
+            for _ in range(4):
+                q = self.draw(torch.randn(B, D))
+                update(self.optim, self.f(q).mean() - self.f(data()).mean())
+
+    f = net()
+    for _epoch in range(3):
+        Trainer(f).fit()
+
+
+@is_right(
+    {
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
+        "torch.autograd.grad(f(torch.cat([h(x), z], 1)).sum(), z)": (
+            "torch.autograd.grad(g.temper(f(torch.cat([h(x), z], 1))).sum(), z)"
+        ),
+        "f(torch.cat([h(x), z], 1)).mean() - f(torch.cat([h(x), y], 1)).mean()": (
+            'g.loss(f(torch.cat([h(x), y], 1)), f(torch.cat([h(x), z], 1)), groups="rows")'
+        ),
+    }
+)
+def what_an_encoder_makes_of_the_condition():
+    h, f = nn.Linear(3, 2), net(1, D + 2)
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    optim.add_param_group({"params": h.parameters()})
+    for _ in range(30):
+        x, y, z = torch.randn(B, 3), data(), torch.randn(B, D)
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            grad = torch.autograd.grad(f(torch.cat([h(x), z], 1)).sum(), z)[0]
+            z = z + 0.02 * grad + 0.2 * torch.randn_like(z)
+        z = z.detach()
+        update(optim, f(torch.cat([h(x), z], 1)).mean() - f(torch.cat([h(x), y], 1)).mean())
+
+
+@is_right(
+    {
+        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
+        "b.mean() - a.mean()": 'loss_fn(a, b.reshape(-1, 8), groups="rows")',
+    }
+)
+def eight_negatives_for_each_condition_in_one_batch():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net(1, 2 * D + 2)
+
+        def forward(self, y, x):
+            return self.net(torch.cat([x, y], 1))
+
+    def draw(f, x, z):
+        for _ in range(K):
+            z = z.detach().requires_grad_()
+            z = z + 0.02 * torch.autograd.grad(f(z, x).sum(), z)[0] + 0.2 * torch.randn_like(z)
+        return z.detach()
+
+    f = Net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, y = torch.randn(B, D + 2), data()
+        many = x.repeat_interleave(8, 0)
+        z = draw(f, many, torch.randn(8 * B, D))
+        b = f(z, many)
+        a = f(y, x)
+        update(optim, b.mean() - a.mean())
+
+
+@is_right(
+    {
+        START: MADE + "loss_fn, f = ebmguard.guard(None, f, model=f.net)\n",
+        "f.net(z).mean() - f.net(x).mean()": "loss_fn(f.net(x), f.net(z))",
+    }
+)
+def a_network_that_samples():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net()
+
+        def forward(self, z):
+            z = z.requires_grad_()
+            for _ in range(K):
+                z = z + 0.02 * torch.autograd.grad(self.net(z).sum(), z)[0]
+                z = z + 0.2 * torch.randn_like(z)
+            return z
+
+    f = Model()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, z = data(), f(torch.randn(B, D))
+        update(optim, f.net(z).mean() - f.net(x).mean())
+
+
+@is_right(
+    {
+        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
+        "torch.autograd.grad(f(x).sum(), x)[0] + 0.2 * torch.randn(B, D)": (
+            "torch.autograd.grad(g.temper(f(x)).sum(), x)[0] + 0.2 * torch.randn(B, D)"
+        ),
+        "one = f(q).mean() - f(x).mean()": "one = g.loss(f(x), f(q))",
+        "two = f(r).mean() - f(x).mean()": "two = g.loss(f(x), f(r))",
+    }
+)
+def two_chains_of_one_step_and_their_losses():
+    def step_of(f, x):
+        x = x.detach().requires_grad_()
+        x = x + 0.02 * torch.autograd.grad(f(x).sum(), x)[0] + 0.2 * torch.randn(B, D)
+        return x.detach()
+
+    f = net()
+    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    for _ in range(30):
+        x, q, r = data(), torch.randn(B, D), 3 * torch.rand(B, D)
+        for _ in range(K):
+            q = step_of(f, q)
+        for _ in range(K):
+            r = step_of(f, r)
+        one = f(q).mean() - f(x).mean()
+        two = f(r).mean() - f(x).mean()
+        update(optim, one + 0.5 * two)

@@ -32,7 +32,7 @@ def energies(values: Tensor) -> Tensor:
     f = values.requires_grad_() * 1
     labels = ["data"] * 3 + ["samples"] * (len(values) - 3)
     x = torch.randn(len(values), 4)
-    Output(None, x, f.detach().clone(), (), lambda x: labels[: len(x)]).mark(f)
+    Output(None, (x,), f.detach().clone(), (), lambda x: labels[: len(x)]).mark(f)
     return f
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from tests.trace.field import STRUCTURES, Structure
 
 RIGHT = [name for name in STRUCTURES if name not in EXITS]
 BETA_STAR = 0.5  # of guards that act
+STEPS = 12  # three epochs, where there are any: the trace ends with the first
 Replay = Callable[[Structure, float | None], script.Replay]
 
 
@@ -33,7 +35,7 @@ def replay(tmp_path, monkeypatch) -> Replay:
     monkeypatch.chdir(tmp_path)
 
     def of(structure, right, **told):
-        return script.replay(write(structure, right), [], 3, {}, **told)
+        return script.replay(write(structure, right), [], STEPS, {}, **told)
 
     return of
 
@@ -64,7 +66,7 @@ def test_the_lines_are_right(name, replay, capsys, monkeypatch):
     assert status == 0, out
     for words in structure.says:
         assert words in out, out
-    found = script.replay(path, [], 3, printed[0].texts(), beta_star=BETA_STAR)
+    found = script.replay(path, [], STEPS, printed[0].texts(), beta_star=BETA_STAR)
     acting = replay(structure, structure.right, beta_star=BETA_STAR)
     assert not acting.error
     assert not acting.warnings
@@ -82,14 +84,20 @@ def test_the_way_out_works(name, replay, capsys):
     if structure.again:
         assert cli.main(["trace", "-n", "3", str(write(structure, structure.right))]) == 0
         return
-    if "{guard}" in way_out:
+    if re.search(r"\{(guard|ways)\}", way_out):
         for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
-            assert f'{call[:-1]}, log_dir="runs/1")' in out, out
+            assert f'{call[:-1]}, log_dir="runs/' in out, out
     plain = replay(structure, {})
     acting = replay(structure, structure.right, beta_star=BETA_STAR)
     off = replay(structure, structure.right, beta_star=0.0)
-    assert (off.error, [*off.warnings], off.state) == ("", [], plain.state)
-    assert off.losses >= 3
+    # It is said to a sampler without gradients that it has none, and to do nothing.
+    acting, off = (
+        changed(each, warnings=[x for x in each.warnings if "Fix: nothing" not in x])
+        for each in (acting, off)
+    )
+    assert (off.error, [*off.warnings]) == ("", [])
+    assert (off.state == plain.state) is not structure.is_other
+    assert off.losses >= STEPS
     assert (acting.error, [*acting.warnings]) == ("", [])
     assert acting.state != plain.state
 

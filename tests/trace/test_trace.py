@@ -98,12 +98,13 @@ PROVEN = {
         "loss = g.loss(model(data()).logsumexp(1), model(x).logsumexp(1))",
     ),
     "MAXIMISED": ("value = -loss_fn(fp, fq)",),
+    "AFFINE": ("+    loss = loss_fn(f(x_p), f(x_q))",),
+    "ROWS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")',),
+    "PAIRS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")', "attached: nothing; without"),
 }
 NOT = {
     "NO_SAMPLER": "no sampler: no module with an output per sample was differentiated by its",
     "ONCE": "a second run without these lines differs as well",
-    "ROWS": '`g.loss(f(x, y), f(x, samples), groups="rows")` in the loss',
-    "PAIRS": "is given 2 arguments, as a conditional one f(x, y)",
     "SQUARED": "energies of samples and of data were met in no difference of a loss",
 }
 

@@ -426,3 +426,4 @@ for _ in range(4):
     optim.step()
 """
 PAIRS = ROWS.replace("8)", "1)")
+AFFINE = PLAIN.replace("f = net()", "f = nn.Linear(D, 1)")

@@ -1,0 +1,167 @@
+"""Where a guard's line goes: a place that runs once, where the sampler has a name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from itertools import chain
+from types import CodeType
+from typing import Any, NamedTuple
+
+from .chains import Names, Sampler
+from .script import SCOPES, Place, Source
+
+__all__ = ["Where", "after", "binds", "where"]
+
+
+class Where(NamedTuple):
+    """A line, and what is called what there."""
+
+    source: Source
+    line: int
+    indent: int
+    sampler: str
+    models: list[str]
+    optimizers: list[str]
+    is_global: bool = False  # the loss is in another function
+    is_moved: bool = False  # the sampler gets this name there, as an attribute of self
+
+
+def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
+    """For a guard around what is called at ``entry``; None where no place runs once."""
+    base, call = entry.base, entry.node
+    if base is None or not isinstance(call, ast.Call):
+        return None
+    source, local = entry.source, entry.code.co_varnames + entry.code.co_freevars
+    owner = next((x for x in source.around(call) if isinstance(x, ast.ClassDef)), None)
+    has_energy = any(x.startswith("self.") for x in sampler.names.get(entry.code, []))
+    is_moved = base is call.func and base.id not in (*local, *entry.code.co_cellvars) and has_energy
+    if base.id == "self" or (is_moved and owner in source.around(loss.statement)):
+        return _in_init(sampler, entry, loss, trainer, owner)
+    return _outside(sampler, entry, loss, trainer)
+
+
+def _in_init(
+    sampler: Sampler, entry: Place, loss: Place, trainer: Names, owner: Any
+) -> Where | None:
+    """At the end of ``__init__``; before the loops of the call where the energy is made later."""
+    source, call = entry.source, entry.node
+    body = owner.body if owner in source.around(loss.statement) else []
+    init = next((each for each in body if "__init__" in binds(each)), None)
+    files = {each.source for each in sampler.calls}
+    is_made = (s.loops(x) for s in files for x in ast.walk(s.tree) if _calls(x, owner))
+    if call is None or init is None or any(is_made):
+        return None
+    text = source.segment(init)
+    models = [x for x in sampler.names.get(entry.code, []) if x.startswith("self.")]
+    line, indent = after(init.body[-1])
+    if (loops := entry.loops) and models and f"{models[0]} =" not in text:
+        ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
+        outer = sampler.calls[sampler.calls.index(entry) + 1 : next(ends, None)]
+        if any(each.loops for each in outer):
+            return None
+        line, indent = loops[-1].lineno, loops[-1].col_offset
+    lines = range(owner.lineno, owner.end_lineno + 1)
+    codes = [x for x in trainer if isinstance(x, CodeType) and x.co_filename == source.file]
+    here = chain(*(trainer[each] for each in codes if each.co_firstlineno in lines))
+    optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in text]
+    name = source.segment(call.func)  # type: ignore[attr-defined]
+    is_moved = not name.startswith("self.")
+    return Where(source, line, indent, name, models, optimizers, is_moved=is_moved)
+
+
+def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
+    """Before the loops of the function that made the sampler, and may pass it on."""
+    ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
+    calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
+    base = entry.base.id  # type: ignore[union-attr]
+    suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
+    for at, place in enumerate(calls):
+        source, root, own = place.source, base.partition(".")[0], _scope(place)
+        around = [own, *(x for x in source.around(own) if isinstance(x, SCOPES))]
+        scope = next((x for x in around if root in _bound(source, x)), source.tree)
+        bound = _bound(source, scope)
+        made = bound.get(root) or bound.get("*")
+        if "." in base or made is not scope:
+            scope = own if "." in base else scope
+            break
+        caller = calls[at + 1] if at + 1 < len(calls) else place
+        known, call = sampler.callees.get(entry, {}), caller.node
+        given = [*getattr(call, "args", ()), *(x.value for x in getattr(call, "keywords", ()))]
+        names = (*known.get(caller.code, ()), *known.get(caller.source.file, ()))
+        base = next((x for x in names if x in map(ast.unparse, given)), "")
+        if not base or caller is place:
+            return None
+    is_file = scope is source.tree
+    frame = next((x for x in calls[at:] if x.source is source and _scope(x) is scope), None)
+    if made is None or (frame is None and not is_file):
+        return None
+    if frame is None:
+        line, indent = after(made)
+    else:
+        loops = [x for x in frame.loops if isinstance(x, ast.stmt)]
+        anchor = loops[-1] if loops else frame.statement
+        line, indent = anchor.lineno, anchor.col_offset
+        outer = calls[calls.index(frame) + 1 :]
+        again = () if is_file else (x.loops or _is_again(x) for x in outer)
+        if any(again) or made.lineno >= line or root in chain(*map(binds, ast.walk(anchor))):
+            return None
+    is_near = scope in source.around(loss.statement)
+    if loss.source is not source:
+        return None
+    key: Any = source.file if is_file or frame is None else frame.code
+    text = "" if is_file else source.segment(scope)
+
+    def known_there(names: Iterable[str]) -> list[str]:
+        pairs = [(x, bound.get(x.partition(".")[0])) for x in names]
+        there = [x for x, by in pairs if (by.lineno < line if by is not None else not is_file)]
+        return [x for x in there if not (x.startswith("self.") and f"{x} =" in text)]
+
+    models, optimizers = (known_there(each.get(key, [])) for each in (sampler.names, trainer))
+    return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
+
+
+def _scope(place: Place) -> Any:
+    return place.source.scope(place.node or place.statement)
+
+
+def _calls(node: ast.AST, owner: Any) -> bool:
+    """Whether a node makes an object of a class."""
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == owner.name
+
+
+def _is_again(place: Place) -> bool:
+    """Whether its file calls the same function at another place, too."""
+    name = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else ""
+    calls = (x for x in ast.walk(place.source.tree) if isinstance(x, ast.Call))
+    return sum(ast.unparse(each.func) == name for each in calls) > 1
+
+
+def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
+    """The names that a scope itself binds, each with the last statement that does, or the scope."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(scope):
+        around = [node, *source.around(node)]
+        owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *SCOPES)))
+        by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
+        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
+        is_own = node is not scope and not is_header and next(owners) is scope
+        for name in binds(node) if is_own else ():
+            found[name] = max(by, found.get(name, by), key=lambda each: each.lineno)
+    return found
+
+
+def binds(node: ast.AST) -> list[str]:
+    """What a node itself binds."""
+    if isinstance(node, ast.Name):
+        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    if isinstance(node, ast.alias):
+        return [(node.asname or node.name).partition(".")[0]]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    return [node.arg] if isinstance(node, ast.arg) else []
+
+
+def after(statement: ast.stmt) -> tuple[int, int]:
+    """The line below a statement, and its indent."""
+    return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
