@@ -284,7 +284,8 @@ def frame_of(rows: Rows) -> pd.DataFrame:
     frame["healthy"] = frame["fate"] == "healthy"
     acts = frame["finer"].notna() | frame["tempered"].notna() | (frame["rollbacks"] > 0)
     frame["idle"] = ~acts & ~frame["arm"].isin(["a", "g"])
-    frame["other_bits"] = frame["idle"] & (frame["parameters"] != same.to_numpy())
+    differs = same.notna().to_numpy() & (frame["parameters"] != same.to_numpy())
+    frame["other_bits"] = frame["idle"] & differs
     return frame[is_told]
 
 
