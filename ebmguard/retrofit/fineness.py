@@ -59,6 +59,7 @@ class Fineness(Stateful):
         self._looks, self._looked = _LOOKS, -1  # that are left; the step of the last one
         self._why = ""  # it was
         self._sharp: int | None = None  # the last step at which drifts turned round
+        self._lost: int | None = None  # the first step of the ERROR that is in force
         self._has_said = self._has_acted = False
         self._calm, self._wait = 0, _WAIT  # rows far from the edge, and how many make N fall
         self._fell = False  # whether N changed so the last time
@@ -138,8 +139,11 @@ class Fineness(Stateful):
     def read(self, step: int, row: Mapping[str, float], *, is_lost: bool = False) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert.
 
-        A lost run begins none: finer steps from the ERROR on kept 1 of 27.
+        A lost run begins none: finer steps from the ERROR on kept 1 of 27. An ERROR of the first
+        rows tells little.
         """
+        self._lost = (step if self._lost is None else self._lost) if is_lost else None
+        may_begin = self._lost is None or self._lost < _FROM
         missed = row.get(SUBSTEPS_MISSED, 0.0)
         if self.moves is not None and step > self._looked:  # else it is of what was seen before
             if missed > _MISSED:
@@ -160,7 +164,7 @@ class Fineness(Stateful):
         if not self._is_auto or step < _FROM:
             return []
         # Once it acts the first rows at this N are enough: a run may have few left.
-        if now > _TURNS and n < MOST and (n > 1 or (is_sure and not is_lost)):
+        if now > _TURNS and n < MOST and (n > 1 or (is_sure and may_begin)):
             return self._set(min(MOST, _TIMES * n), step, now)
         if n > self.least and self._calm >= self._wait:
             return self._set(n // _TIMES, step, now)
@@ -185,7 +189,7 @@ class Fineness(Stateful):
         counts = "times", "least", "_looks", "_looked", "_calm", "_wait"
         names: dict[str, Any] = dict.fromkeys(counts, int)
         names |= dict.fromkeys(("_has_said", "_has_acted", "_fell"), bool)
-        names |= {"_why": str, "_sharp": int | None}
+        names |= {"_why": str, "_sharp": int | None, "_lost": int | None}
         return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
 
 

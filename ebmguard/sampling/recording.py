@@ -1,6 +1,4 @@
-"""What a sampler uses: which network, and copies of its Gaussian draws and differentiated energies.
-
-A sampler that is recorded goes on as without."""
+"""What a sampler uses: its network, and copies of its draws and of its differentiated energies."""
 
 from __future__ import annotations
 
@@ -52,8 +50,9 @@ class Draws(TorchFunctionMode):
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
         self.strays: list[Evaluation] = []  # the first gradients that are those of no energy
         self.own, self.is_inside = list[Tensor](), False  # its parameters; a call of it
-        # Its layers, or those of a copy, ran outside of its calls, since the latest gradient.
-        self.is_past = False
+        # Since the latest gradient: its layers, or a copy's, ran outside of its calls; what they
+        # gave was weighed, as by JEM++ with the tempered gradient that came back to a layer.
+        self.is_past = self.is_weighed = False
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -69,6 +68,8 @@ class Draws(TorchFunctionMode):
             given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
             self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
         name = getattr(func, "__name__", "")
+        others = [x for x in args if isinstance(x, Tensor) and not x.requires_grad]
+        self.is_weighed |= self.is_past and name == "mul" and any(x.ndim for x in others)
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
@@ -93,7 +94,7 @@ class Draws(TorchFunctionMode):
         finally:
             for handle in handles:
                 handle.remove()
-        if self.reached == reached:
+        if self.reached == reached and not (reached and self.is_weighed):
             if func is torch.autograd.grad:
                 given = args[1] if len(args) > 1 else kwargs["inputs"]
                 came = list(zip([given] if isinstance(given, Tensor) else given, out, strict=True))
@@ -101,7 +102,7 @@ class Draws(TorchFunctionMode):
             plain = [(x.detach().clone(), g.detach().clone()) for x, g in came if _is_pair(x, g)]
             for x, g in (plain or [(none, none)])[: _STRAYS - len(self.strays)]:
                 self.strays.append(Evaluation(None, x, at, x, gradient=g, noted=self.is_past))
-        self.is_past = False
+        self.is_past = self.is_weighed = False
         return out
 
 
@@ -324,8 +325,7 @@ def _leaves_behind(root: Any) -> Iterator[Tensor]:
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
     """The only module among a sampler's arguments, bound ones included.
 
-    A bound method such as ``f.forward`` counts as its module, also where it is the sampler itself.
-    Else the only one among a sampler object's attributes. SamplerError if there is no only one.
+    ``f.forward`` counts as f; else it is the one among a sampler object's attributes, or an error.
     """
     found = _modules(sampler, args, kwargs)
     if not found:
