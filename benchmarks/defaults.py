@@ -177,7 +177,8 @@ class Kept(Sparing):
 def options_of(arm: str, most: float) -> dict[str, Any]:
     """Of the guard, with β* at its most."""
     stars = {CAPPED: most, LATE: Late(most)}
-    return {name: stars.get(x, x) for name, x in ARMS[arm].items()}
+    own = {name: stars.get(x, x) for name, x in ARMS[arm].items()}
+    return own if arm == SHIPPED else {"action": "warn", **own}
 
 
 def measure(folder: Path, setting: str, arm: str, seed: int) -> dict[str, Any]:

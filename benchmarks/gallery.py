@@ -100,6 +100,7 @@ def train(name: str) -> Path:
         noise_std=0.01,
         clamp=(-1.0, 1.0) if setting.is_clamped else None,
         substeps=1,  # so that the run shows what is wrong with it
+        action="warn",
         log_dir=str(folder),
     )
     for update in range(setting.updates):

@@ -44,7 +44,7 @@ TRAINED = 90.0
 """The accuracy that keeps a classifier that was trained before healthy."""
 TAGS = ("sampler/sharpness", "sampler/substeps", "sampler/evaluations")
 
-OFF: dict[str, Any] = {"substeps": 1}
+OFF: dict[str, Any] = {"substeps": 1, "action": "warn"}
 """What else keeps the guard from acting."""
 ARMS: dict[str, dict[str, Any] | None] = {  # of the guard; None is no guard at all
     "unguarded": None,

@@ -100,7 +100,7 @@ class Trainer:
         told: dict[str, Any] = {"step_size": self.step_size, "noise_std": noise} if noise else {}
         if run.sampler == "mala":
             told = {}
-        told["substeps"] = 1  # a run is what its settings say
+        told |= {"substeps": 1, "action": "warn"}  # a run is what its settings say
         told["beta_star"] = run.beta_star / run.scale
         told["output_scale"] = run.output_scale if noise else 1e6
         self.guard = guard(
