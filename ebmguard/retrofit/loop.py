@@ -254,7 +254,7 @@ class Loop:
         recoverer = self.actions.recoverer
         if self.hooks is not None:
             self.hooks.unended.stepped(self.rows.losses_in_step)
-        if recoverer is not None:
+        if recoverer is not None and (recoverer.attempt or self.actions.offer is None):
             self.rows.note({"recovery/attempt": float(recoverer.attempt)})
         self.rows.note_news("scaler/skipped" if by_scaler else "nonfinite/gradients", skipped)
         self.follow(self.rows.end_step)

@@ -39,6 +39,7 @@ class OnRanks(GuardedModule, LightningModule):
             model=self.cnn,
             beta_star=2.0,
             output_scale=4.0,
+            action="warn",
             process_group=dist.group.WORLD if self.joined else None,
         )
         self.loss_fn.guard._loop._judge = Scripted([3])
