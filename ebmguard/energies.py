@@ -26,6 +26,7 @@ __all__ = [
     "per_sample",
     "unwrapped",
     "widened",
+    "wraps",
 ]
 
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
@@ -215,7 +216,11 @@ def heads_summed(f: Tensor) -> Tensor:
     return heads.squeeze(1) if heads.shape[1] == 1 else heads.sum(1)
 
 
+def wraps(x: Tensor) -> bool:
+    """Whether a tensor has another one inside, as DTensor has."""
+    return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def unwrapped(x: Tensor) -> Tensor:
     """The numbers of a tensor that wraps another one, in a plain tensor; others as they are."""
-    wraps = type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) if wraps else x
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) if wraps(x) else x

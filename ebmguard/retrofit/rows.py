@@ -131,13 +131,12 @@ class Rows:
         Some steps also have energies for histograms. Returns the row so far if the lag is 0,
         else an empty list.
         """
-        parts = [part._replace(values=unwrapped(part.values)) for part in parts]
         for name, x in (samples or {}).items():
             self._open.samples[name] = unwrapped(x.detach().flatten())
         if self.lag:
             self._open.calls.append(parts)
             return []
-        self._open.read(parts, [part.values.tolist() for part in parts])
+        self._open.read(parts, [unwrapped(part.values).tolist() for part in parts])
         self._open.has_news = False
         return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
 
@@ -292,7 +291,7 @@ class _OpenRow:
         """Its step is over: sends what devices have to the host."""
         self.row = self.on_host(step)
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
-        every = [part.values for parts in self.calls for part in parts]
+        every = [unwrapped(part.values) for parts in self.calls for part in parts]
         every += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
         for device in {x.device for x in every if x.numel()}:
             # One copy for all: the numbers of a step are those of one device, as a rule.

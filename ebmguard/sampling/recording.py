@@ -14,6 +14,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedte
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
+from ..energies import wraps
 from ..errors import SamplerError
 
 __all__ = [
@@ -68,8 +69,10 @@ class Draws(TorchFunctionMode):
             given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
             self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
         name = getattr(func, "__name__", "")
-        others = [x for x in args if isinstance(x, Tensor) and not x.requires_grad]
-        self.is_weighed |= self.is_past and name == "mul" and any(x.ndim for x in others)
+        factors = (
+            [x for x in args if isinstance(x, Tensor)] if self.is_past and name == "mul" else []
+        )
+        self.is_weighed |= any(x.ndim and not x.requires_grad for x in factors)
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
@@ -288,8 +291,7 @@ def is_capturing() -> bool:
 def is_opaque(x: Tensor) -> bool:
     """Whether no sample's numbers can be seen: in a transform, batched, nested, sparse, wrapped."""
     is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
-    is_wrapped |= type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
-    return bool(is_wrapped or x.is_nested or x.layout is not torch.strided)
+    return bool(is_wrapped or wraps(x) or x.is_nested or x.layout is not torch.strided)
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -67,9 +67,8 @@ class Substeps(Draws):
         self._to = self._size = cast("Tensor | None", None)
         # The number of the draw that this step waits for, its factor, and what else it has to move.
         self._waits_for: tuple[int, float, Tensor] | None = None
-        self._next = (
-            None if moves is None or times == 1 else moves.noise_first and moves.noise_first[0]
-        )
+        first = moves.noise_first if moves is not None and times > 1 else None
+        self._next = first and first[0]
 
     def look(self, seen: Evaluation) -> None:
         """Give an evaluation the gradient that has come through the network alone."""
