@@ -51,9 +51,8 @@ class Draws(TorchFunctionMode):
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
         self.strays: list[Evaluation] = []  # the first gradients that are those of no energy
         self.own, self.is_inside = list[Tensor](), False  # its parameters; a call of it
-        # Since the latest gradient: its layers, or a copy's, ran outside of its calls; what they
-        # gave was weighed, as by JEM++ with the tempered gradient that came back to a layer.
-        self.is_past = self.is_weighed = False
+        self.is_past = False  # since a gradient, layers of it or of a copy ran outside of its calls
+        self.is_weighed = False  # and were weighed, as by JEM++ with the tempered gradient there
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -69,10 +68,9 @@ class Draws(TorchFunctionMode):
             given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
             self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
         name = getattr(func, "__name__", "")
-        factors = (
-            [x for x in args if isinstance(x, Tensor)] if self.is_past and name == "mul" else []
-        )
-        self.is_weighed |= any(x.ndim and not x.requires_grad for x in factors)
+        if self.is_past and name == "mul":
+            others = (x for x in args if isinstance(x, Tensor) and not x.requires_grad)
+            self.is_weighed |= any(x.ndim for x in others)
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
