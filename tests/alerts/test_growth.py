@@ -243,6 +243,14 @@ def test_an_excess_that_the_weights_absorb_is_a_warning_but_not_without_end(gap,
     assert levels(feed(RULE, linear)) == [(ERROR, SETTLED)]
 
 
+@pytest.mark.parametrize(("gap", "level"), [(390.0, WARN), (410.0, ERROR)])
+def test_the_end_of_what_the_weights_absorb_is_in_spreads_that_are_usual(gap, level):
+    """A run whose data's energies spread with its gap would absorb without end."""
+    past = noise(SETTLED, **ABSORBED)
+    surge = make_row(**ABSORBED | STEEP, energy_gap=gap, f_pos__std=9.0)
+    assert levels(feed(RULE, [*past, surge])) == [(level, SETTLED)]
+
+
 @pytest.mark.parametrize(
     "change",
     [

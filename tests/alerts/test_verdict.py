@@ -82,6 +82,14 @@ def test_energies_that_do_not_touch_are_no_range_either(overlap):
     assert course.verdict == Verdict("lost", 2, "energy_blowup")
 
 
+@pytest.mark.parametrize(("gap", "is_lost"), [(0.5, False), (6.0, True)])
+def test_the_rows_in_which_a_run_blows_up_are_no_range_to_come_back_to(gap, is_lost):
+    """Eight of them may precede the ERROR."""
+    up = [(1, (size, 1.0)) for size in (2.0, 3.0, 5.0, 8.0)]
+    course = told((100, CALM), *up, (5, HUGE), (200, (gap, 1.0)), overlap=0.05)
+    assert course.verdict.is_lost is is_lost
+
+
 def test_a_rollback_saves_until_the_next_error():
     course = Course()
     for step, level in enumerate([0, 1, 2, 2]):

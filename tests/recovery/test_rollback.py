@@ -468,17 +468,19 @@ def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -
 
 
 def test_ranks_that_only_numpy_or_python_tell_apart_stay_apart() -> None:
-    def after(rank: int) -> tuple[float, float]:
+    def after(rank: int, attempt: int) -> tuple[float, float]:
         torch.manual_seed(0)
         random.seed(rank)
         np.random.seed(rank)
-        reseed(1, ())
+        if attempt:
+            reseed(attempt, ())
         return random.random(), float(np.random.rand())
 
-    first, second = after(0), after(1)
-    assert first == after(0)
-    assert first[0] != second[0]
-    assert first[1] != second[1]
+    first = after(0, 1)
+    assert first == after(0, 1)
+    for other in (after(1, 1), after(0, 2), after(0, 0)):  # a rank, an attempt, the attempt before
+        assert first[0] != other[0]
+        assert first[1] != other[1]
 
 
 # -- what is refused ---------------------------------------------------------------------------

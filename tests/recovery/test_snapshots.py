@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,16 +39,21 @@ def test_only_what_stayed_quiet_is_certified(
             assert not near or each.step == 0 or each.step <= min(alerts)
 
 
-def test_ages_grow_by_factors() -> None:
+@pytest.mark.parametrize("last", [1000, 5000, 20_000])
+def test_ages_grow_by_factors(last: int) -> None:
+    """Each but the first is a few times as old as the next, however long the run."""
     ring = Snapshots(keep=5, certify_after=10)
-    for step in range(0, 5000, 50):
+    for step in range(0, last, 50):
         ring.certify(step)
         ring.waiting.append(Snapshot(step, {}))
-    ages = [5000 - each.step for each in ring.certified]
+    ages = [last - each.step for each in ring.certified]
     assert len(ages) == 5
+    assert ages[0] == last
     assert ages[-1] <= 110
-    assert ages[0] >= 2000
-    assert any(200 <= age <= 1500 for age in ages)
+    evenly = (ages[0] / ages[-1]) ** (1 / 4)
+    factors = [older / newer for older, newer in itertools.pairwise(ages)]
+    print(ages, evenly, factors)
+    assert max(factors) <= 2 * evenly
 
 
 def test_condemning_never_takes_the_last_one() -> None:
