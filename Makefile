@@ -34,7 +34,7 @@ help:
 	@echo "make docs            the site, in build/site: tutorials run, links checked"
 	@echo "make demo            the same training run without and with the guard, one page"
 	@echo "make bench-digits    seeds x beta_star on the digits: what diverges, and when"
-	@echo "make bench-defaults  what guard() should do unasked: β* and finer steps, on 132 runs an arm"
+	@echo "make bench-defaults  what guard() should do unasked: β* and finer steps, on 94 runs an arm and more"
 	@echo "make bench-population  recorded runs of many families through the rules: what alerts find"
 	@echo "make bench-remedies  the field's remedies and beta_star on the digits, at equal compute"
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"

@@ -58,6 +58,12 @@ def harmed(frame: pd.DataFrame, arm: str) -> int:
     return len(lost.intersection(healthy))
 
 
+def shared(frame: pd.DataFrame) -> pd.DataFrame:
+    """The runs that all arms of their part have."""
+    arms = frame.groupby("part")["arm"].transform("nunique")
+    return frame[frame.groupby(["setting", "seed"])["arm"].transform("nunique") == arms]
+
+
 def chosen(frame: pd.DataFrame) -> str:
     """The arm that the rule chooses."""
     own, discrete = frame[frame["part"] != BITS], frame[frame["part"] == BITS]

@@ -73,6 +73,8 @@ DISCRETE: dict[str, tuple[Callable[..., discrete.Trained], float]] = {
 """With their learning rates."""
 LENGTHS = {150: 300, 250: 500}
 """Of runs that were short in beta_star."""
+ALL_ARMS = 5
+"""Seeds of the networks on which all arms are run; on the others, c and f."""
 KEPT, FRESH, FRESH_STEPS = 1000, 256, 200
 PARTS = {"e": "late", "f": "error"}
 """What the row of "c" calls the update at which an arm parts from it; before it they are one."""
@@ -84,7 +86,7 @@ def cells_of(seed: int) -> Iterable[tuple[str, str]]:
     few = seed in beta_star.SEEDS
     yield from itertools.product(RUNS if few else (), "abcdefg")
     yield from itertools.product(DISCRETE if few else (), ("a", "b", "c", "f", SHIPPED))
-    yield from itertools.product(NETWORKS, "abcdefg")
+    yield from itertools.product(NETWORKS, "abcdefg" if seed < ALL_ARMS else "cf")
 
 
 CELLS = {
@@ -348,14 +350,15 @@ def slots(rows: Rows) -> dict[str, str]:
     frame = frame_of(rows)
     bits = frame["part"] == rule.BITS
     told = f"Not decided before all runs are done: {len(rows)} of {len(CELLS)}."
+    shared = rule.shared(frame)
     if len(rows) == len(CELLS):
-        arm = rule.chosen(frame)
-        why = "; ".join(rule.objections(frame, arm))
+        arm = rule.chosen(shared)
+        why = "; ".join(rule.objections(shared, arm))
         told = f"The rule chooses {arm}, {NAMES[arm]}"
         told += f", but decides nothing: {why}." if why else "."
     return {
         "decision": told,
-        "arms": table_of([] if bits.all() else of_arms(frame[~bits])),
+        "arms": table_of([] if bits.all() else of_arms(shared[shared["part"] != rule.BITS])),
         "parts": table_of(of_parts(frame[~bits]), words=2),
         "discrete": table_of(of_parts(frame[bits]), words=2),
     }

@@ -159,6 +159,12 @@ def test_the_rule_takes_fewest_losses_then_samples_then_compute():
     assert decided(c=FINER, e=cheap) == "e"
 
 
+def test_arms_are_compared_on_the_runs_that_all_of_them_have():
+    more = [line for line in runs({"c": A}, seeds=4) if line["seed"] >= 2]
+    frame = pd.DataFrame(runs({"a": A, "c": FINER}) + more)
+    assert default_rule.shared(frame).equals(frame[: -len(more)])
+
+
 def test_one_run_more_is_no_difference():
     frame = pd.DataFrame(runs({"a": A, "c": FINER, "e": {**FINER, "buffer": [0.5] * 10}}))
     own = (frame["arm"] == "e") & (frame["setting"] == "settings 9") & (frame["seed"] == 0)
