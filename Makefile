@@ -21,7 +21,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 .DEFAULT_GOAL := help
 .PHONY: help test test-fast test-slow test-adapters test-matrix lint style types suite format docs demo \
   bench-digits bench-overhead bench-long bench-toy \
-  bench-defaults bench-population bench-remedies bench-rollback gpu screenshots figures fuzz clean
+  bench-defaults bench-population bench-remedies bench-rollback gpu screenshots figures fuzz mutants clean
 
 help:
 	@echo "make test            format check, lint, types, all tests that take seconds, coverage"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-rollback  runs that save themselves: each policy, 20 seeds"
 	@echo "make bench-overhead  what the guard costs a training step"
 	@echo "make bench-long      memory and file sizes of 200,000 steps; what reading a million rows takes"
+	@echo "make mutants         300 changes of the core, each against the tests of its room: hours"
 	@echo "make fuzz            10,000 damaged run folders through every command that reads them"
 	@echo "make bench-toy       how fast an ensemble of toys trains, against a loop over single models"
 	@echo "make gpu             the first hour on a GPU, part by part; PART=toys runs one, MINUTES=8 each has"
@@ -143,6 +144,9 @@ bench-overhead: $(VENV)/.train
 bench-long: $(VENV)/.train
 	$(BIN)/python -m benchmarks.long_run
 	$(BIN)/python -m benchmarks.long_run --read 50000 1000000
+
+mutants: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.mutants
 
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.report.fuzz
