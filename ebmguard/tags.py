@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = [
     *("REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag"),
-    *("is_own", "weight_tag", "why_not_logged"),
+    *("is_guard_tag", "weight_tag", "why_not_logged"),
 ]
 
 # How the numbers of several ranks become one.
@@ -215,7 +215,7 @@ LOG_EVERY = "log_every"
 _COLUMNS = {"run", "step", "attempt", "abandoned", LOG_EVERY}
 
 
-def is_own(name: str) -> bool:
+def is_guard_tag(name: str) -> bool:
     """Whether this name in a row belongs to the guard, so that no trainer may write it."""
     return name in TAGS or name in _COLUMNS or name.partition("/")[0] in _FAMILIES
 
@@ -224,7 +224,7 @@ def why_not_logged(name: object) -> str:
     """Why no number of a trainer's own has this name, in words; empty where one may."""
     if not (isinstance(name, str) and name.isprintable() and name):
         return "it is empty, or no text"
-    return "the guard writes it itself" if is_own(name) else ""
+    return "the guard writes it itself" if is_guard_tag(name) else ""
 
 
 def weight_tag(name: str, beta_star: float) -> str:
