@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from ..alerts import Level
-from ..trainer import TYPED_IN, implied_scale, parts_of
+from ..trainer import TYPED_IN, implied_scale, optimizers_of
 from .problem import CHAINS, Problem, Setup, abbreviated, error, info, warn
 
 __all__ = ["CHECKS", "check_rollback"]
@@ -65,7 +65,7 @@ def _check_training(setup: Setup) -> Iterator[Problem]:
             what = f"{len(missing)} parameters of the energy module are not its ({names})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
-        for part in parts_of(optimizer):
+        for part in optimizers_of(optimizer):
             groups = part.param_groups
             decay = max((group.get("weight_decay", 0) for group in groups), default=0)
             if not decay:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
 from ..errors import ConfigError
-from ..trainer import Trainer, parts_of
+from ..trainer import Trainer, optimizers_of
 from .archive import digest_of, first_difference, shapes_of
 from .changes import random_state, restore_random_state
 
@@ -107,7 +107,7 @@ def _kind(name: str, part: Any) -> dict[str, str]:
     """Describe the kind of a part, which loading a state does not check."""
     if name == "optimizer":
         shapes = shapes_of({"groups": [group["params"] for group in part.param_groups]})
-        return {"it": " and ".join(type(x).__name__ for x in parts_of(part)), **shapes}
+        return {"it": " and ".join(type(x).__name__ for x in optimizers_of(part)), **shapes}
     is_known = name == "scheduler" or _is_plain(name, part)
     return {"it": type(part).__name__} if is_known else {}
 

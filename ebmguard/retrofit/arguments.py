@@ -18,7 +18,7 @@ from ..errors import ConfigError, folder_path, spelled
 from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
-from ..trainer import Told, Trainer, finite_number
+from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
 from .doors import check_loss, check_sampler
 from .ensemble import check_variants
@@ -65,7 +65,7 @@ def guard(
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
     compile: bool = False,
-    **told: Unpack[Told],
+    **told: Unpack[TrainerParts],
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
 

@@ -19,7 +19,7 @@ from ..errors import ConfigError, SamplerError
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
-from ..trainer import Told, Trainer
+from ..trainer import Trainer, TrainerParts
 from .actions import Actions
 from .claims import Claims
 from .ending import finish, take_off, write_the_rest
@@ -299,7 +299,7 @@ class Loop:
         now = self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
         return self.fineness.known(now, self.rows.step)
 
-    def attach(self, told: Told, sampler: object) -> None:
+    def attach(self, told: TrainerParts, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
         trainer = check_told(self.trainer, told, sampler)
         self.claims.take(trainer, sampler)
