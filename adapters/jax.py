@@ -101,8 +101,8 @@ class Recorder:
             shape = getattr(value, "shape", ())
             if shape != ():
                 raise ShapeError(
-                    f"row[{name!r}] has shape {shape}; expected one number. Of several "
-                    "models each has a Recorder, and a row of its own: "
+                    f"row[{name!r}] has shape {shape}; expected one number. Make a Recorder "
+                    "for every model, and record its row alone: "
                     "{name: x[i] for name, x in rows.items()}."
                 )
         self._waiting.append((step, dict(row)))
@@ -124,9 +124,9 @@ class Recorder:
         while len(self._waiting) > keep:
             step, row = self._waiting.popleft()
             values = {name: float(value) for name, value in jax.device_get(row).items()}
-            found = self._judge.observe(step, values)
+            fired = self._judge.observe(step, values)
             now = self._actions.situation(Trainer(), values.get("beta_star"), math.inf, values)
-            alerts = [self._actions.advised(alert, now) for alert in found]
+            alerts = [self._actions.advised(alert, now) for alert in fired]
             values["alert_level"] = float(self._judge.level)
             self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])

@@ -262,7 +262,8 @@ class Guard:
 
         You may call it several times: a new part replaces the earlier one. The keywords are those
         of :func:`guard` for the rest of the trainer (:class:`ebmguard.trainer.TrainerParts`);
-        here ``step_size`` and ``noise_std`` leave the output scale as it is. This also opens a closed guard again.
+        here ``step_size`` and ``noise_std`` leave the output scale as it is. This also opens a
+        closed guard again.
 
         Raises:
             TypeError: an unknown keyword.
