@@ -129,7 +129,7 @@ class Loop:
             own = row.numbers if alert.member is None else row.members[alert.member]
             told = own.get("beta_star"), self.strength.most_raised, own
             now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
-            alerts.append(self.actions.advised(alert, now))
+            alerts.append(self.actions.advised(alert, now, self.course.lost_since))
         level = max(self._judge.level, self.skill.level)
         if row.is_news or alerts:
             self.rows.note({"alert_level": float(level)}, row)
