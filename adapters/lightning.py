@@ -181,7 +181,7 @@ class GuardedModule:
 
 
 class _Schedulers(list[Any]):
-    """One optimizer may have several."""
+    """The schedulers of one optimizer, with one state."""
 
     def state_dict(self) -> list[Any]:
         return [scheduler.state_dict() for scheduler in self]

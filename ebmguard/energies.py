@@ -12,21 +12,9 @@ from torch import Tensor
 from .errors import ConfigError, EnergyTypeError, ShapeError
 
 __all__ = [
-    "SMALLEST",
-    "BetaStar",
-    "Groups",
-    "Labels",
-    "LogQ",
-    "Variant",
-    "check_energies",
-    "check_log_q",
-    "check_variant",
-    "heads_summed",
-    "in_rows",
-    "per_sample",
-    "unwrapped",
-    "widened",
-    "wraps",
+    *("SMALLEST", "BetaStar", "Groups", "Labels", "LogQ", "Variant", "check_energies"),
+    *("check_log_q", "check_variant", "heads_summed", "in_rows", "per_sample", "unwrapped"),
+    *("widened", "wraps"),
 ]
 
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor

@@ -18,29 +18,11 @@ from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "MISFITS",
-    "SPELLED",
-    "BudgetSpentError",
-    "CollapsedError",
-    "ConfigError",
-    "DiskError",
-    "DivergenceError",
-    "EbmguardError",
-    "EnergyBlowupError",
-    "EnergyTypeError",
-    "LossError",
-    "NonFiniteError",
-    "SamplerError",
-    "SamplerFailingError",
-    "ShapeError",
-    "Stateful",
-    "WeightsDegenerateError",
-    "folder_path",
-    "plain",
-    "printable",
-    "spelled",
-    "typed",
-    "undamaged",
+    *("MISFITS", "SPELLED", "BudgetSpentError", "CollapsedError", "ConfigError", "DiskError"),
+    *("DivergenceError", "EbmguardError", "EnergyBlowupError", "EnergyTypeError", "LossError"),
+    *("NonFiniteError", "SamplerError", "SamplerFailingError", "ShapeError", "Stateful"),
+    *("WeightsDegenerateError", "folder_path", "plain", "printable", "spelled"),
+    *("typed", "undamaged"),
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])

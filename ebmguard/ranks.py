@@ -19,14 +19,7 @@ from torch.nn import functional as F
 from .energies import Groups, LogQ
 from .errors import ConfigError
 
-__all__ = [
-    "Batch",
-    "Ranks",
-    "gathered",
-    "leave_time_at_exit",
-    "refuse_shards",
-    "whole_batch",
-]
+__all__ = ["Batch", "Ranks", "gathered", "leave_time_at_exit", "refuse_shards", "whole_batch"]
 
 
 @cache
@@ -146,7 +139,7 @@ class Ranks:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether several processes train, and no group was given to join them."""
+        """True if several processes train, and there is no group that joins them."""
         in_group = dist.is_available() and dist.is_initialized()
         return self.group is None and in_group and dist.get_world_size() > 1
 
@@ -162,7 +155,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that logs and writes for all."""
+        """True on the rank that logs and writes for all."""
         return self.index == 0
 
     def from_all(self, value: Any) -> list[Any]:

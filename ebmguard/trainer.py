@@ -19,20 +19,9 @@ from torch.optim import Optimizer
 from .errors import ConfigError, SamplerError
 
 __all__ = [
-    "TYPED_IN",
-    "Combined",
-    "Trainer",
-    "TrainerParts",
-    "check_takes",
-    "find_energy",
-    "finite_number",
-    "implied_scale",
-    "inner_optimizer",
-    "is_function",
-    "lazy_result_problem",
-    "leaves",
-    "optimizers_of",
-    "refuse_deferred",
+    *("TYPED_IN", "Combined", "Trainer", "TrainerParts", "check_takes", "find_energy"),
+    *("finite_number", "implied_scale", "inner_optimizer", "is_function", "lazy_result_problem"),
+    *("leaves", "optimizers_of", "refuse_deferred"),
 ]
 
 
@@ -123,7 +112,7 @@ class Trainer:
 
     @property
     def steps(self) -> dict[str, float] | None:
-        """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
+        """The sampler's ``step_size`` and ``noise_std``; None if one is unknown."""
         if self.step_size is None or self.noise_std is None:
             return None
         return {"step_size": self.step_size, "noise_std": self.noise_std}

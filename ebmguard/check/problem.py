@@ -19,16 +19,8 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 __all__ = [
-    "CHAINS",
-    "Problem",
-    "Setup",
-    "abbreviated",
-    "by_severity",
-    "error",
-    "info",
-    "show",
-    "to_text",
-    "warn",
+    *("CHAINS", "Problem", "Setup", "abbreviated", "by_severity", "error", "info", "show"),
+    *("to_text", "warn"),
 ]
 
 CHAINS = "the chains"

@@ -62,7 +62,7 @@ def _check_training(setup: Setup) -> Iterator[Problem]:
     else:
         if missing := setup.trainer.untrained:
             names = abbreviated(missing)
-            what = f"{len(missing)} parameters of the energy module are not its ({names})."
+            what = f"{len(missing)} parameters of the energy module do not train ({names})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
         for part in optimizers_of(optimizer):

@@ -29,13 +29,8 @@ from ..sinks import Writer
 from ..sinks.opened import opened
 
 __all__ = [
-    "Archive",
-    "digest_of",
-    "first_difference",
-    "load_durably",
-    "save_durably",
-    "shapes_of",
-    "unloadable_part",
+    *("Archive", "digest_of", "first_difference", "load_durably", "save_durably"),
+    *("shapes_of", "unloadable_part"),
 ]
 
 _log = logging.getLogger("ebmguard")

@@ -46,7 +46,7 @@ _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
 # that certify it: that at which the rule ``sampler_failing`` is calm.
 _STEPS_BEFORE = 20
 _SETTLED = 0.2
-_OTHER = "Step %d: the %s changed. Snapshots of before do not fit any more; one of now is kept."
+_OTHER = "Step %d: the %s changed. Earlier snapshots do not fit any more; a new one is kept."
 _OTHER_NUMBERS = (
     "Step %d begins with other random numbers than it had (a new data loader, or draws after the "
     "optimizer's step): its batch may be another. From then on they are the same."
@@ -166,7 +166,7 @@ class Recoverer(Stateful):
 
     @property
     def is_spent(self) -> bool:
-        """Whether no rollback is left; the run then goes on as it would without them."""
+        """True if no rollback is left; the run then goes on as it would without them."""
         return self.attempt >= self.settings.budget
 
     def check_alive(self, alerts: Sequence[Alert], *, is_lost: bool) -> None:

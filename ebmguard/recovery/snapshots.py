@@ -19,16 +19,8 @@ from .archive import digest_of, first_difference, shapes_of
 from .changes import random_state, restore_random_state
 
 __all__ = [
-    "CONSTANT",
-    "Snapshot",
-    "Snapshots",
-    "capture",
-    "check_complete",
-    "check_fits",
-    "generators_of",
-    "restore",
-    "restore_changed",
-    "structure_of",
+    *("CONSTANT", "Snapshot", "Snapshots", "capture", "check_complete", "check_fits"),
+    *("generators_of", "restore", "restore_changed", "structure_of"),
 ]
 
 CONSTANT = CollapsedRule.share  # of its best spread, under which f is a constant
@@ -246,11 +238,8 @@ class Snapshot:
 
 @dataclass(eq=False)
 class Snapshots:
-    """The snapshots of a run, oldest first: certified ones and those that wait for it.
-
-    At most ``keep`` are certified, in ages that grow by factors, after ``certify_after`` quiet
-    steps each.
-    """
+    """The snapshots of a run, oldest first: ``keep`` certified ones, whose ages grow by factors,
+    and those that wait until ``certify_after`` quiet steps certify them."""
 
     keep: int
     certify_after: int

@@ -43,7 +43,7 @@ class Bin:
 
     @property
     def is_gap(self) -> bool:
-        """Whether no value is finite."""
+        """True if no value is finite."""
         return math.isnan(self.low)
 
     def join(self, other: Bin) -> None:

@@ -245,7 +245,7 @@ class RecordedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended: the trainer wrote its end and no row since, or is gone."""
+        """True if the run has ended: the trainer wrote its end and no row since, or is gone."""
         if not self.results:
             return is_gone(files.read_object(self.path / LOCK))
         try:

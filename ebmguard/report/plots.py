@@ -138,7 +138,7 @@ class Plot:
 
     @property
     def is_zero(self) -> bool:
-        """Whether every value is 0, without an alert."""
+        """True if every value is 0, without an alert."""
         ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))
         return not (self.markers or self.gaps or any(ends))
 
