@@ -95,13 +95,9 @@ class Archive:
         # Ranks that are killed before this line go on from the snapshot that all of them have.
         problems = [text for text in self._ranks.from_all(problem) if text]
         if self._is_failing != bool(problems) and self._ranks.is_first:
-            message = (
-                f"No snapshot of step {step}: {'; '.join(problems)}. Training goes on; the next "
-            )
-            message += "one is tried again."
-            _log.warning(
-                message if problems else f"Snapshots are written again, that of step {step}."
-            )
+            note = f"No snapshot of step {step}: {'; '.join(problems)}. Training goes on; the next "
+            note += "one is tried again."
+            _log.warning(note if problems else f"Snapshots are written again, that of step {step}.")
         self._is_failing = bool(problems)
         if problems:
             self.saved = None
@@ -154,16 +150,12 @@ class Archive:
             problems += [text for _, text in marks if text]
         if not any(everyone):
             return None
-        summary = "no snapshot can be read and fits this run:"
+        text = "no snapshot can be read and fits this run:"
         if self._ranks.count > 1:
             left = ", ".join(f"{max(steps)}" if steps else "none" for steps in everyone)
-            summary = (
-                f"{self._folder} has no snapshot that all {len(everyone)} ranks can read: those "
-            )
-            summary += (
-                f"left are of step {left}. Give every rank its files, or name another folder."
-            )
-        raise ConfigError("\n  ".join([summary, *problems]))
+            text = f"{self._folder} has no snapshot that all {len(everyone)} ranks can read: those "
+            text += f"left are of step {left}. Give every rank its files, or name another folder."
+        raise ConfigError("\n  ".join([text, *problems]))
 
     def _check(self, step: int, snapshot: Mapping[str, Any]) -> None:
         """Refuse a whole file that is no snapshot of this step and of as many ranks."""
@@ -235,10 +227,8 @@ def unloadable_part(tree: Any, path: str = "") -> str:
         half = len(items) // 2
         items = items[half:] if _is_readable(items[:half]) else items[:half]
     inner = (unloadable_part(x, f"{path}[{key!r}]" if path else str(key)) for key, x in items)
-    problem = (
-        f"{path} is a {type(tree).__module__}.{type(tree).__qualname__}. Let its state_dict() "
-    )
-    return next(filter(None, inner), problem + "return tensors, numbers, texts, lists and dicts.")
+    kind = f"{path} is a {type(tree).__module__}.{type(tree).__qualname__}. Let its state_dict() "
+    return next(filter(None, inner), kind + "return tensors, numbers, texts, lists and dicts.")
 
 
 def _is_readable(tree: Any) -> bool:

@@ -49,10 +49,7 @@ def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
     shared = torch.default_generator, *gpus
-    numbered = [
-        *((generator, 0) for generator in shared),
-        *((x, i) for i, x in enumerate(generators, 1)),
-    ]
+    numbered = [*((x, 0) for x in shared), *((x, i) for i, x in enumerate(generators, 1))]
     # All first: the global seed is given to the GPUs too, of which every rank may use another.
     seeds = [_seed(bytes(x.get_state().tolist()), f"{attempt} {i}") for x, i in numbered]
     torch.manual_seed(seeds[0])
