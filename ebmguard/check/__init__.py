@@ -17,15 +17,8 @@ from ..tags import (
 )
 from .problem import CHAINS, Problem, Setup, by_severity, info, show, warn
 
-__all__ = [
-    "NEED_GRADIENT",
-    "Problem",
-    "SelfCheck",
-    "Setup",
-    "find_problems",
-    "show",
-    "unknown_problems",
-]
+__all__ = ["NEED_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "show"]
+__all__ += ["unknown_problems"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -140,7 +133,5 @@ def unknown_problems(tags: Iterable[str]) -> Iterator[Problem]:
         left -= NEED_GRADIENT
     for tag in sorted(left):
         known = TAGS.get(tag.removeprefix(REFERENCE))
-        why = _REASONS.get(tag) or (
-            f"it is {known.definition}" if known else "its source is not finite"
-        )
+        why = _REASONS.get(tag) or (f"it is {known.definition}" if known else "a trainer's number")
         yield info("unknown", tag, f"NaN in every row: {why}.", "nothing, if that is meant.")

@@ -18,7 +18,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ..alerts import Level
 from ..trainer import find_energy
-from .problem import Problem, Setup, abbreviated, info, warn
+from .problem import Problem, Setup, brief, info, warn
 
 __all__ = ["CHECKS"]
 
@@ -72,7 +72,7 @@ def _check_layers(setup: Setup) -> Iterator[Problem]:
 
 def _layers(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
     layers = [x for x in model.named_modules() if isinstance(x[1], kinds) and has(x[1])]
-    return abbreviated(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
+    return brief(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
 def _check_parameters(setup: Setup) -> Iterator[Problem]:
@@ -87,23 +87,19 @@ def _check_parameters(setup: Setup) -> Iterator[Problem]:
         fix = "f.requires_grad_(True); a sampler may have switched it off and not on again."
         yield _error("frozen", what, fix)
     elif frozen:
-        what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({abbreviated(frozen)})."
+        what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({brief(frozen)})."
         yield _info("frozen", what, "nothing, if that is meant; else f.requires_grad_(True).")
     reads = {} if setup.is_running else parameters
     broken = [name for name, p in reads.items() if not torch.isfinite(p).all()]
     if broken:
-        what = f"{len(broken)} parameters hold NaN or infinity ({abbreviated(broken)})."
+        what = f"{len(broken)} parameters hold NaN or infinity ({brief(broken)})."
         fix = "another checkpoint; this one was written after the run was lost."
         yield _error("nonfinite_parameters", what, fix)
     half = [name for name, p in parameters.items() if p.dtype is torch.float16]
     if half:
-        what = (
-            f"{len(half)} are float16 ({abbreviated(half)}), in which gradients of samples vanish."
-        )
+        what = f"{len(half)} are float16 ({brief(half)}), in which gradients of samples vanish."
         yield _warn("float16", what, "float32 parameters, and autocast to bfloat16.")
-    spectral = abbreviated(
-        name for name, layer in model.named_modules() if _has_spectral_norm(layer)
-    )
+    spectral = brief(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
     if spectral:
         what = f"Spectral normalisation ({spectral}): in train mode every call moves it a little."
         yield _info("spectral_norm", what, "nothing; snapshots and rollbacks hold its buffers.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 __all__ = [
-    *("CHAINS", "Problem", "Setup", "abbreviated", "by_severity", "error", "info", "show"),
+    *("CHAINS", "Problem", "Setup", "brief", "by_severity", "error", "info", "show"),
     *("to_text", "warn"),
 ]
 
@@ -99,7 +99,7 @@ def by_severity(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: -problem.severity)
 
 
-def abbreviated(names: Iterable[str]) -> str:
+def brief(names: Iterable[str]) -> str:
     """Join the first few names, and the number of the others."""
     known = [name or "the module itself" for name in names]
     rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""

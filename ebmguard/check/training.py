@@ -11,7 +11,7 @@ from torch.optim import Adam
 
 from ..alerts import Level
 from ..trainer import TYPED_IN, implied_scale, optimizers_of
-from .problem import CHAINS, Problem, Setup, abbreviated, error, info, warn
+from .problem import CHAINS, Problem, Setup, brief, error, info, warn
 
 __all__ = ["CHECKS", "check_rollback"]
 
@@ -61,8 +61,7 @@ def _check_training(setup: Setup) -> Iterator[Problem]:
         yield info("no_optimizer", "g.attach", what, "g.attach(optimizer=optim).")
     else:
         if missing := setup.trainer.untrained:
-            names = abbreviated(missing)
-            what = f"{len(missing)} parameters of the energy module do not train ({names})."
+            what = f"{len(missing)} of the module's parameters do not train ({brief(missing)})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
         for part in optimizers_of(optimizer):
