@@ -86,11 +86,9 @@ figure bilevel = reference_training.studies config:BilevelFigure
 """
 COMMANDS = {
     tuple(words.split()): Command(
-        f"ebmguard.{package}.{config}", f"ebmguard.{package}.{run or 'command:run'}", summary
+        f"ebmguard.{pkg}.{config}", f"ebmguard.{pkg}.{run or 'command:run'}", summary
     )
-    for words, package, config, run, summary in re.findall(
-        r"(.+) = +(\S+) (\S+) ?(.*)\n +(.+)", _TABLE
-    )
+    for words, pkg, config, run, summary in re.findall(r"(.+) = +(\S+) (\S+) ?(.*)\n +(.+)", _TABLE)
 }
 _OF_PAPERS = [name for name in COMMANDS if len(name) > 1]
 load = pkgutil.resolve_name  # the object that "module:name" stands for

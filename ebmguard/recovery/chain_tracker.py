@@ -47,8 +47,7 @@ class ChainTracker:
         self._written = set[int]()  # chains that the sampler itself wrote to
         self._inputs: list[tuple[int, Tensor]] = []  # arguments of the call under way
         self._numbers, self._calls, self._is_over = count(), 0, False
-        # The buffer's last versions, their age in calls, the calls before its values are read, and
-        # these values.
+        # The buffer's last versions, their age in calls, the age to read its values at, these.
         self._buffer: tuple[Any, int, int, Any] = None, 0, _STALE, None
 
     def enter(

@@ -42,10 +42,9 @@ __all__ = ["Recoverer"]
 _log = logging.getLogger("ebmguard")
 # The rules of a run that is being lost. Alerts of other rules may last: such a run needs snapshots.
 _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
-# A snapshot is good from this median of GradScale on, over so many steps before it and over those
-# that certify it: that at which the rule ``sampler_failing`` is calm.
-_STEPS_BEFORE = 20
-_SETTLED = 0.2
+# The median of GradScale over so many steps before a snapshot, and over those that certify it, must
+# be as high as where the rule ``sampler_failing`` is calm.
+_STEPS_BEFORE, _SETTLED = 20, 0.2
 _OTHER = "Step %d: the %s changed. Earlier snapshots do not fit any more; a new one is kept."
 _OTHER_NUMBERS = (
     "Step %d begins with other random numbers than it had (a new data loader, or draws after the "
@@ -181,8 +180,7 @@ class Recoverer(Stateful):
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
         """Put the run back; return the first half of a rollback, and the guard's state.
 
-        Raises:
-            ConfigError: a part was attached after the snapshot was taken.
+        It raises a ``ConfigError`` if a part was attached after the snapshot was taken.
         """
         settings, snapshots = self.settings, self._snapshots
         snapshots.drop_waiting(error.step)
@@ -195,23 +193,22 @@ class Recoverer(Stateful):
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
         check_fits(trainer, snapshot.state)
-        before, at = capture(trainer), snapshot.step
+        before, target = capture(trainer), snapshot.step
         try:
             restore(trainer, snapshot.state)
         except MISFITS as misfit:
             restore(trainer, before)
-            raise ConfigError(
-                f"The run could not be taken back to step {at} and is as it was: {misfit!r}"
-            ) from misfit
+            text = f"The run could not be taken back to step {target} and is as it was: {misfit!r}"
+            raise ConfigError(text) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
-        self._restored, self._broke = at, error.step
+        self._restored, self._broke = target, error.step
         self._scales.clear()
         self._spreads.clear()
-        numbers = step - 1, at, self.attempt, snapshot in snapshots.certified, relapse, condemned
-        rollback = Rollback(error, *numbers, settings.budget - self.attempt)
-        return rollback, snapshot.state["guard"]
+        facts = self.attempt, snapshot in snapshots.certified, relapse, condemned
+        left = settings.budget - self.attempt
+        return Rollback(error, step - 1, target, *facts, left), snapshot.state["guard"]
 
     def change(
         self, rollback: Rollback, trainer: Trainer, now: Situation, *, knows_steps: bool
@@ -315,12 +312,10 @@ class Recoverer(Stateful):
     def resume(
         self, trainer: Trainer, guard_state: Callable[[], Any], load_guard: Callable[[Any], None]
     ) -> int | None:
-        """Go on from the newest snapshot on the disk that all ranks can load; return its step.
+        """Go on from the newest snapshot that all ranks can load; return its step, if there is any.
 
-        Without any snapshot the step is None. ``load_guard`` loads what ``guard_state`` returns.
-
-        Raises:
-            ConfigError: no snapshot can be loaded, and all is as it was, or there is no ``folder``.
+        ``load_guard`` loads what ``guard_state`` returns. A ``ConfigError`` leaves all as it was:
+        no snapshot can be loaded, or there is no ``folder``.
         """
         if self._archive is None:
             raise ConfigError("g.resume() needs recovery=Recovery(folder=...).")
