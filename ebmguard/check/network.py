@@ -62,9 +62,9 @@ def _check_layers(setup: Setup) -> Iterator[Problem]:
     if drops:
         what = f"Dropout in train mode ({drops}): every call draws another energy function."
         yield _warn("dropout", what, "p=0 in the energy, or eval mode for energies.")
-    moody = _layers(model, (_BatchNorm, _DropoutNd), lambda _: not model.training)
-    if moody:
-        what = f"In eval mode, with layers that care ({moody}): right for energies, not for a "
+    modal = _layers(model, (_BatchNorm, _DropoutNd), lambda _: not model.training)
+    if modal:
+        what = f"In eval mode, with layers that care ({modal}): right for energies, not for a "
         what += "classifier trained beside them."
         fix = "f.train() before the loop, if eval mode was left over from an evaluation."
         yield _info("eval_mode", what, fix)

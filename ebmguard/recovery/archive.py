@@ -245,8 +245,8 @@ def _loaded(stream: Any, device: torch.device | str) -> Any:
     """Load a file without executing code: what torch allows, dates, paths, NumPy's numbers."""
     plain: list[Any] = [date, datetime, timedelta, timezone, type(Path())]
     if numpy := sys.modules.get("numpy"):
-        made = numpy.zeros(1), numpy.float64()
-        plain += [numpy.ndarray, numpy.dtype, *(x.__reduce__()[0] for x in made)]
+        samples = numpy.zeros(1), numpy.float64()
+        plain += [numpy.ndarray, numpy.dtype, *(x.__reduce__()[0] for x in samples)]
         plain += {type(numpy.dtype(code)) for code in numpy.typecodes["All"]}
     known = get_safe_globals()  # those stay
     with safe_globals([x for x in plain if x not in known]):

@@ -171,8 +171,8 @@ def _has_rows_of(x: Tensor, before: Tensor) -> bool:
     if x.shape[1:] != before.shape[1:] or x.dtype != before.dtype or not x.is_floating_point():
         return False
     rows = [tensor.detach().reshape(len(tensor), -1) for tensor in (x, before.to(x.device))]
-    some = [tensor[:, :: max(1, tensor.shape[1] // _ENTRIES)] for tensor in rows]
-    return bool((some[0][:, None] == some[1]).all(-1).any())
+    thinned = [tensor[:, :: max(1, tensor.shape[1] // _ENTRIES)] for tensor in rows]
+    return bool((thinned[0][:, None] == thinned[1]).all(-1).any())
 
 
 def _is_writable(x: Tensor) -> bool:

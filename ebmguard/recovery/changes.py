@@ -61,8 +61,8 @@ def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     return 2 + len(generators) + bool(numpy)
 
 
-def _seed(state: bytes, of: str) -> int:
-    digest = hashlib.blake2b(state + of.encode(), digest_size=8).digest()
+def _seed(state: bytes, salt: str) -> int:
+    digest = hashlib.blake2b(state + salt.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
 
 

@@ -218,11 +218,11 @@ class Recoverer(Stateful):
         if now.is_sharp:  # it needs its finer steps before it would find that out again
             most = max(now.substeps, self.effect.substeps)
             self.effect = replace(self.effect, substeps=most)
-        usual = trainer.sgld_steps if knows_steps else None
+        usual_steps = trainer.sgld_steps if knows_steps else None
         groups = () if trainer.optimizer is None else trainer.optimizer.param_groups
         rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
         for change in self._rungs(rollback, now):
-            changes, self.effect = self._applied(change, now, usual, rates)
+            changes, self.effect = self._applied(change, now, usual_steps, rates)
             if changes or change == Change():
                 break
         self.rate.factor = self.effect.lr
@@ -255,7 +255,7 @@ class Recoverer(Stateful):
                 self._tried.pop()  # it changed nothing
 
     def _applied(
-        self, change: Change, now: Situation, usual: int | None, rates: list[float]
+        self, change: Change, now: Situation, usual_steps: int | None, rates: list[float]
     ) -> tuple[dict[str, tuple[float, float]], Change]:
         """Return the values before and after a change, and the sum of all changes with it."""
         values: dict[str, tuple[float, float]] = {}
@@ -273,9 +273,9 @@ class Recoverer(Stateful):
                 effect = replace(effect, beta_star=raised)
         if math.isfinite(star) and star != now.beta_star:
             values["beta_star"] = (now.beta_star, star)
-        if usual is not None:
+        if usual_steps is not None:
             factors = before.sgld_steps, before.sgld_steps * change.sgld_steps
-            old, new = (max(1, round(usual * factor)) for factor in factors)
+            old, new = (max(1, round(usual_steps * factor)) for factor in factors)
             if new != old:
                 values["sgld_steps"] = (float(old), float(new))
                 effect = replace(effect, sgld_steps=factors[1])

@@ -269,9 +269,9 @@ class GrowingFile:
         )
 
     def _forget(self) -> bool:
-        had = self._offset > 0
+        had_records = self._offset > 0
         self._offset, self._before = 0, b""
-        return had
+        return had_records
 
 
 def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str, Any]]]:

@@ -316,7 +316,7 @@ class RecordedRun:
     @property
     def accuracy(self) -> list[tuple[int, float]]:
         """The steps and test accuracies that count, in the order of steps."""
-        return [(one.step, one.low) for one in self.surviving(ACCURACY.name)]
+        return [(span.step, span.low) for span in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
         """Split the series of every attempt in two: what counts, and what was repeated later."""
@@ -337,7 +337,7 @@ class RecordedRun:
 
     def surviving(self, tag: str) -> list[Bin]:
         """Return the part of a series that counts."""
-        return [one for kept, _ in self.pieces(tag) for one in kept]
+        return [span for kept, _ in self.pieces(tag) for span in kept]
 
     def level(self, tag: str) -> Level | None:
         """Return the alert level of a diagnostic's latest value, taken alone."""

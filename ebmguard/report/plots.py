@@ -146,8 +146,8 @@ class Plot:
 def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
     """Return the chart of a diagnostic for all runs; None if no run has a finite value."""
     pieces = [run.pieces(chart.name) for run in runs]
-    bins = [one for attempts in pieces for parts in attempts for part in parts for one in part]
-    values = [value for one in bins for _, value in one.points()]
+    bins = [span for attempts in pieces for parts in attempts for part in parts for span in part]
+    values = [value for span in bins for _, value in span.points()]
     if not values:
         return None
     y = Axis.around(chart.scale, values)
@@ -169,18 +169,20 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
         data={"last": end, "runs": []},
     )
     for index, (run, attempts) in enumerate(zip(runs, pieces, strict=True)):
-        kept = [one for piece, _ in attempts for one in piece]
+        kept = [span for piece, _ in attempts for span in piece]
         last = value_of(run.latest, chart.name)
         if kept and last is not None and (run.step, last) not in kept[-1].points():
             kept += [Bin.over([run.step], [last])] if math.isfinite(last) else []
-        low = [None if one.is_gap else float(f"{one.low:.4g}") for one in kept]
-        high = [None if one.is_gap else float(f"{one.high:.4g}") for one in kept]
-        plot.data["runs"].append({"step": [one.step for one in kept], "low": low, "high": high})
+        low = [None if span.is_gap else float(f"{span.low:.4g}") for span in kept]
+        high = [None if span.is_gap else float(f"{span.high:.4g}") for span in kept]
+        plot.data["runs"].append({"step": [span.step for span in kept], "low": low, "high": high})
         # The steps that rollbacks undid are drawn below the line that led to the present state.
         for undone, part in (*((True, piece) for _, piece in attempts), (False, kept)):
             path = _path(part, x, y)
             plot.lines += [(index, undone, path)] if path else []
-            plot.gaps += [(_x(x, one.bad_at), one.bad_at) for one in part if one.bad_at is not None]
+            plot.gaps += [
+                (_x(x, span.bad_at), span.bad_at) for span in part if span.bad_at is not None
+            ]
         _mark(plot, index, run, x, y)
     return plot
 
@@ -203,19 +205,19 @@ def _mark(plot: Plot, number: int, run: RecordedRun, x: Axis, y: Axis) -> None:
 def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
     """Return the data of an SVG path through the extremes; a gap begins a new stretch."""
     words, pen = [], "M"
-    for one in bins:
-        for step, value in one.points():
+    for span in bins:
+        for step, value in span.points():
             words.append(f"{pen}{_x(x, step):g} {_y(y, value):g}")
             pen = "L"
-        pen = "M" if one.is_gap else pen
+        pen = "M" if span.is_gap else pen
     # A stretch of a single value is a point, which a line with round ends shows.
     return " ".join(words) + ("h0" if len(words) == 1 else "")
 
 
 def _band(edges: Sequence[Bin], x: Axis, y: Axis) -> str:
     """Return the outline of an attempt's band, as wide as it was at its widest within a bin."""
-    corners = [(one.step, one.low) for one in edges]
-    corners += [(one.step, one.high) for one in reversed(edges)]
+    corners = [(span.step, span.low) for span in edges]
+    corners += [(span.step, span.high) for span in reversed(edges)]
     return " ".join(f"{_x(x, step):g},{_y(y, value):g}" for step, value in corners)
 
 

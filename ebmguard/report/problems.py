@@ -28,7 +28,7 @@ _MOST_RULES = 50  # that a page has advice of
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
 # All tags that the checks below read.
 _READ = {
-    *(r.reference_prefix * at + bound.tag for r in _MEDIANS for bound in r.bounds for at in (0, 1)),
+    *(r.reference_prefix * n + bound.tag for r in _MEDIANS for bound in r.bounds for n in (0, 1)),
     *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
     *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
     *(ALERT_LEVEL, "beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
@@ -144,9 +144,9 @@ def _check_loss(run: RecordedRun) -> Iterator[Problem]:
     if lost_at is not None or (
         verdict.is_lost and verdict.rule not in [entry.rule for entry in advised]
     ):
-        at = verdict.step if lost_at is None else lost_at
+        step = verdict.step if lost_at is None else lost_at
         text = f"The run was lost here. Verdict: {verdict}."
-        yield error("diverged", f"step {at:,}", text, _fix(next_steps(run, advised)))
+        yield error("diverged", f"step {step:,}", text, _fix(next_steps(run, advised)))
 
 
 def _check_outcome(run: RecordedRun) -> Iterator[Problem]:
@@ -274,7 +274,7 @@ def _check_sampler(run: RecordedRun) -> Iterator[Problem]:
     step, noise = run.setting("step_size"), run.setting("noise_std")
     gaps = dict(run.series("energy_gap"))
     # The ratio of the gap in both units is o as the guard used it.
-    scales = [scaled / gaps[at] for at, scaled in run.series("energy_gap_scaled") if gaps.get(at)]
+    scales = [scaled / gaps[i] for i, scaled in run.series("energy_gap_scaled") if gaps.get(i)]
     if step and noise and scales:
         implied, used = 2 * step / noise**2, median(scales)
         if abs(used / implied - 1) > 0.02:
@@ -297,7 +297,7 @@ def _check_sampler(run: RecordedRun) -> Iterator[Problem]:
 
 def _check_optimizer(run: RecordedRun) -> Iterator[Problem]:
     series = _kept(run, "optim/amplification")
-    begin, end = (series[at][0] if series else 0 for at in (0, -1))
+    begin, end = (series[i][0] if series else 0 for i in (0, -1))
     quarter = (end - begin) / 4
     first = median([value for step, value in series if step <= begin + quarter] or [0.0])
     last = median([value for step, value in series if step >= end - quarter] or [0.0])

@@ -222,7 +222,7 @@ def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int 
     A column shows the value farthest from the median of the series, so that a spike of a single
     step is visible in a run of any length. × marks a column with a value that is not finite.
     """
-    values = [value for one in bins for _, value in one.points()]
+    values = [value for span in bins for _, value in span.points()]
     if not bins:
         return [" " * width] * height
     axis = Axis.around(scale, values)
@@ -230,11 +230,11 @@ def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int 
     first, last = bins[0].step, bins[-1].step
     columns: list[list[float]] = [[] for _ in range(width)]
     bad = set()
-    for one in bins:
+    for span in bins:
         # Fewer bins than columns are spread, so that time runs evenly from left to right.
-        column = (one.step - first) * (width - 1) // max(1, last - first)
-        columns[column] += [axis.at(value) for _, value in one.points()]
-        if one.bad_at is not None:
+        column = (span.step - first) * (width - 1) // max(1, last - first)
+        columns[column] += [axis.at(value) for _, value in span.points()]
+        if span.bad_at is not None:
             bad.add(column)
     drawn, level = [], math.nan
     for i, heights in enumerate(columns):
