@@ -61,7 +61,7 @@ def _check_training(setup: Setup) -> Iterator[Problem]:
         yield info("no_optimizer", "g.attach", what, "g.attach(optimizer=optim).")
     else:
         if missing := setup.trainer.untrained:
-            what = f"{len(missing)} of the module's parameters do not train ({brief(missing)})."
+            what = f"{len(missing)} parameters of the module do not train ({brief(missing)})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
         for part in optimizers_of(optimizer):
