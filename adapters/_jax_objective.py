@@ -173,7 +173,8 @@ def check_energies(
 
 def _like(x: Any, *kinds: type) -> Any:
     """Return an array as a tensor of its shape and dtype, without numbers; other values as is."""
-    if not isinstance(x, kinds):
+    is_array = isinstance(x, kinds)
+    if not is_array:
         return x
     return torch.empty(x.shape, dtype=getattr(torch, x.dtype.name), device="meta")
 
