@@ -137,7 +137,9 @@ class Actions:
                         self._advised[what] = move[1], now.moved
                 if remedy == Remedy.ROLL_BACK:
                     since = alert.step if lost_since is None else lost_since
-                    back = remedy if since >= _FIRST_CHECKPOINT else "begin again: no checkpoint is"
+                    back = (
+                        remedy if since >= _FIRST_CHECKPOINT else "begin again, as no checkpoint is"
+                    )
                     next_time = '; action="rollback" next time' if self.could_roll_back else ""
                     words = f"{back} of before step {since:,}{next_time}"
                     remedy = Said.of(Remedy.ROLL_BACK, words)
