@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from .lazy import lazy
+from .errors import lazy
 
 if TYPE_CHECKING:
     from . import diagnostics, errors, objective, recovery, samplers, sinks

@@ -1,4 +1,4 @@
-"""The errors of ebmguard, and the checks of states, folders, texts and arguments."""
+"""The errors of ebmguard; checks of states, folders, texts and arguments; lazy names of packages."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import errno
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum, EnumType
 from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
@@ -21,7 +24,7 @@ __all__ = [
     *("MISFITS", "SPELLED", "BudgetSpentError", "CollapsedError", "ConfigError", "DiskError"),
     *("DivergenceError", "EbmguardError", "EnergyBlowupError", "EnergyTypeError", "LossError"),
     *("NonFiniteError", "SamplerError", "SamplerFailingError", "ShapeError", "Stateful"),
-    *("WeightsDegenerateError", "folder_path", "plain", "printable", "spelled"),
+    *("WeightsDegenerateError", "folder_path", "lazy", "plain", "printable", "spelled"),
     *("typed", "undamaged"),
 ]
 
@@ -333,3 +336,23 @@ def _words(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package, which imports its modules and what is in them.
+
+    Args:
+        package: its name.
+        homes: the module, ``.module`` within the package, of every name that is no module.
+    """
+
+    def find(name: str) -> object:
+        home = homes.get(name, f".{name}")
+        if name.startswith("_") or find_spec(home, package) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(home, package)
+        value = getattr(module, name) if name in homes else module
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 # From the ground up. A room imports rooms of lower floors; a room of the ground floor, those that
 # stand before it in the list.
 LAYERS = (
-    ("lazy", "errors", "tags", "energies", "trainer", "ranks"),
+    ("errors", "tags", "energies", "trainer", "ranks"),
     ("objective", "sampling", "samplers", "alerts", "sinks"),
     ("diagnostics", "recovery", "check"),
     ("retrofit",),

@@ -5,7 +5,7 @@ The modules that keep snapshots are imported when they are first used: most runs
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy
+from ..errors import lazy
 from .policy import Change, Recovery, Rollback
 
 if TYPE_CHECKING:

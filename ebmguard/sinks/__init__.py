@@ -5,7 +5,7 @@ What writes files is imported when it is first used: a run without ``log_dir`` w
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazy
+from ..errors import lazy
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
 from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
 
