@@ -1,4 +1,4 @@
-"""The errors of ebmguard; checks of states, folders, texts and arguments; lazy names of packages."""
+"""The errors of ebmguard; checks of states, folders, texts and arguments; lazy package names."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def _words(value: object) -> str:
 
 
 def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package, which imports its modules and what is in them.
+    """Return the ``__getattr__`` of a package that imports names when they are first used.
 
     Args:
         package: its name.
