@@ -112,7 +112,7 @@ class SelfCheck:
             self.unknown = frozenset(x for x in left if is_slow or x in NEED_GRADIENT)
         return self._rows in (_FIRST, _TWICE, _SLOW)
 
-    def log(self, problems: Iterable[Problem]) -> None:
+    def say(self, problems: Iterable[Problem]) -> None:
         """Log the problems that have not been logged yet, one line a problem."""
         for problem in problems:
             is_early = self._rows < _TWICE and problem.where == CHAINS

@@ -114,7 +114,7 @@ class Loop:
                     self.writer.write(row.step, row.numbers | row.logged, row.samples)
             is_due = row.is_over and self.self_check.is_due(row.numbers)
             if is_due and self._now and self.settings.ranks.is_first:
-                self.self_check.log(find_problems(setup_of(self, self._now[1], is_running=True)))
+                self.self_check.say(find_problems(setup_of(self, self._now[1], is_running=True)))
             self.actions.report(alerts)
 
     def _judged(self, row: StepRow) -> list[Alert]:
