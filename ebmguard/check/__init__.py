@@ -17,8 +17,10 @@ from ..tags import (
 )
 from .problem import CHAINS, Problem, Setup, by_severity, info, show, warn
 
-__all__ = ["NEED_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "show"]
-__all__ += ["unknown_problems"]
+__all__ = [
+    *("NEED_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "show"),
+    "unknown_problems",
+]
 
 _log = logging.getLogger("ebmguard")
 
