@@ -18,7 +18,12 @@ from ..tags import (
 from .problem import CHAINS, Problem, Setup, by_severity, info, show, warn
 
 __all__ = [
-    *("NEED_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "show"),
+    "NEED_GRADIENT",
+    "Problem",
+    "SelfCheck",
+    "Setup",
+    "find_problems",
+    "show",
     "unknown_problems",
 ]
 
