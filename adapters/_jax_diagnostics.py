@@ -87,7 +87,7 @@ def _of_weights(pos: Array, neg: Array, beta: float | Array, groups: Groups | No
         lowest = jnp.finfo(w.dtype).min
         log_v, log_w = jnp.maximum(log_v, lowest), jnp.maximum(jnp.log(w), lowest)
     square_w, square_v = jnp.sum(w * w), jnp.sum(v * v)
-    found = {
+    row = {
         "grad_scale": jnp.sum(jnp.exp(log_pull)) / paired,
         "weight_entropy": jnp.sum(w * log_w) * (-1 / math.log(m) if m > 1 else math.nan),
         "ess": 1 / square_w / m,
@@ -96,8 +96,8 @@ def _of_weights(pos: Array, neg: Array, beta: float | Array, groups: Groups | No
         "reweighting_angle": jnp.sqrt((1 / paired + 1 / m) / (square_w + square_v)),
     }
     if groups is not None:
-        found["unpaired"] = n - paired
-    return {name: value + spoiler for name, value in found.items()}
+        row["unpaired"] = n - paired
+    return {name: value + spoiler for name, value in row.items()}
 
 
 def _of_energies(pos: Array, neg: Array) -> Row:
@@ -105,19 +105,19 @@ def _of_energies(pos: Array, neg: Array) -> Row:
     below = jnp.searchsorted(ranked_pos, ranked_neg, side="left")
     not_above = jnp.searchsorted(ranked_pos, ranked_neg, side="right")
     overlap = jnp.sum(below + not_above, dtype=pos.dtype) * (0.5 / (pos.size * neg.size))
-    found = {
+    row = {
         "energy_gap": jnp.mean(pos) - jnp.mean(neg),
         # NaN is sorted to the end, where it would count as the highest energy.
         "energy_overlap": overlap + _spoiler(ranked_pos) + _spoiler(ranked_neg),
     }
     for side, ranked in (("f_pos", ranked_pos), ("f_neg", ranked_neg)):
-        found |= {f"{side}/{name}": value for name, value in _summary(ranked).items()}
-    return found
+        row |= {f"{side}/{name}": value for name, value in _summary(ranked).items()}
+    return row
 
 
 def _summary(ranked: Array) -> Row:
     spoiler = _spoiler(ranked)
-    found = {
+    row = {
         "mean": jnp.mean(ranked),
         "std": jnp.std(ranked),
         "min": ranked[0] + spoiler,
@@ -127,8 +127,8 @@ def _summary(ranked: Array) -> Row:
         exact = level * (ranked.size - 1)
         low, high = ranked[math.floor(exact)], ranked[math.ceil(exact)]
         part = exact % 1  # 0 must not multiply an infinite difference
-        found[name] = (low + part * (high - low) if part else low) + spoiler
-    return found
+        row[name] = (low + part * (high - low) if part else low) + spoiler
+    return row
 
 
 def _spoiler(ranked: Array) -> Array:

@@ -44,7 +44,7 @@ def contrastive_loss(
     variant: Variant = "default",
     groups: Groups | None = None,
 ) -> Array:
-    """The contrastive loss to minimise; :func:`ebmguard.contrastive_loss` in JAX.
+    """Compute the contrastive loss; :func:`ebmguard.contrastive_loss` in JAX.
 
     Args:
         f_pos: negative energies of the positives, high on data, ``(N,)`` or ``(N, heads)``, which
@@ -67,14 +67,14 @@ def contrastive_loss(
     pos, neg = per_sample(f_pos), per_sample(f_neg)
     if isinstance(beta_star, int | float) and abs(beta_star) < SMALLEST:
         return jnp.mean(neg) - jnp.mean(pos)
-    given = jnp.asarray(beta_star, pos.dtype)
-    is_zero = jnp.abs(given) < SMALLEST
-    beta = jnp.where(is_zero, 1.0, given)
+    exponent = jnp.asarray(beta_star, pos.dtype)
+    is_zero = jnp.abs(exponent) < SMALLEST
+    beta = jnp.where(is_zero, 1.0, exponent)
     is_pos, is_neg = usable(pos, beta), usable(neg, beta)
     pos, neg = jnp.where(is_pos, pos, 0.0), jnp.where(is_neg, neg, 0.0)
     visible = is_neg if groups is None else (groups[0][:, None] == groups[1]) & is_neg
     # Before β* multiplies: an offset is nothing to the objective, but much to float32. Each class
-    # has its own, since classes may lie far apart.
+    # has its offset, since classes may lie far apart.
     shift = jax.lax.stop_gradient(_dominant(neg, visible, beta))
     near_pos, near_neg = pos - shift[..., 0], neg - shift
     if groups is None:
@@ -112,7 +112,7 @@ def _loss(pos: Array, is_pos: Array, log_sum: Array, beta: Array, variant: Varia
 def temper(
     f: Callable[..., Array], beta_star: float | Array, output_scale: float
 ) -> Callable[..., Array]:
-    """``(1 - β*/o) f``, the function that the sampler is given (Eq. 7).
+    """Return ``(1 - β*/o) f``, the function for the sampler (Eq. 7).
 
     Args:
         f: negative energies of samples (or energies: the factor is the same).
@@ -137,20 +137,20 @@ def temper(
 
 
 def per_sample(f: Array) -> Array:
-    """Energies in float32 at least, heads summed: ``(samples,)``."""
+    """Return energies ``(samples,)`` in float32 at least, with heads summed."""
     f = f.astype(jnp.promote_types(f.dtype, jnp.float32))
     return f if f.ndim == 1 else jnp.sum(f.reshape(f.shape[0], -1), axis=1)
 
 
 def usable(f: Array, beta: Array) -> Array:
-    """Which energies the objective uses: finite ones with ``|β* f| <= 1e30``."""
+    """Return which energies the objective uses: finite ones with ``|β* f| <= 1e30``."""
     # A comparison with NaN is False. The second limit keeps sums of energies finite.
     largest = 1e-4 * jnp.finfo(f.dtype).max
     return (jnp.abs(beta * f) <= _LARGEST) & (jnp.abs(f) <= largest)
 
 
 def _dominant(neg: Array, visible: Array, beta: Array) -> Array:
-    """The visible negative of the largest weight, ``(1,)`` or ``(N, 1)``; 0 where there is none."""
+    """Return the visible negative of the largest weight, ``(1,)`` or ``(N, 1)``; 0 without any."""
     sign = jnp.where(beta < 0, -1.0, 1.0).astype(neg.dtype)
     largest = jnp.max(jnp.where(visible, sign * neg, -jnp.inf), axis=-1, keepdims=True)
     return jnp.where(visible.any(-1, keepdims=True), sign * largest, 0.0)
@@ -167,12 +167,12 @@ def check_energies(
     _check_exponent(beta_star)
     if groups is not None and len(groups) != 2:
         raise ShapeError("groups must be a pair (y_pos, y_neg) of arrays of labels.")
-    labels: Any = groups and tuple(_like(each, jax.Array, np.ndarray) for each in groups)
+    labels: Any = groups and tuple(_like(y, jax.Array, np.ndarray) for y in groups)
     check_tensors(_like(f_pos, jax.Array), _like(f_neg, jax.Array), variant=variant, groups=labels)
 
 
 def _like(x: Any, *kinds: type) -> Any:
-    """An array as a tensor of its shape and dtype, without numbers; what is no array as it is."""
+    """Return an array as a tensor of its shape and dtype, without numbers; other values as is."""
     is_array = isinstance(x, kinds)
     if not is_array:
         return x

@@ -43,4 +43,4 @@ class MetricsSink(Sink):
         self._alert(f"Rollback {record['attempt']}", "WARN", record)
 
     def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
-        """Raise an alert of the tracker's own, where it has such."""
+        """Raise an alert of the tracker, if it has alerts."""

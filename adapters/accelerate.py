@@ -1,4 +1,4 @@
-"""accelerate: ``attach`` tells the guard what ``accelerator.prepare`` has wrapped.
+"""accelerate: ``attach`` gives the guard what ``accelerator.prepare`` has wrapped.
 
     model, optimizer = accelerator.prepare(f, optimizer)
     g = guard(None, sample_q, model=f, sinks=[AcceleratorSink(accelerator)])
@@ -31,7 +31,7 @@ class AcceleratorSink(MetricsSink):
 
 
 def attach(g: Guard, accelerator: Any, *, optimizer: Any, **rest: Any) -> Guard:
-    """:meth:`ebmguard.Guard.attach` with the inner optimizer, and accelerate's AMP scaler if any.
+    """Attach the inner optimizer, and accelerate's AMP scaler if any, to the guard.
 
     The guard is registered for checkpoints, so that ``save_state`` and ``load_state`` include it. A
     row is one step of the optimizer, however many batches are accumulated.

@@ -1,7 +1,7 @@
-"""One table: what the settings of JEM and its kin say to the guard, and what it must refuse.
+"""A table of JEM and its kin: how their settings become keywords of the guard, or are refused.
 
 ``from ebmguard.adapters import jem`` gives a row of it, and ``docs/codebases.md`` the changed
-lines of each::
+lines of all::
 
     loss_fn, sample_q = guard(None, get_sample_q(args, device), **jem.settings(args))
 
@@ -26,9 +26,9 @@ class Codebase:
 
     Attributes:
         script: its name in messages.
-        terms: the weight's setting of each term that has samples of its own, the usual one first.
-        refuses: settings, each with the value that cannot be guarded, and why.
-        step_size: its setting; empty where no one setting says it, and the guard measures it.
+        terms: the weight's setting of every term with samples, the usual term first.
+        refuses: settings with the value that cannot be guarded, and the reason.
+        step_size: its setting; empty if no one setting has it, and the guard measures it.
         steps: the setting of the number of steps, which is also the sampler's argument.
         clamp: the ends of the samples, if they get no noise.
         folder: the setting that says where the run is saved. The guard writes to ``ebmguard``
@@ -44,7 +44,7 @@ class Codebase:
     folder: str = "save_dir"
 
     def settings(self, args: Any, term: str | None = None) -> dict[str, Any]:
-        """Keywords of :func:`ebmguard.guard`, from the script's arguments.
+        """Return keywords of :func:`ebmguard.guard` for the script's arguments.
 
         Without noise there is no output scale: the sampler stays as it is, and the weights alone
         act.
@@ -62,29 +62,29 @@ class Codebase:
             if bool(modes[name]) is value:
                 raise ConfigError(why)
         names = [self.step_size, "sgld_std", self.steps, self.folder]
-        found = self._read(args, [*self.terms.values(), *filter(None, names)])
+        values = self._read(args, [*self.terms.values(), *filter(None, names)])
         if self.terms:
-            _check_term({name: found[weight] for name, weight in self.terms.items()}, term)
-        own = [] if term is None else [term]
-        told: dict[str, Any] = {"log_dir": os.path.join(found[self.folder], "ebmguard", *own)}
+            _check_term({name: values[weight] for name, weight in self.terms.items()}, term)
+        folder = os.path.join(values[self.folder], "ebmguard", *([] if term is None else [term]))
+        keywords: dict[str, Any] = {"log_dir": folder}
         if self.steps:
-            told |= {"sgld_steps": found[self.steps], "steps_argument": self.steps}
-        if not found["sgld_std"] > 0:
-            return told | ({"clamp": self.clamp} if self.clamp else {})
+            keywords |= {"sgld_steps": values[self.steps], "steps_argument": self.steps}
+        if not values["sgld_std"] > 0:
+            return keywords | ({"clamp": self.clamp} if self.clamp else {})
         if self.step_size:
-            told |= {"step_size": found[self.step_size], "noise_std": found["sgld_std"]}
-        return told
+            keywords |= {"step_size": values[self.step_size], "noise_std": values["sgld_std"]}
+        return keywords
 
     def _read(self, args: Any, names: Sequence[str]) -> dict[str, Any]:
-        found = {name: getattr(args, name, None) for name in names}
-        missing = [name for name, value in found.items() if value is None]
+        values = {name: getattr(args, name, None) for name in names}
+        missing = [name for name, value in values.items() if value is None]
         if missing:
             raise ConfigError(
                 f"{self.script} has the settings {', '.join(names)}; in these args "
                 f"{', '.join(missing)} is missing or None. Pass the script's own args, after it "
                 "has completed them, or give guard() its keywords by hand."
             )
-        return found
+        return values
 
 
 def _check_term(weights: Mapping[str, float], term: str | None) -> None:
@@ -94,8 +94,8 @@ def _check_term(weights: Mapping[str, float], term: str | None) -> None:
         return
     fix = "Give one a weight above 0, or leave the guard out."
     if on:
-        each = ", ".join(f"settings(args, {name!r})" for name in on)
-        fix = f"Make a guard and a sampler for each: {each}, as guard(None, sampler, **those)."
+        calls = ", ".join(f"settings(args, {name!r})" for name in on)
+        fix = f"Make a guard and a sampler for each: {calls}, as guard(None, sampler, **those)."
     raise ConfigError(
         f"term={term!r}: of the terms {', '.join(weights)} these have a weight above 0, each with "
         f"chains and energies of its own: {', '.join(on) or 'none'}. {fix}"

@@ -1,4 +1,4 @@
-"""Lightning Fabric: ``attach`` tells the guard what ``fabric.setup`` has wrapped.
+"""Lightning Fabric: ``attach`` gives the guard what ``fabric.setup`` has wrapped.
 
     model, optimizer = fabric.setup(f, optimizer)
     g = guard(None, sample_q, model=f, sinks=[FabricSink(fabric)])
@@ -33,7 +33,7 @@ class FabricSink(MetricsSink):
 
 
 def attach(g: Guard, fabric: Any, *, optimizer: Any, **rest: Any) -> Guard:
-    """:meth:`ebmguard.Guard.attach` with the inner optimizer, and Fabric's AMP scaler if any.
+    """Attach the inner optimizer, and Fabric's AMP scaler if any, to the guard.
 
     Args:
         g: the guard.

@@ -24,7 +24,7 @@ from ebmguard import Alert
 from ebmguard.adapters._jax_diagnostics import diagnostics
 from ebmguard.adapters._jax_objective import Array, contrastive_loss, temper
 from ebmguard.adapters._requires import requires
-from ebmguard.alerts import Judge, error_for
+from ebmguard.alerts import Course, Judge, error_for
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.retrofit.actions import Actions
 from ebmguard.retrofit.rows import StepRow
@@ -74,7 +74,7 @@ class Recorder:
             )
         opened = [as_sink(sink) for sink in sinks]
         self._writer = Writer(opened, flush_every=flush_every, folder=log_dir)
-        self._judge = Judge()
+        self._judge, self._course = Judge(), Course()
         self._actions = Actions(on_alert, acts=action == "raise", could_roll_back=False)
         self._lag = 0 if jax.default_backend() == "cpu" else _LAG
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()
@@ -101,8 +101,8 @@ class Recorder:
             shape = getattr(value, "shape", ())
             if shape != ():
                 raise ShapeError(
-                    f"row[{name!r}] has shape {shape}; expected one number. Of several "
-                    "models each has a Recorder, and a row of its own: "
+                    f"row[{name!r}] has shape {shape}; expected one number. Make a Recorder "
+                    "for every model, and record its row alone: "
                     "{name: x[i] for name, x in rows.items()}."
                 )
         self._waiting.append((step, dict(row)))
@@ -124,9 +124,11 @@ class Recorder:
         while len(self._waiting) > keep:
             step, row = self._waiting.popleft()
             values = {name: float(value) for name, value in jax.device_get(row).items()}
-            found = self._judge.observe(step, values)
+            fired = self._judge.observe(step, values)
             now = self._actions.situation(Trainer(), values.get("beta_star"), math.inf, values)
-            alerts = [self._actions.advised(alert, now) for alert in found]
+            lost_since = self._course.lost_since
+            alerts = [self._actions.advised(alert, now, lost_since) for alert in fired]
+            self._course.update(step, self._judge.level)
             values["alert_level"] = float(self._judge.level)
             self._actions.observe(StepRow(step, values), alerts)
             self._writer.write_alerts([alert.record() for alert in alerts])

@@ -49,7 +49,7 @@ class GuardCallback(Callback):
     It finds the guards whose loss is an attribute of the module, or of a module inside it. While
     the Trainer fits,
 
-    - each has the optimizer, its schedulers and the AMP scaler attached, so that a row is a step of
+    - the optimizer, its schedulers and the AMP scaler are attached, so that a row is a step of
       that optimizer, however many batches are accumulated;
     - they act inside ``training_step`` only: what validation and other callbacks sample is
       untempered and not recorded, as in :meth:`ebmguard.Guard.paused`;
@@ -108,7 +108,7 @@ class GuardCallback(Callback):
         self._guards = {}  # setup may make others
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The same as at the end of a run; Lightning raises the exception again."""
+        """Do the same as at the end of a run; Lightning raises the exception again."""
         self.on_train_end(trainer, pl_module)
         self.teardown(trainer, pl_module, "fit")
 
@@ -133,13 +133,13 @@ class GuardCallback(Callback):
             finally:
                 self._start_rest(None, pl_module)
 
-        # On the instance, as a compiled module has its own.
-        own = {"training_step": step} if "training_step" in vars(pl_module) else {}
+        # It is set on the instance, where a compiled module has it too.
+        before = {"training_step": step} if "training_step" in vars(pl_module) else {}
         pl_module.training_step = training_step
-        self._undo.callback(pl_module.__dict__.update, own)
+        self._undo.callback(pl_module.__dict__.update, before)
         self._undo.callback(pl_module.__dict__.pop, "training_step")
 
-    # -- what is said and kept --------------------------------------------------------------
+    # -- alerts and checkpoints --------------------------------------------------------------
 
     def _log_alerts(self, trainer: Any) -> None:
         for name, g in self._guards.items():
@@ -154,7 +154,7 @@ class GuardCallback(Callback):
         checkpoint[_KEY] = {name: g.state_dict() for name, g in guards.items()}
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Continue from the guards' states, where the run goes on and was guarded."""
+        """Continue from the guards' states, if the run goes on and was guarded."""
         states = checkpoint.get(_KEY)
         if states is None or trainer.state.fn != "fit":
             return
@@ -171,17 +171,17 @@ class GuardCallback(Callback):
 class GuardedModule:
     """A mixin before LightningModule that brings a :class:`GuardCallback` to any Trainer.
 
-    A ``configure_callbacks`` of the module itself should add its own to ``super()``'s.
+    A ``configure_callbacks`` of the module itself should add its callbacks to ``super()``'s.
     """
 
     def configure_callbacks(self) -> list[Any]:
-        """The callbacks of the classes behind this one, and a :class:`GuardCallback`."""
+        """Return the callbacks of the classes behind this one, and a :class:`GuardCallback`."""
         others = super().configure_callbacks()  # type: ignore[misc]
         return [*(others if isinstance(others, Sequence) else [others]), GuardCallback()]
 
 
 class _Schedulers(list[Any]):
-    """One optimizer may have several."""
+    """The schedulers of one optimizer, with one state."""
 
     def state_dict(self) -> list[Any]:
         return [scheduler.state_dict() for scheduler in self]
@@ -192,32 +192,32 @@ class _Schedulers(list[Any]):
 
 
 def _guards_of(pl_module: Any) -> dict[str, Guard]:
-    """The guards of a module, by the path of the attribute that led to each."""
-    found: dict[str, Guard] = {}
+    """Return the guards of a module by the path of their attribute."""
+    guards: dict[str, Guard] = {}
     for path, module in pl_module.named_modules():
         for name, value in vars(module).items():
             g = value if isinstance(value, Guard) else getattr(value, "guard", None)
-            if isinstance(g, Guard) and g not in found.values():
-                found[f"{path}.{name}" if path else name] = g
-    return found
+            if isinstance(g, Guard) and g not in guards.values():
+                guards[f"{path}.{name}" if path else name] = g
+    return guards
 
 
 def _attach(g: Guard, trainer: Any) -> None:
     known = trainer.optimizers
-    optimizer = next((each for each in known if each is g.trainer.optimizer), None)
+    optimizer = next((one for one in known if one is g.trainer.optimizer), None)
     if optimizer is None and len(known) != 1:
         raise ConfigError(
             f"The Trainer has {len(known)} optimizers; which one trains the energy? Say it in "
             "configure_optimizers: self.loss_fn.guard.attach(optimizer=...)."
         )
     optimizer = optimizer or known[0]
-    own = [
+    schedulers = [
         config.scheduler
         for config in trainer.lr_scheduler_configs
         if getattr(config.scheduler, "optimizer", None) is optimizer
     ]
     g.attach(
         optimizer=optimizer,
-        scheduler=_Schedulers(own) if own else None,
+        scheduler=_Schedulers(schedulers) if schedulers else None,
         scaler=getattr(trainer.precision_plugin, "scaler", None),
     )

@@ -35,7 +35,7 @@ class MlflowSink(MetricsSink):
     """Writes to an MLflow run. Rows wait for :meth:`flush`, which sends 900 numbers a request.
 
     - Scalars as the metrics ``guard/<tag>``, at the guard's step; what the trainer gave to
-      ``g.log`` under its own names, ``acc@1`` as ``acc_1``. The raw values behind histograms are
+      ``g.log`` under those names, ``acc@1`` as ``acc_1``. The raw values behind histograms are
       not written. Of steps that are repeated after a rollback both values stay. NaN is kept.
       MLflow's databases store the largest double (±1.8e308) instead of infinities.
     - An alert is the metric ``_alerts/<LEVEL>_<rule>`` at its step, the tag

@@ -30,12 +30,12 @@ _COLOURS = {"ERROR": "#d1284f", "WARN": "#b25e00", "INFO": "#2a6db0"}
 class NotebookSink:
     """Draws below the cell in which the first row comes, and draws anew once a second.
 
-    It keeps some hundred numbers of a run of any length. What a rollback undid is taken off.
+    It keeps some hundred numbers of a run of any length. Steps that a rollback undid are dropped.
     """
 
     def __init__(self) -> None:
         self._series = {tag: BinnedSeries(300) for tag in (ENERGY_GAP, GRAD_SCALE)}
-        self._said: list[str] = []
+        self._lines: list[str] = []
         self._handle: Any = None
         self._step, self._drawn = 0, -math.inf
 
@@ -54,16 +54,16 @@ class NotebookSink:
     def write_alert(self, record: Mapping[str, Any]) -> None:
         """List the alert."""
         level, text = record["level"], escape(record["message"].removeprefix(record["level"]))
-        self._said.append(f'<b style="color:{_COLOURS[level]}">{level}</b> {text}')
+        self._lines.append(f'<b style="color:{_COLOURS[level]}">{level}</b> {text}')
 
     def write_recovery(self, record: Mapping[str, Any]) -> None:
-        """List the rollback; its steps come again."""
-        self._said.append(escape(record["message"]))
+        """List the rollback, and drop its steps, which come again."""
+        self._lines.append(escape(record["message"]))
         for series in self._series.values():
-            series.bins = [own for own in series.bins if own.step < record["restored_step"]]
+            series.bins = [one for one in series.bins if one.step < record["restored_step"]]
 
     def flush(self) -> None:
-        """Draw what is there."""
+        """Draw the present state."""
         self._drawn = time.monotonic()
         if self._handle is None:
             self._handle = display(self, display_id=True)
@@ -72,9 +72,9 @@ class NotebookSink:
 
     def _repr_html_(self) -> str:
         charts = "".join(self._chart(tag) for tag in self._series)
-        said = "".join(f"<li>{each}</li>" for each in self._said)
-        found = f"<ul>{said}</ul>" if said else "<p>no alerts</p>"
-        return f"<div><b>step {self._step:,}</b><br>{charts}{found}</div>"
+        lines = "".join(f"<li>{line}</li>" for line in self._lines)
+        alerts = f"<ul>{lines}</ul>" if lines else "<p>no alerts</p>"
+        return f"<div><b>step {self._step:,}</b><br>{charts}{alerts}</div>"
 
     def _chart(self, tag: str) -> str:
         title, points = TAGS[tag].title, [p for b in self._series[tag].bins for p in b.points()]

@@ -27,7 +27,7 @@ with requires("torchebm", extra="torchebm"):
 
 __all__ = ["GuardedContrastiveDivergence"]
 
-# Keywords of the guard, but for those that this class says itself.
+# Keywords of the guard, but for those that this class passes itself.
 _GUARDS = (
     inspect.signature(guard).parameters.keys()
     - {"loss_fn", "methods", "convention"}
@@ -44,7 +44,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
     before: ``nonfinite`` fires, ``action="raise"`` raises, and the row has the true ``loss``.
 
     Integer class labels, ``cd(x, y=labels)``, become groups: every positive is set against the
-    negatives of its own class.
+    negatives of its class.
 
     Args:
         *args, **kwargs: those of ``ContrastiveDivergence``, and those of :func:`ebmguard.guard`
@@ -57,7 +57,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
             one.
 
     Raises:
-        ConfigError: a model whose own ``gradient()`` the tempering would not reach.
+        ConfigError: a model with a ``gradient()`` that the tempering would not reach.
     """
 
     guard: Guard
@@ -68,13 +68,13 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         sampler: Any = self._modules["sampler"]
         model = getattr(sampler, "model", self.model)
         self._is_standard = settings.get("beta_star") == 0
-        settings = _told(sampler) | settings
+        settings = _sampler_settings(sampler) | settings
         is_tempered = settings.keys() & {"output_scale", "step_size", "sampler_scale"}
         # A Riemannian sampler differentiates the energy itself.
         by_model = is_tempered and not isinstance(sampler, RiemannianManifoldHMC)
         gradient = getattr(model, "gradient", None)
-        has_own = getattr(gradient, "__func__", gradient) not in (None, BaseModel.gradient)
-        if by_model and has_own and not self._is_standard:
+        overrides = getattr(gradient, "__func__", gradient) not in (None, BaseModel.gradient)
+        if by_model and overrides and not self._is_standard:
             raise ConfigError(
                 f"{type(model).__name__} has a gradient() of its own, which the sampler follows "
                 "and a factor on forward() does not reach: the sampler would run on the untempered "
@@ -91,7 +91,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         return self.guard.sampler
 
     def initialize_buffer(self, *args: Any, **kwargs: Any) -> Any:
-        """As in torchebm: fills the buffer. No training step, so untempered and not recorded."""
+        """Fill the buffer as torchebm does, without tempering and records: it is no training."""
         with self.guard.paused():
             return super().initialize_buffer(*args, **kwargs)
 
@@ -104,7 +104,7 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         generator: torch.Generator | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """The guarded loss of both batches, with torchebm's noise, L2 term and fallback around it.
+        """Compute the guarded loss of both batches, with torchebm's noise, L2 term and fallback.
 
         Raises:
             ConfigError: conditions that are no class labels, with β* other than 0.
@@ -141,17 +141,17 @@ class GuardedContrastiveDivergence(ContrastiveDivergence):
         )
 
 
-def _told(sampler: Any) -> dict[str, Any]:
-    """What the sampler says of itself; the guard measures the rest, such as a schedule."""
+def _sampler_settings(sampler: Any) -> dict[str, Any]:
+    """Return the sampler's constant settings; the guard measures the rest, such as a schedule."""
     if isinstance(sampler, HamiltonianMonteCarlo | RiemannianManifoldHMC):
         return {"output_scale": 1.0}
     if not isinstance(sampler, LangevinDynamics):
         return {}
     known: dict[str, Any] = {"clamp": sampler.clamp}
     schedules = [sampler.schedulers[name] for name in ("step_size", "noise_scale")]
-    if not all(isinstance(each, ConstantScheduler) for each in schedules):
+    if not all(isinstance(scheduler, ConstantScheduler) for scheduler in schedules):
         return known
-    step, noise = (float(each.get_value()) for each in schedules)
+    step, noise = (float(scheduler.get_value()) for scheduler in schedules)
     if not isinstance(sampler.integrator, EulerMaruyamaIntegrator):
         return known | {"output_scale": 1 / noise**2}
     return known | {"step_size": step, "noise_std": noise * (2 * step) ** 0.5}

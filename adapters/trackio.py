@@ -1,4 +1,4 @@
-"""Trackio: rows as metrics, alerts as the dashboard's own alerts.
+"""Trackio: rows as metrics, alerts as the dashboard's alerts.
 
     run = trackio.init(project="jem")
     loss_fn, sample_q = guard(None, sample_q, sinks=[TrackioSink(run)])
@@ -22,7 +22,7 @@ __all__ = ["TrackioSink"]
 
 
 class TrackioSink(MetricsSink):
-    """Writes to a Trackio run, in a local database or a Space, in a thread of Trackio's own.
+    """Writes to a Trackio run, in a local database or a Space, in a thread of Trackio.
 
     - Scalars under ``guard/<tag>``, non-finite ones included, at the guard's step. The raw values
       behind histograms are not written. Of steps repeated after a rollback both rows stay.
@@ -46,5 +46,5 @@ class TrackioSink(MetricsSink):
         self.run = run
 
     def _alert(self, title: str, level: str, record: Mapping[str, Any]) -> None:
-        at, of = record["step"], trackio.AlertLevel[level]
-        self.run.alert(title, record["message"], level=of, step=at)
+        severity = trackio.AlertLevel[level]
+        self.run.alert(title, record["message"], level=severity, step=record["step"])

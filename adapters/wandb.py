@@ -1,10 +1,10 @@
-"""Weights & Biases: rows as history, alerts as the service's own alerts.
+"""Weights & Biases: rows as history, alerts as the service's alerts.
 
     run = wandb.init(project="jem")
     loss_fn, sample_q = guard(None, sample_q, sinks=[WandbSink(run)])
 
 Charts under ``guard/`` have the guard's step as their axis, which goes back after a rollback.
-W&B's own step never does, so that both passes through a step are kept.
+W&B's step never does, so that both passes through a step are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ with requires("wandb", extra="wandb"):
 __all__ = ["WandbSink"]
 
 _STEP = f"{TAG_PREFIX}step"
-# W&B drops alerts of one title that come sooner; the guard's rules have a cool-down of their own.
+# W&B drops alerts of one title that come sooner; the guard's rules have a cool-down too.
 _SECONDS_APART = 1
 
 
@@ -31,13 +31,13 @@ class WandbSink(MetricsSink):
     """Writes to a W&B run, online or offline. Nothing waits for the network: W&B sends by itself.
 
     - Scalars and histograms under ``guard/<tag>``, non-finite ones included; what the trainer gave
-      to ``g.log``, under its own names.
+      to ``g.log``, under those names.
     - An alert is the scalar ``_alerts/<LEVEL>_<rule>`` at its step, and an alert of the run, which
       the service can send on. A rollback is an alert of level WARN.
 
     A trainer that logs to the same run without ``step=``, or with the iteration's, is not
     disturbed. With a smaller ``step=`` (epochs, say) W&B refuses its rows, since history never goes
-    back: let it log that count as a metric, or give this sink a run of its own,
+    back: let it log that count as a metric, or give this sink another run,
     ``wandb.init(group=..., reinit="create_new")``.
 
     Args:
@@ -79,7 +79,7 @@ class WandbSink(MetricsSink):
         self._place = self._add(row, step)
 
     def _add(self, row: dict[str, Any], step: int) -> int:
-        """Log the numbers, and say where in the run's history."""
+        """Log the numbers, and return their place in the run's history."""
         self._require()
         # Rows of two steps never share a place, since the later one would overwrite the other.
         place: int = max(step, self.run.step, self._place + 1)

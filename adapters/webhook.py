@@ -49,7 +49,7 @@ class WebhookSink(Sink):
 
     The body is an object with ``title``, ``text`` (what Slack and its like show), ``level``,
     ``kind`` (``"alert"`` or ``"recovery"``) and ``record``, with NaN and infinities as in
-    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends messages in order, and tries each up to
+    :class:`ebmguard.sinks.JsonlSink`. A daemon thread sends messages in order, and tries one up to
     four times; it ends when none is left. A failed delivery is logged as an error that names only
     the host, because such addresses hold a secret, and nothing of what the server says. At exit the
     process waits up to ten seconds for the rest of all sinks.
@@ -124,7 +124,7 @@ class WebhookSink(Sink):
                     return
 
     def _refusal(self, data: bytes) -> str:
-        """Why it was given up; empty if it was delivered."""
+        """Deliver a message, and return why it was given up; empty if it was delivered."""
         reason = ""
         for pause in (0.0, *_PAUSES):
             time.sleep(pause)

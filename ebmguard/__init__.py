@@ -2,7 +2,7 @@
 
     loss_fn, sample_q = guard(None, sample_q, log_dir="runs")
 
-reweights the negatives by exp(β* f), lets every positive serve as its own extra negative, runs the
+reweights the negatives by exp(β* f), takes every positive as an extra negative too, runs the
 sampler on (1 - β) f, and watches the run. See :func:`guard`, and :mod:`ebmguard.objective` for the
 mathematics alone.
 
@@ -12,9 +12,10 @@ torch.
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING
+
+from .errors import lazy
 
 if TYPE_CHECKING:
     from . import diagnostics, errors, objective, recovery, samplers, sinks
@@ -43,32 +44,25 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 
-# Where a name that is no room comes from.
-_HOMES = {
-    **dict.fromkeys(("Alert", "Level"), "alerts"),
-    **dict.fromkeys(("BudgetSpentError", "DivergenceError", "EbmguardError"), "errors"),
-    **dict.fromkeys(("Guard", "guard"), "retrofit"),
-    "Recovery": "recovery",
-    "contrastive_loss": "objective",
-}
+if not TYPE_CHECKING:  # A type checker would take every misspelt name for a good one.
+    __getattr__ = lazy(
+        __name__,
+        {
+            **dict.fromkeys(("Alert", "Level"), ".alerts"),
+            **dict.fromkeys(("BudgetSpentError", "DivergenceError", "EbmguardError"), ".errors"),
+            **dict.fromkeys(("Guard", "guard"), ".retrofit"),
+            "Recovery": ".recovery",
+            "contrastive_loss": ".objective",
+        },
+    )
 
-if not TYPE_CHECKING:  # To a type checker it would make every misspelt name a good one.
-
-    def __getattr__(name: str) -> object:
-        room = _HOMES.get(name, name)
-        if name.startswith("_") or find_spec(f"{__name__}.{room}") is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = import_module(f"{__name__}.{room}")
-        value = globals()[name] = home if name == room else getattr(home, name)
-        return value
-
-    def _of_runs(name: str) -> object:
-        if name.startswith("__") and name != "__all__":  # as who looks at all modules asks for
+    def _runs_attribute(name: str) -> object:
+        if name.startswith("__") and name != "__all__":  # as tools do that look at all modules
             raise AttributeError(name)
         return getattr(import_module(f"{__name__}.report.frames"), name)
 
     runs = sys.modules[f"{__name__}.runs"] = ModuleType(f"{__name__}.runs")
-    runs.__getattr__ = _of_runs
+    runs.__getattr__ = _runs_attribute
 
 
 def __dir__() -> list[str]:

@@ -24,15 +24,15 @@ _EXTRAS = {"tyro": "cli", **dict.fromkeys(_TRAIN, "train")}
 
 
 class Command(NamedTuple):
-    """Where a command lives, and one line for the list of commands."""
+    """The places of a command's settings and function, and its line in the list of commands."""
 
     config: str  # "module:name" of the settings, a dataclass whose docstrings are the help
     run: str  # "module:name" of a function that takes the settings and returns the exit status
     summary: str
 
 
-# Of each command its words, one of those joined by "|" (a figure's is its first argument); package,
-# settings and function, which is command:run where none is named; and its summary.
+# The words of a command, one of those joined by "|" (for a figure its first argument); its package,
+# settings and function, command:run if none is named; and its summary.
 _TABLE = """\
 trace = trace config:TraceConfig command:trace
     write the lines that guard your trainer, and prove them
@@ -86,9 +86,9 @@ figure bilevel = reference_training.studies config:BilevelFigure
 """
 COMMANDS = {
     tuple(words.split()): Command(
-        f"ebmguard.{at}.{config}", f"ebmguard.{at}.{run or 'command:run'}", summary
+        f"ebmguard.{pkg}.{config}", f"ebmguard.{pkg}.{run or 'command:run'}", summary
     )
-    for words, at, config, run, summary in re.findall(r"(.+) = +(\S+) (\S+) ?(.*)\n +(.+)", _TABLE)
+    for words, pkg, config, run, summary in re.findall(r"(.+) = +(\S+) (\S+) ?(.*)\n +(.+)", _TABLE)
 }
 _OF_PAPERS = [name for name in COMMANDS if len(name) > 1]
 load = pkgutil.resolve_name  # the object that "module:name" stands for
@@ -97,7 +97,7 @@ load = pkgutil.resolve_name  # the object that "module:name" stands for
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command of these words, else of the process's, and return the exit status.
 
-    It is 2 for words or settings that cannot be meant, and 130 after Ctrl-C.
+    It is 2 for unknown words or impossible settings, and 130 after Ctrl-C.
     """
     for stream in sys.stdout, sys.stderr:
         if isinstance(stream, io.TextIOWrapper):
@@ -106,16 +106,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["--version"]:
         print(f"ebmguard {load('ebmguard:__version__')}")
         return 0
-    found, taken = find(words)
+    names, taken = find(words)
     if words[:1] == [_PAPER]:
         words = words[1:]
-        found, taken = find(words, _OF_PAPERS)
-    name, rest = found[0], words[taken:]
-    if len(found) > 1 or taken < len(name):
+        names, taken = find(words, _OF_PAPERS)
+    name, rest = names[0], words[taken:]
+    if len(names) > 1 or taken < len(name):
         if rest[:1] in _HELP:
-            print(_usage(found))
+            print(_usage(names))
             return 0
-        print(_usage(found, words[: taken + 1] if rest else ()), file=sys.stderr)
+        print(_usage(names, words[: taken + 1] if rest else ()), file=sys.stderr)
         return USAGE_ERROR
     taken -= name[0] == "figure"
     try:
@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _apart(words: list[str]) -> list[str]:
-    """Options of the command, then all that is a script's and its own arguments' behind "--"."""
+    """Put "--" between the options of a command and the script with its arguments."""
     end = 0
     while end < len(words) and words[end].startswith("-") and [words[end]] not in _HELP:
         end += 1 if "=" in words[end] or words[end] == "--" else 2
@@ -147,7 +147,7 @@ def _apart(words: list[str]) -> list[str]:
 def find(
     words: Sequence[str], names: Sequence[tuple[str, ...]] = tuple(COMMANDS)
 ) -> tuple[list[tuple[str, ...]], int]:
-    """Find the commands that share the most words, and how many; a whole name stands alone."""
+    """Return the commands that share the most words, and how many; a whole name stands alone."""
     taken = 0
     for word in words:
         longer = [n for n in names if taken < len(n) and word in n[taken].split(ALTERNATIVES)]
@@ -158,9 +158,9 @@ def find(
 
 
 def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
-    """List these commands, and say why none begins with words of which the last one is wrong.
+    """Return the list of these commands, and the error for words of which the last is wrong.
 
-    Where all commands are listed, those of the papers are one line.
+    In the list of all commands, those of the papers are one line.
     """
     is_whole = len(names) == len(COMMANDS)
     lines = ["usage: ebmguard COMMAND [options]   (or --version)", "", "commands:"]
@@ -172,7 +172,7 @@ def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
         lines += [_line((_PAPER,), f"list the papers' commands: {groups}")]
     lines += ["", "ebmguard COMMAND --help lists the options of a command."]
     if wrong:
-        known = {each for name in names for each in name[len(wrong) - 1].split(ALTERNATIVES)}
+        known = {word for name in names for word in name[len(wrong) - 1].split(ALTERNATIVES)}
         close = get_close_matches(wrong[-1], sorted(known), cutoff=0.5)
         meant = f"; did you mean {' or '.join(close)}?" if close else ""
         lines += ["", f"error: unknown command {printable(' '.join(wrong))}{meant}"]
@@ -181,6 +181,6 @@ def _usage(names: Sequence[tuple[str, ...]], wrong: Sequence[str] = ()) -> str:
 
 def _line(name: tuple[str, ...], summary: str) -> str:
     words = " ".join(name)
-    # A name that is too long for its column has a line of its own.
+    # A name that is too long for its column has a line for itself.
     words += f"\n  {'':{_COLUMN}}" if len(words) > _COLUMN else ""
     return f"  {words:{_COLUMN}} {summary}"

@@ -12,21 +12,9 @@ from torch import Tensor
 from .errors import ConfigError, EnergyTypeError, ShapeError
 
 __all__ = [
-    "SMALLEST",
-    "BetaStar",
-    "Groups",
-    "Labels",
-    "LogQ",
-    "Variant",
-    "check_energies",
-    "check_log_q",
-    "check_variant",
-    "heads_summed",
-    "in_rows",
-    "per_sample",
-    "unwrapped",
-    "widened",
-    "wraps",
+    *("SMALLEST", "BetaStar", "Groups", "Labels", "LogQ", "Variant", "check_energies"),
+    *("check_log_q", "check_variant", "heads_summed", "in_rows", "per_sample", "unwrapped"),
+    *("widened", "wraps"),
 ]
 
 BetaStar: TypeAlias = float | Tensor  # the exponent: a number, or a 0-dim tensor
@@ -49,11 +37,11 @@ def check_energies(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> None:
-    """Refuse energies that are not per-sample vectors of matching layout. Reads no tensor's values.
+    """Refuse energies that are not per-sample vectors of matching layout, without reading values.
 
     Raises:
         EnergyTypeError: not tensors, or not floating point.
-        ShapeError: means instead of vectors, empty sides, shapes that do not fit each other.
+        ShapeError: means instead of vectors, empty sides, shapes that do not fit together.
         ConfigError: an exponent that is no finite number or 0-dim tensor, an unknown variant,
             groups with a variant that has none, or ``log_q`` at 0, where there are no weights.
     """
@@ -65,8 +53,8 @@ def check_energies(
                 "tensor, since there is one model. Map over an ensemble with torch.vmap."
             )
     elif not isinstance(beta_star, float | Real) or not abs(beta_star) <= sys.float_info.max:
-        given: object = beta_star  # whole numbers of that length cannot even be printed
-        got = " is beyond any float" if isinstance(given, Rational) else f"={given!r}"
+        value: object = beta_star  # whole numbers of that length cannot even be printed
+        got = " is beyond any float" if isinstance(value, Rational) else f"={value!r}"
         raise ConfigError(f"beta_star{got}; expected a finite number or a 0-dim tensor.")
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if not isinstance(f, Tensor):
@@ -89,7 +77,7 @@ def check_energies(
             f"f_pos has shape {tuple(f_pos.shape)} and f_neg {tuple(f_neg.shape)}: after the batch "
             "dimension both must agree, or their difference would broadcast to a matrix. Squeeze "
             "or index the extra dimension of one of them. If each row of f_neg holds the negatives "
-            'of its own positive, as in conditional models f(x, y), pass groups="rows".'
+            'of one positive, as in conditional models f(x, y), pass groups="rows".'
         )
     if f_pos.device != f_neg.device:
         raise ShapeError(f"f_pos is on {f_pos.device} and f_neg on {f_neg.device}; use one device.")
@@ -109,7 +97,7 @@ def check_energies(
         is_known = isinstance(groups, tuple | list) and len(groups) in (2, 3)
         if not is_known or not all(isinstance(x, Tensor) for x in groups):
             what = "groups must be a pair (y_pos, y_neg) of tensors of labels"
-            raise ShapeError(f'{what}, or these and each positive\'s output scale, or "rows".')
+            raise ShapeError(f'{what}, or these and the positives\' output scales, or "rows".')
         for name, x, count in zip(("y_pos", "y_neg", "scale"), groups, (n, m, n), strict=False):
             _check_ordinary(f"groups: {name}", x)
             if x.shape != (count,) or x.device != f_pos.device:
@@ -134,10 +122,12 @@ def check_energies(
 def in_rows(
     f_pos: Tensor, f_neg: Tensor, groups: Groups | None, log_q: LogQ | None
 ) -> tuple[Tensor, Tensor, LogQ | None]:
-    """Energies and log-densities as vectors, where ``groups="rows"``; else as they are.
+    """Return energies and log-densities as vectors if ``groups="rows"``, else as they are.
 
-    Of energies ``(N,)`` or ``(N, 1)``, and ``(N, M)``, row i holds the negatives of positive i.
-    A ShapeError where they have other shapes, and on another word.
+    Energies are ``(N,)`` or ``(N, 1)``, and ``(N, M)``: row i holds the negatives of positive i.
+
+    Raises:
+        ShapeError: other shapes, or another word.
     """
     if not isinstance(groups, str):
         return f_pos, f_neg, log_q
@@ -155,7 +145,7 @@ def in_rows(
 
 
 def check_log_q(log_q: Tensor, f: Tensor, beta_star: BetaStar, *, name: str = "log_q") -> None:
-    """Refuse log-densities, called ``name``, that are not one for each energy; and β* = 0.
+    """Refuse log-densities, called ``name``, unless there is one per energy; refuse β* = 0.
 
     Raises:
         EnergyTypeError, ShapeError, ConfigError: see :func:`check_energies`.
@@ -184,31 +174,31 @@ def _check_ordinary(name: str, x: Tensor) -> None:
     if is_dense and (x.dtype.itemsize > 1 or not x.is_floating_point()):
         return
     kind = f"{x.dtype if is_dense else x.layout}{', nested' * x.is_nested}"
-    cure = "float()" if is_dense else "unbind()" if x.is_nested else "to_dense()"
+    method = "float()" if is_dense else "unbind()" if x.is_nested else "to_dense()"
     raise EnergyTypeError(
         f"{name} is {kind}, with which little can be computed; expected an ordinary tensor. "
-        f"Convert it: {name}.{cure}."
+        f"Convert it: {name}.{method}."
     )
 
 
 def check_variant(variant: object) -> None:
-    """Refuse, with a ``ConfigError``, what is not the name of a variant."""
+    """Refuse a value that is not the name of a variant, with a ``ConfigError``."""
     if not isinstance(variant, str) or variant not in get_args(Variant):
         raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
 
 
 def widened(f: Tensor) -> Tensor:
-    """The same in float32 at least."""
+    """Return the energies in float32 at least."""
     return f.to(torch.promote_types(f.dtype, torch.float32))
 
 
 def per_sample(f: Tensor) -> Tensor:
-    """Energies ``(samples,)`` in float32 at least; heads are summed, as by who differentiates f."""
+    """Return energies ``(samples,)`` in float32 at least, with heads summed, as gradients are."""
     return heads_summed(widened(f))
 
 
 def heads_summed(f: Tensor) -> Tensor:
-    """Energies ``(samples,)`` in the dtype given."""
+    """Return energies ``(samples,)`` in the dtype of ``f``."""
     if f.ndim == 1:
         return f
     heads = f.flatten(1)
@@ -217,10 +207,10 @@ def heads_summed(f: Tensor) -> Tensor:
 
 
 def wraps(x: Tensor) -> bool:
-    """Whether a tensor has another one inside, as DTensor has."""
+    """Return whether a tensor has another one inside, as DTensor has."""
     return type(x).__torch_dispatch__ is not Tensor.__torch_dispatch__
 
 
 def unwrapped(x: Tensor) -> Tensor:
-    """The numbers of a tensor that wraps another one, in a plain tensor; others as they are."""
+    """Return a tensor that wraps another one as a plain tensor; others as they are."""
     return torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) if wraps(x) else x

@@ -1,4 +1,4 @@
-"""The errors of ebmguard: what was wrong, what was expected, how to fix it; what raises them."""
+"""The errors of ebmguard; checks of states, folders, texts and arguments; lazy package names."""
 
 from __future__ import annotations
 
@@ -7,47 +7,32 @@ import errno
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum, EnumType
 from functools import wraps
+from importlib import import_module
+from importlib.util import find_spec
 from numbers import Integral, Real
 from pathlib import Path
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 __all__ = [
-    "MISFITS",
-    "SPELLED",
-    "BudgetSpentError",
-    "CollapsedError",
-    "ConfigError",
-    "DiskError",
-    "DivergenceError",
-    "EbmguardError",
-    "EnergyBlowupError",
-    "EnergyTypeError",
-    "LossError",
-    "NonFiniteError",
-    "SamplerError",
-    "SamplerFailingError",
-    "ShapeError",
-    "Stateful",
-    "WeightsDegenerateError",
-    "folder_path",
-    "plain",
-    "printable",
-    "spelled",
-    "typed",
-    "undamaged",
+    *("MISFITS", "SPELLED", "BudgetSpentError", "CollapsedError", "ConfigError", "DiskError"),
+    *("DivergenceError", "EbmguardError", "EnergyBlowupError", "EnergyTypeError", "LossError"),
+    *("NonFiniteError", "SamplerError", "SamplerFailingError", "ShapeError", "Stateful"),
+    *("WeightsDegenerateError", "folder_path", "lazy", "plain", "printable", "spelled"),
+    *("typed", "undamaged"),
 ]
 
 T = TypeVar("T", bound=Callable[..., Any])
 
 SPELLED = "ebmguard"
-"""An ``errors=`` of ``str.encode``: characters that an encoding lacks, in those that each has."""
-# What a terminal or a file that lacks a character shows in its place; "?" for others.
+"""An ``errors=`` of ``str.encode``: replaces characters that an encoding lacks by ASCII."""
+# The ASCII characters that stand for others; "?" for the rest.
 _PLAIN = dict(zip("▁▂▃▄▅▆▇█×●━─…≥≤→−⁺⁻·—", "_.-=+*%#x*=-~><>-+-.-", strict=True))
 _PLAIN |= {"β": "beta", "±": "+/-", "∞": "inf"}
 
@@ -63,11 +48,11 @@ class ConfigError(EbmguardError, ValueError):
 
 
 class DiskError(EbmguardError, OSError):
-    """A file that could not be written, as on a full disk; what was there before is whole."""
+    """A file that could not be written, as on a full disk; the earlier file is whole."""
 
     @classmethod
     def of(cls, file: object, error: OSError) -> DiskError:
-        """The error of a file, from the system's."""
+        """Return the error of a file, from the system's."""
         why = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = f"the disk is full ({why}); make room, and try again"
@@ -99,7 +84,7 @@ class DivergenceError(EbmguardError, RuntimeError):
         self.alert = alert
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # As it stands: its arguments are a message, and not what __init__ takes.
+        # Its arguments are a message, which is not what __init__ takes.
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
@@ -121,7 +106,7 @@ class NonFiniteError(DivergenceError):
 
 
 class EnergyBlowupError(DivergenceError):
-    """The energies outgrew the run's own past."""
+    """The energies outgrew the run's past."""
 
 
 class CollapsedError(DivergenceError):
@@ -137,12 +122,12 @@ class WeightsDegenerateError(DivergenceError):
 
 
 MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What reading a saved state raises where it does not fit."""
+"""The errors of reading a saved state that does not fit."""
 
 
 @contextmanager
 def undamaged(owner: str) -> Iterator[None]:
-    """Put around code that reads a saved state: one that does not fit is a ``ConfigError``."""
+    """Turn the errors of reading a saved state into a ``ConfigError``."""
     try:
         yield
     except MISFITS as e:
@@ -155,7 +140,7 @@ def undamaged(owner: str) -> Iterator[None]:
 
 
 def folder_path(name: str, folder: str | os.PathLike[str]) -> Path:
-    """The folder that an argument names, ``~`` being the user's home; else a ``ConfigError``."""
+    """Return the folder that an argument names, with ``~`` as the home; else a ``ConfigError``."""
     try:
         path = os.fspath(folder)
         if isinstance(path, str) and path and "\0" not in path and os.fsencode(path):
@@ -169,11 +154,11 @@ def folder_path(name: str, folder: str | os.PathLike[str]) -> Path:
 
 
 class Stateful:
-    """An object whose ``_saved`` maps each attribute to how its saved value is read.
+    """An object whose ``_saved`` maps attributes to the kinds by which saved values are read.
 
-    By ``float``, ``int``, ``bool`` or ``str`` (nothing else passes for one), an enum (by name), a
-    dataclass (by its fields), ``list[...]``, ``tuple[...]``, ``... | None``, any function, or
-    ``Stateful`` for an object that stays and loads its own part.
+    A kind is ``float``, ``int``, ``bool`` or ``str`` (nothing else passes for one), an enum (saved
+    by name), a dataclass (by its fields), ``list[...]``, ``tuple[...]``, ``... | None``, any
+    function, or ``Stateful`` for an object that stays and loads its part of the state.
 
     A class that checks more overrides ``_read``, which changes nothing; one that does more than to
     set the attributes overrides ``_take``, which must not fail. Errors name it by ``_owner``.
@@ -185,14 +170,14 @@ class Stateful:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Its saved fields as plain numbers, texts, lists and dicts, and copies of tensors."""
+        """Return the saved fields as plain numbers, texts, lists, dicts, and copies of tensors."""
         return {name.lstrip("_"): plain(getattr(self, name)) for name in self._saved()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned.
 
         Raises:
-            ConfigError: it is damaged, or of another object or version; nothing has changed then.
+            ConfigError: the state is damaged, or of another object or version; nothing changes.
         """
         with undamaged(self._owner or type(self).__name__):
             self._take(self._read(state))
@@ -218,7 +203,7 @@ class Stateful:
 
 
 def plain(value: Any) -> Any:
-    """A value as a state has it: what is saved of an object, copies of tensors, enums by name."""
+    """Return a value as states hold it: the saved part of an object, a copy, the enum's name."""
     if type(value) in _ATOMS:
         return value
     if isinstance(value, Enum):
@@ -229,13 +214,13 @@ def plain(value: Any) -> Any:
         if hasattr(value, method):
             return getattr(value, method)()
     if is_dataclass(value):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: plain(each) for key, each in [*value.items()]}
+        return {key: plain(item) for key, item in [*value.items()]}
     if isinstance(value, str) or not isinstance(value, Iterable):
         return value
     # A copy: another thread may add to it.
-    return [each if type(each) in _ATOMS else plain(each) for each in [*value]]
+    return [item if type(item) in _ATOMS else plain(item) for item in [*value]]
 
 
 def _read_as(kind: Any, value: Any) -> Any:
@@ -244,7 +229,7 @@ def _read_as(kind: Any, value: Any) -> Any:
     if isinstance(kind, GenericAlias):
         if kind.__origin__ is tuple:
             return tuple(_read_as(*pair) for pair in zip(kind.__args__, value, strict=True))
-        return [_read_as(kind.__args__[0], each) for each in value]
+        return [_read_as(kind.__args__[0], item) for item in value]
     if kind in (bool, float, int, str) and not _is(kind, value):
         raise TypeError(f"{value!r} is not {_wanted(kind)}")
     if isinstance(kind, EnumType):
@@ -254,38 +239,37 @@ def _read_as(kind: Any, value: Any) -> Any:
     return kind(value)
 
 
-# C0 but for tab and line feed, DEL and C1, which control a terminal; marks of direction, which show
-# another text than there is; halves of surrogate pairs, which nothing can encode.
+# C0 but for tab and line feed, DEL and C1 control a terminal; marks of direction show another text
+# than there is; nothing can encode halves of surrogate pairs.
 _UNFIT = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: object) -> str:
-    """The text with ``\N{REPLACEMENT CHARACTER}`` for what would control a terminal."""
+    """Replace characters that would control a terminal by ``\N{REPLACEMENT CHARACTER}``."""
     return _UNFIT.sub("\N{REPLACEMENT CHARACTER}", str(text))
 
 
 def spelled(text: str, encoding: str) -> str:
-    """The text in characters of an encoding, which logging would lose with its line."""
+    """Spell a text in the characters of an encoding; otherwise logging would lose the line."""
     return text.encode(encoding, SPELLED).decode(encoding)
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
     assert isinstance(error, UnicodeEncodeError)
     lacking = error.object[error.start : error.end]
-    return "".join(_PLAIN.get(each, "?") for each in lacking), error.end
+    return "".join(_PLAIN.get(character, "?") for character in lacking), error.end
 
 
 codecs.register_error(SPELLED, _spell)
 
 
 def typed(called: T) -> T:
-    """The function or class itself, which refuses, with a ``ConfigError``, other arguments than it
-    declares by classes, unions, literals and containers of these.
+    """Make a function or class refuse, with a ``ConfigError``, arguments of undeclared types.
 
-    Numbers of NumPy are numbers, of which a class keeps Python's; True and False are none, and text
-    is no sequence.
+    Types are classes, unions, literals and containers of these. Numbers of NumPy are numbers, and a
+    class keeps them as Python's; True and False are no numbers, and text is no sequence.
     """
     function: Any = called.__init__ if inspect.isclass(called) else called
     names = [*inspect.signature(function).parameters]
@@ -312,17 +296,17 @@ def typed(called: T) -> T:
 
 
 def _plain(value: Any) -> Any:
-    """Python's own number for NumPy's, which JSON and weights-only checkpoints refuse."""
+    """Return Python's number for NumPy's, which JSON and weights-only checkpoints refuse."""
     return value.item() if type(value).__module__ == "numpy" and _is(float, value) else value
 
 
 def _is(kind: Any, value: Any) -> bool:
-    """True also where nobody knows."""
+    """Return whether a value is of a type; True also for types that cannot be checked."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return any(_is(each, value) for each in inner)
+        return any(_is(option, value) for option in inner)
     if origin is Literal:
-        return any(value is each or (type(value) is str and value == each) for each in inner)
+        return any(value is option or (type(value) is str and value == option) for option in inner)
     if kind in (float, int):
         numbers = Real if kind is float else Integral
         return isinstance(value, numbers) and not isinstance(value, bool)
@@ -352,3 +336,23 @@ def _words(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"
+
+
+def lazy(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the ``__getattr__`` of a package that imports names when they are first used.
+
+    Args:
+        package: its name.
+        homes: the module, ``.module`` within the package, of every name that is no module.
+    """
+
+    def find(name: str) -> object:
+        home = homes.get(name, f".{name}")
+        if name.startswith("_") or find_spec(home, package) is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = import_module(home, package)
+        value = getattr(module, name) if name in homes else module
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find

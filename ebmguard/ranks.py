@@ -1,4 +1,4 @@
-"""What ranks tell each other."""
+"""Messages between ranks: the whole batch, and plain values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,7 @@ from torch.nn import functional as F
 from .energies import Groups, LogQ
 from .errors import ConfigError
 
-__all__ = [
-    "Batch",
-    "Ranks",
-    "gathered",
-    "leave_time_at_exit",
-    "refuse_shards",
-    "whole_batch",
-]
+__all__ = ["Batch", "Ranks", "gathered", "leave_time_at_exit", "refuse_shards", "whole_batch"]
 
 
 @cache
@@ -40,9 +33,9 @@ def leave_time_at_exit() -> None:
 
 
 def gathered(process_group: dist.ProcessGroup, *tensors: Tensor) -> list[Tensor]:
-    """Each tensor of every rank, along a new first dimension; the same on all ranks, detached.
+    """Return the tensors of every rank, along a new first dimension, detached.
 
-    They travel as one message, in the widest of their dtypes.
+    The result is the same on all ranks. The tensors are one message, in the widest of their dtypes.
     """
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     message = torch.cat([x.detach().to(dtype).flatten() for x in tensors])
@@ -60,77 +53,77 @@ class Batch(NamedTuple):
     f_neg: Tensor
     groups: Groups | None = None
     log_q: LogQ | None = None
-    sizes: tuple[list[int], list[int]] = ([], [])  # each rank's numbers of positives, of negatives
+    sizes: tuple[list[int], list[int]] = ([], [])  # the ranks' numbers of positives, of negatives
 
 
-def _with_own(everyone: Tensor, own: Tensor, start: int, ranks: int) -> Tensor:
-    """The samples of all ranks, of which this rank's carry the gradient of its own.
+def _with_local(everyone: Tensor, local: Tensor, start: int, ranks: int) -> Tensor:
+    """Put this rank's samples, with their gradient, in their place among those of all ranks.
 
-    It is multiplied by the number of ranks, by which the averaging of gradients divides.
+    The gradient is multiplied by the number of ranks, by which averaging divides it.
     """
-    own = own.clone()
-    if own.requires_grad:
-        own.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
-    after = start + own.shape[-1]
-    return torch.cat([everyone[..., :start], own, everyone[..., after:]], -1)
+    local = local.clone()
+    if local.requires_grad:
+        local.register_hook(lambda gradient: gradient * ranks)  # type: ignore[no-untyped-call]
+    after = start + local.shape[-1]
+    return torch.cat([everyone[..., :start], local, everyone[..., after:]], -1)
 
 
 def whole_batch(
-    process_group: dist.ProcessGroup, own: Batch, *, same: Sequence[object] = ()
+    process_group: dist.ProcessGroup, local: Batch, *, same: Sequence[object] = ()
 ) -> Batch:
-    """The batch of all ranks; the same on every rank, which then computes the same of it.
+    """Return the batch of all ranks, which is the same on every rank.
 
-    Two messages, with groups three: sizes, energies with log q, labels. The host waits for the
-    sizes; where the group has a backend for the CPU, not for the device.
+    It takes two messages, three with groups: sizes, energies with log q, labels. The host waits for
+    the sizes, but not for the device if the group has a backend for the CPU.
 
     Args:
-        own: this rank's, with energies ``(..., N)`` and ``(..., M)``, which may differ between
-            ranks. Their gradient is that of one process after an averaging all-reduce.
-        same: what every rank must have alike; of tensors their values are not read.
+        local: this rank's batch, with energies ``(..., N)`` and ``(..., M)``, which may differ
+            between ranks. Their gradient is that of one process after an averaging all-reduce.
+        same: values that must be equal on all ranks; those of tensors are not read.
 
     Raises:
-        ConfigError: on every rank, where they disagree on dtype, groups, log q or ``same``.
+        ConfigError: on every rank, if they disagree on dtype, groups, log q or ``same``.
     """
-    f_pos, f_neg, groups, log_q = own[:4]
+    f_pos, f_neg, groups, log_q = local[:4]
     words = ["a tensor" if isinstance(x, Tensor) else repr(x) for x in same]
     words += [f"{f_pos.dtype}, {f_neg.dtype}, log_q {'with' if log_q else 'without'}"]
-    by, given = f"in rows of {f_neg.shape[-1] // f_pos.shape[-1]}", tuple[Tensor, ...]()
+    kind, labels = f"in rows of {f_neg.shape[-1] // f_pos.shape[-1]}", tuple[Tensor, ...]()
     if not isinstance(groups, str):
-        given = groups or ()
-        by = str(len(given))
-    said = ", ".join([*words, f"groups {by}"])
-    mine = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(said.encode())]
+        labels = groups or ()
+        kind = str(len(labels))
+    description = ", ".join([*words, f"groups {kind}"])
+    facts = [f_pos.shape[-1], f_neg.shape[-1], zlib.crc32(description.encode())]
     on_host = "cpu:" in dist.get_backend_config(process_group)
-    message = torch.tensor(mine, device="cpu" if on_host else f_pos.device)
+    message = torch.tensor(facts, device="cpu" if on_host else f_pos.device)
     (everyones,) = gathered(process_group, message)
     n, m, checks = everyones.T.tolist()
     if len(set(checks)) > 1:
-        everyone = Ranks(process_group).from_all(said)
+        everyone = Ranks(process_group).from_all(description)
         raise ConfigError(
             "The ranks pass different things to the loss: "
-            + "; ".join(f"rank {i} {each}" for i, each in enumerate(everyone))
+            + "; ".join(f"rank {i} {text}" for i, text in enumerate(everyone))
             + ". Pass the same dtype, beta_star, variant, groups and log_q on every rank."
         )
 
     def joined(*sides: tuple[Tensor, list[int]]) -> list[Tensor]:
-        """Each tensor of all ranks, in one message."""
+        """Return the tensors of all ranks, sent in one message."""
         padded = [F.pad(x, (0, max(size) - x.shape[-1])) for x, size in sides]
         return [
-            torch.cat([x[..., :k] for x, k in zip(each, size, strict=True)], -1)
-            for each, (_, size) in zip(gathered(process_group, *padded), sides, strict=True)
+            torch.cat([x[..., :k] for x, k in zip(parts, size, strict=True)], -1)
+            for parts, (_, size) in zip(gathered(process_group, *padded), sides, strict=True)
         ]
 
     sides = [(f_pos, n), (f_neg, m)]
-    more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in given[2:])]
+    more = [*zip(log_q or (), (n, m), strict=False), *((x, n) for x in labels[2:])]
     numbers = iter(joined(*sides, *more))
     rank = dist.get_rank(process_group)
-    pos, neg = (_with_own(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
+    pos, neg = (_with_local(next(numbers), f, sum(size[:rank]), len(checks)) for f, size in sides)
     log_q = None if log_q is None else (next(numbers), next(numbers))
-    if given:
-        # A message of their own: float32 would round large labels.
-        labels = [y if y.is_floating_point() else y.long() for y in given[:2]]
-        y_pos, y_neg = joined((labels[0], n), (labels[1], m))
-        groups = (y_pos, y_neg) if len(given) == 2 else (y_pos, y_neg, next(numbers))
+    if labels:
+        # They need another message: float32 would round large labels.
+        y_pos, y_neg = (y if y.is_floating_point() else y.long() for y in labels[:2])
+        y_pos, y_neg = joined((y_pos, n), (y_neg, m))
+        groups = (y_pos, y_neg) if len(labels) == 2 else (y_pos, y_neg, next(numbers))
     return Batch(pos, neg, groups, log_q, (n, m))
 
 
@@ -146,27 +139,27 @@ class Ranks:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether several processes train, and no group was given to join them."""
+        """True if several processes train, and there is no group that joins them."""
         in_group = dist.is_available() and dist.is_initialized()
         return self.group is None and in_group and dist.get_world_size() > 1
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return 1 if self.group is None else dist.get_world_size(self.group)
 
     @property
     def index(self) -> int:
-        """Which of them this is."""
+        """The number of this rank."""
         return 0 if self.group is None else dist.get_rank(self.group)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that logs and writes for all."""
+        """True on the rank that logs and writes for all."""
         return self.index == 0
 
     def from_all(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank: a plain value, and not at every step."""
+        """Return the plain values of all ranks; it is too slow for every step."""
         values = [value] * self.count
         if self.group is not None:
             dist.all_gather_object(values, value, group=self.group)
@@ -174,8 +167,8 @@ class Ranks:
 
 
 def refuse_shards(parameters: Iterable[Tensor]) -> None:
-    """Refuse, with a ``ConfigError``, parameters of which each rank holds a part."""
-    # Its module takes as long to import as the rest of torch; code with such tensors has done it.
+    """Refuse parameters of which every rank holds a part, with a ``ConfigError``."""
+    # The module is slow to import, and code with such tensors has imported it.
     module = sys.modules.get("torch.distributed.tensor")
     if module is not None and any(isinstance(x, module.DTensor) for x in parameters):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Every number of a row: its tag, its chart, how ranks join it, what it means."""
+"""The numbers of a row: their tags, charts, meanings, and how ranks join them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 __all__ = [
     *("REFERENCE", "SECTIONS", "TAGS", "Join", "Scale", "Tag"),
-    *("is_own", "weight_tag", "why_not_logged"),
+    *("is_guard_tag", "weight_tag", "why_not_logged"),
 ]
 
 # How the numbers of several ranks become one.
@@ -207,26 +207,26 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
 TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 """The lines by their tags."""
 
-# What stands before the slash of the guard's names, in TensorBoard too; and the columns that name
-# a row in data frames.
+# The parts before the slash of the guard's names, in TensorBoard too; the columns that name a row
+# in data frames.
 _FAMILIES = {"ref", "guard", "_alerts", *(name.partition("/")[0] for name in TAGS if "/" in name)}
 LOG_EVERY = "log_every"
 """In rows of a long, thinned run: from this row on, one in so many rows was written."""
 _COLUMNS = {"run", "step", "attempt", "abandoned", LOG_EVERY}
 
 
-def is_own(name: str) -> bool:
-    """Whether this name in a row belongs to the guard, so that no trainer may write it."""
+def is_guard_tag(name: str) -> bool:
+    """Return whether this name in a row belongs to the guard, so that no trainer may write it."""
     return name in TAGS or name in _COLUMNS or name.partition("/")[0] in _FAMILIES
 
 
 def why_not_logged(name: object) -> str:
-    """Why no number of a trainer's own has this name, in words; empty where one may."""
+    """Return in words why no number of a trainer may have this name; empty if it may."""
     if not (isinstance(name, str) and name.isprintable() and name):
         return "it is empty, or no text"
-    return "the guard writes it itself" if is_own(name) else ""
+    return "the guard writes it itself" if is_guard_tag(name) else ""
 
 
 def weight_tag(name: str, beta_star: float) -> str:
-    """A weight number's tag: under ``ref/`` at β* = 0, where the weights are uniform."""
+    """Return a weight number's tag: under ``ref/`` at β* = 0, where the weights are uniform."""
     return REFERENCE + name if beta_star == 0 else name

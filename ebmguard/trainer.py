@@ -1,4 +1,4 @@
-"""What a trainer has told the guard about the rest of itself."""
+"""The parts and settings of a trainer that the guard knows."""
 
 from __future__ import annotations
 
@@ -19,25 +19,14 @@ from torch.optim import Optimizer
 from .errors import ConfigError, SamplerError
 
 __all__ = [
-    "TYPED_IN",
-    "Several",
-    "Told",
-    "Trainer",
-    "check_takes",
-    "find_energy",
-    "finite_number",
-    "found_lazy",
-    "implied_scale",
-    "inner_optimizer",
-    "is_function",
-    "leaves",
-    "parts_of",
-    "refuse_deferred",
+    *("TYPED_IN", "Combined", "Trainer", "TrainerParts", "check_takes", "find_energy"),
+    *("finite_number", "implied_scale", "inner_optimizer", "is_function", "lazy_result_problem"),
+    *("leaves", "optimizers_of", "refuse_deferred"),
 ]
 
 
-class Told(TypedDict, total=False):
-    """What a guard may be told of the trainer: keywords of ``guard`` and of ``attach``."""
+class TrainerParts(TypedDict, total=False):
+    """The parts of a trainer that are keywords of ``guard`` and of ``attach``."""
 
     model: nn.Module | None
     energy: str | None
@@ -54,7 +43,7 @@ class Told(TypedDict, total=False):
     steps_argument: str | None
 
 
-# Keywords that there were, and what to write instead.
+# Keywords of earlier versions, and what to write instead.
 _REMOVED = {
     "adapt": 'Leave it out: substeps="auto" takes finer steps where the chains need them',
     "beta_stars": "Average the losses of several exponents yourself, each that of "
@@ -67,11 +56,11 @@ _REMOVED = {
 
 @dataclass(frozen=True)
 class Trainer:
-    """The parts and settings of :class:`Told`; None is what the guard was not told."""
+    """The parts and settings of :class:`TrainerParts`; None if the guard does not know one."""
 
     model: nn.Module | None = None
     energy: str = "forward"
-    optimizer: Any = None  # several are Several
+    optimizer: Any = None  # several are Combined
     scheduler: Any = None
     scaler: torch.amp.GradScaler | None = None
     ema: Any = None
@@ -83,20 +72,20 @@ class Trainer:
     sgld_steps: int | None = None
     steps_argument: str | None = None
 
-    def extended(self, **given: Any) -> Trainer:
-        """This with the fields that are given now; None leaves one as it was.
+    def extended(self, **parts: Any) -> Trainer:
+        """Return a copy with these parts; None leaves a part as it was.
 
         Raises:
-            TypeError: a keyword that there is not.
-            ConfigError: values that cannot be meant, alone or together.
+            TypeError: an unknown keyword.
+            ConfigError: values that are wrong, alone or together.
         """
-        for name in [name for name in given if name not in Told.__annotations__]:
+        for name in [name for name in parts if name not in TrainerParts.__annotations__]:
             if name in _REMOVED:
                 raise TypeError(f"{name}= is gone. {_REMOVED[name]}.")
-            close = difflib.get_close_matches(name, Told.__annotations__, 1)
+            close = difflib.get_close_matches(name, TrainerParts.__annotations__, 1)
             hint = f"; did you mean {close[0]}=?" if close else ""
             raise TypeError(f"unexpected keyword argument {name!r}{hint}")
-        new = {name: _checked(name, x) for name, x in given.items() if x is not None}
+        new = {name: _checked(name, x) for name, x in parts.items() if x is not None}
         result = replace(self, **new)
         model, optimizer = result.model, result.optimizer
         if result.steps_argument is not None and result.sgld_steps is None:
@@ -123,7 +112,7 @@ class Trainer:
 
     @property
     def steps(self) -> dict[str, float] | None:
-        """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
+        """The sampler's ``step_size`` and ``noise_std``; None if one is unknown."""
         if self.step_size is None or self.noise_std is None:
             return None
         return {"step_size": self.step_size, "noise_std": self.noise_std}
@@ -134,55 +123,55 @@ TYPED_IN = 0.02
 
 
 def implied_scale(step_size: float, noise_std: float) -> float:
-    """o of x += step_size * df/dx + noise_std * randn; infinite without noise."""
+    """Return o of x += step_size * df/dx + noise_std * randn; infinite without noise."""
     return 2 * step_size / noise_std**2 if noise_std**2 else math.inf
 
 
 @dataclass(frozen=True)
-class Several:
-    """Optimizers of one model, or their schedulers, as one that has all their groups."""
+class Combined:
+    """Optimizers of one model, or their schedulers, as one object with the groups of all."""
 
     parts: tuple[Any, ...]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Of all optimizers, in turn."""
-        return [group for each in self.parts for group in each.param_groups]
+        """The groups of all optimizers, in turn."""
+        return [group for optimizer in self.parts for group in optimizer.param_groups]
 
     def state_dict(self) -> list[Any]:
-        """One each."""
-        return [each.state_dict() for each in self.parts]
+        """Return the states of all parts."""
+        return [part.state_dict() for part in self.parts]
 
     def load_state_dict(self, states: Sequence[Any]) -> None:
         """Load what :meth:`state_dict` returned."""
-        for each, state in zip(self.parts, states, strict=True):
-            each.load_state_dict(state)
+        for part, state in zip(self.parts, states, strict=True):
+            part.load_state_dict(state)
 
 
-def parts_of(part: Any) -> tuple[Any, ...]:
-    """The optimizers behind one that was attached, or behind several."""
-    return part.parts if isinstance(part, Several) else (part,)
+def optimizers_of(attached: Any) -> tuple[Any, ...]:
+    """Return the optimizers that were attached as one or as several."""
+    return attached.parts if isinstance(attached, Combined) else (attached,)
 
 
 def inner_optimizer(wrapper: object) -> str:
-    """Name of the optimizer inside a wrapper, whose ``step`` can be followed; empty without one."""
+    """Return the attribute that holds the optimizer inside a wrapper; empty without one."""
     inner = (name for name, x in getattr(wrapper, "__dict__", {}).items() if _has_hooks(x))
     return next(inner, "")
 
 
 def find_energy(model: nn.Module, energy: str) -> Callable[..., Any]:
-    """What is called for energies: the model itself, or its method, else a ``ConfigError``."""
+    """Return the function of the energies: the model, or its method, else a ``ConfigError``."""
     if energy == "forward":
-        return model  # whose hooks run
-    found: Callable[..., Any] | None = getattr(model, energy, None)
-    if callable(found):
-        return found
-    own = type(model).__name__
-    raise ConfigError(f"energy={energy!r} names the method, but {own} has none of that name.")
+        return model  # as a call, so that its hooks run
+    method: Callable[..., Any] | None = getattr(model, energy, None)
+    if callable(method):
+        return method
+    kind = type(model).__name__
+    raise ConfigError(f"energy={energy!r} names the method, but {kind} has none of that name.")
 
 
 def is_function(sampler: object) -> bool:
-    """Whether a sampler is a function, not an object with methods."""
+    """Return whether a sampler is a function, not an object with methods."""
     return inspect.isroutine(sampler) or isinstance(sampler, functools.partial)
 
 
@@ -214,8 +203,8 @@ def refuse_deferred(call: object) -> None:
         raise SamplerError(f"The sampler is a generator or coroutine: {_DEFERRED}")
 
 
-def found_lazy(result: object) -> str:
-    """What is said of a sampler's result that is still to be computed; empty if it is there."""
+def lazy_result_problem(result: object) -> str:
+    """Return what is wrong with a sampler's result that is not computed yet; empty if it is."""
     parts = [*leaves(result)]
     lazy = [type(part).__name__ for part in parts if _is_lazy(part)]
     if not lazy or any(hasattr(part, "shape") for part in parts):
@@ -227,15 +216,15 @@ _DEFERRED = (
     "its steps would run after the call has returned, on the untempered energy. Return the samples "
     "(a list of them: list(...)), or use g.temper(f(x)) inside."
 )
-# Iterators over what is there.
-_THERE: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
-_AT_HAND = tuple(type(iter(x)) for x in _THERE)
+# Iterators over items that are computed already.
+_CONTAINERS: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
+_EAGER = tuple(type(iter(x)) for x in _CONTAINERS)
 
 
 def leaves(x: object) -> Iterator[object]:
-    """What a sampler has returned, alone or in tuples, lists and dicts."""
+    """Yield what a sampler has returned, alone or in tuples, lists and dicts."""
     inner = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else None
-    yield from [x] if inner is None else (each for part in inner for each in leaves(part))
+    yield from [x] if inner is None else (leaf for part in inner for leaf in leaves(part))
 
 
 def _is_lazy(x: object) -> bool:
@@ -243,12 +232,12 @@ def _is_lazy(x: object) -> bool:
     if callable(getattr(x, "add_done_callback", None)):
         return not future.done()
     if isinstance(x, Iterator):
-        return not isinstance(x, _AT_HAND)
+        return not isinstance(x, _EAGER)
     return is_function(x) or isinstance(x, AsyncIterator) or inspect.isawaitable(x)
 
 
 def finite_number(name: str, value: object) -> float:
-    """A finite number; of anything else a ``ConfigError`` that names the argument."""
+    """Return the value as a finite number, or raise a ``ConfigError`` that names the argument."""
     if not _is_number(value):
         raise ConfigError(f"{name}={value!r} is {_kind(value)}; expected a number.")
     try:
@@ -261,26 +250,26 @@ def finite_number(name: str, value: object) -> float:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value of a field as it is kept."""
+    """Return the value of a field as it is kept."""
     is_list = name in ("optimizer", "scheduler") and isinstance(value, list | tuple)
     if is_list and value and not _is_stateful(value):
-        parts = tuple(_checked(name, each) for each in value)
-        return Several(parts) if parts[1:] else parts[0]
-    found = f"{name}= is {_kind(value)}"
+        parts = tuple(_checked(name, part) for part in value)
+        return Combined(parts) if parts[1:] else parts[0]
+    problem = f"{name}= is {_kind(value)}"
     if name in ("step_size", "noise_std"):
         value = finite_number(name, value)
-        found = f"{name}={value:g}"
+        problem = f"{name}={value:g}"
     elif name in ("sgld_steps", "clamp"):
-        found = f"{name}={value!r}"
+        problem = f"{name}={value!r}"
     is_right, wanted = _EXPECTED[name]
     if not is_right(value):
         if name == "optimizer" and (inner := inner_optimizer(value)):
             wanted += f". Pass the one that it wraps, its `{inner}`: optimizer=wrapper.{inner}"
-        raise ConfigError(f"{found}; expected {wanted}.")
+        raise ConfigError(f"{problem}; expected {wanted}.")
     if name == "generators":
-        for each in value:
-            if not isinstance(each, torch.Generator):
-                raise ConfigError(f"{name}= holds {_kind(each)}; expected torch.Generators.")
+        for generator in value:
+            if not isinstance(generator, torch.Generator):
+                raise ConfigError(f"{name}= holds {_kind(generator)}; expected torch.Generators.")
     if name == "clamp":
         return float(value[0]), float(value[1])
     return {"sgld_steps": int, "generators": tuple}.get(name, lambda x: x)(value)
@@ -307,8 +296,8 @@ def _is_stateful(part: object) -> bool:
 
 
 def _has_hooks(part: object) -> bool:
-    made = (hasattr(part, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
-    return isinstance(part, Optimizer) and all(made)
+    hooks = (hasattr(part, f"_optimizer_step_{when}_hooks") for when in ("pre", "post"))
+    return isinstance(part, Optimizer) and all(hooks)
 
 
 def _is_buffer(part: object) -> bool:

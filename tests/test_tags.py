@@ -19,7 +19,7 @@ from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
-from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_own
+from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_guard_tag
 from tests.parts import Energy, Memory
 
 ROOT = Path(__file__).parents[1]
@@ -108,18 +108,18 @@ def test_every_number_of_a_row_has_its_line() -> None:
 
 
 def test_every_number_of_a_row_is_the_guards_own() -> None:
-    assert {name for name in written() if not is_own(name)} == set()
+    assert {name for name in written() if not is_guard_tag(name)} == set()
     histograms = {f"{name}/{part}" for name in HISTOGRAMS for part in ("", "q99")}
     later = {"buffer/mine", "ref/new", "optim"}
     elsewhere = {"guard/x", "_alerts/ERROR_x", "step", "run", "attempt", "abandoned"}
-    assert all(map(is_own, histograms | later | elsewhere))
+    assert all(map(is_guard_tag, histograms | later | elsewhere))
 
 
 @pytest.mark.parametrize(
     "name", ["accuracy", "loss/classification", "Loss", "guarded", "ess2", "f_positive", "lr", "β"]
 )
 def test_other_names_are_a_trainers(name: str) -> None:
-    assert not is_own(name)
+    assert not is_guard_tag(name)
 
 
 def test_every_line_is_of_a_number_that_is_written() -> None:

@@ -27,7 +27,7 @@ from ebmguard.adapters.webhook import WebhookSink
 from ebmguard.diagnostics import buffer_diagnostics
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import Guard, guard
-from ebmguard.trainer import Told
+from ebmguard.trainer import TrainerParts
 from tests.parts import Energy, climb
 
 ROOMS = (alerts, check, objective, recovery, samplers, sinks)
@@ -42,7 +42,7 @@ NOT_CALLED = {
         "Course",
         "Verdict",
         "SelfCheck",
-        "of_unknown",
+        "unknown_problems",
         "Bands",
         "error_for",
     ),
@@ -50,7 +50,7 @@ NOT_CALLED = {
         "Problem",
         "Setup",
         "find_problems",
-        "in_order",
+        "by_severity",
         "Exponent",
         "Terms",
         "usable",
@@ -166,7 +166,7 @@ def test_wrong_values_end_in_a_typed_error_or_an_answer(name, tmp_path, monkeypa
     right = {key: value for key, value in right.items() if value is not ...}
     call(**right)
     untyped = []
-    told = Told.__annotations__ if name in ("guard", "Guard.attach") else {}
+    told = TrainerParts.__annotations__ if name in ("guard", "Guard.attach") else {}
     for argument in {**inspect.signature(call).parameters, **told}.keys() - {"told"}:
         call, right = calls()[name]
         given = {key: value for key, value in right.items() if value is not ...}

@@ -53,9 +53,12 @@ class Alert:
     @property
     def message(self) -> str:
         """The alert in words."""
-        past = f" over the last {self.window} steps" if self.window else ""
+        limit = f"limit {self.limit:.4g}"
+        limit += f" over the last {self.window} steps" if self.window else ""
+        if self.window and not self.limit:  # another number is beyond their common limit already
+            limit = f"out of range, judged by the last {self.window} steps"
         where = f"step {self.step}" + ("" if self.member is None else f", member {self.member}")
-        what = f"{self.tag} = {self.value:.4g} (limit {self.limit:.4g}{past})."
+        what = f"{self.tag} = {self.value:.4g} ({limit})."
         if self.follows is not None:
             what += f" Follows {self.follows}."
         elif self.remedies:

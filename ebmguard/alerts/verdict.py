@@ -125,6 +125,11 @@ class Course(Memory):
         self.is_ended = False
         return is_new
 
+    @property
+    def lost_since(self) -> int | None:
+        """The step at which the present ERROR began; None without one."""
+        return self.since if self.level == Level.ERROR else None
+
     def rolled_back(self, count: int, step: int, rule: str) -> None:
         """A rollback, the count-th, has taken an ERROR back, to the state before a step."""
         self.__init__(rollbacks=count, restored=step, left_rule=rule)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Every problem that can be seen before step 0 or after it, each with its fix: ``g.check()``."""
+"""All problems that can be seen before step 0 or after it, with their fixes: ``g.check()``."""
 
 from __future__ import annotations
 
@@ -15,20 +15,27 @@ from ..tags import (
     SHARPNESS,
     TAGS,
 )
-from .problem import CHAINS, Problem, Setup, in_order, info, show, warn
+from .problem import CHAINS, Problem, Setup, by_severity, info, show, warn
 
-__all__ = ["OF_GRADIENT", "Problem", "SelfCheck", "Setup", "find_problems", "of_unknown", "show"]
+__all__ = [
+    "NEED_GRADIENT",
+    "Problem",
+    "SelfCheck",
+    "Setup",
+    "find_problems",
+    "show",
+    "unknown_problems",
+]
 
 _log = logging.getLogger("ebmguard")
 
-# Rows after which it looks: the first; when chains and samples have come twice; after a slow tier.
+# Rows after which the guard checks itself: one; two of all chains; one of the slow tier.
 _FIRST, _TWICE, _SLOW = 1, 3, 52
-# What makes numbers NaN for one step.
+# Diagnostics of a step that makes numbers NaN for once.
 _BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_SKIPPED)
 _EVALUATIONS = "sampler/evaluations"
-# Numbers that need the gradient of a sampler step.
-OF_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
-OF_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
+NEED_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
+NEED_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
 """Diagnostics for which the gradients of the sampler's energies must be seen."""
 _HIDDEN = (
     "the sampler's gradients are taken in torch.func (grad, vmap), batched, of sparse or nested "
@@ -59,30 +66,30 @@ _UNKNOWABLE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeE
 
 
 def find_problems(setup: Setup) -> list[Problem]:
-    """Every problem of a trainer, the worst first.
+    """Return every problem of a trainer, the worst first.
 
     While a run goes on, problems that only a trial could show are left out. At β* = 0 only
     rollbacks and diagnostics can have problems, since the guard changes nothing else.
     """
-    # Here, because they need torch, which readers of a run's problems do without.
+    # They are imported here because they need torch, and readers of run folders do not.
     from . import network, training
 
     changes_nothing = setup.is_running and not any(setup.beta_star)
     checks = () if changes_nothing else (*network.CHECKS, *training.CHECKS)
-    found: list[Problem] = []
-    for check in (*checks, training.of_rollback):
+    problems: list[Problem] = []
+    for check in (*checks, training.check_rollback):
         try:
-            found += check(setup)
+            problems += check(setup)
         except _UNKNOWABLE:
             if not setup.is_running:
                 raise
     if setup.is_stuck:
-        found.append(warn("stuck", SHARPNESS, *_STUCK))
-    return in_order([*found, *of_unknown(setup.unknown)])
+        problems.append(warn("stuck", SHARPNESS, *_STUCK))
+    return by_severity([*problems, *unknown_problems(setup.unknown)])
 
 
 class SelfCheck:
-    """Logs each WARN or ERROR of the guard's own check once, in the first few steps.
+    """Logs every WARN or ERROR of the guard's check once, in the first few steps.
 
     Attributes:
         unknown: diagnostics that were NaN in every row so far.
@@ -94,10 +101,10 @@ class SelfCheck:
         self._flat = 0
         self._rows = 0
         self._nan, self._known = set[str](), set[str]()
-        self._said = set[str]()
+        self._logged = set[str]()
 
     def is_due(self, row: Mapping[str, float]) -> bool:
-        """Take the row of a step that is over; say whether to look now."""
+        """Take the row of a step that is over; return whether to check now."""
         if self._rows >= _SLOW or any(row.get(tag) for tag in _BROKEN):
             return False
         self._rows += 1
@@ -106,31 +113,32 @@ class SelfCheck:
         self._known |= row.keys() - nan
         self._flat += row.get(SHARPNESS) == 0
         self.is_stuck = self._flat == self._rows >= _TWICE
-        if self._rows >= _TWICE:  # what an optimizer does is measured in the slow tier
+        if self._rows >= _TWICE:  # the optimizer is measured in the slow tier
             left = self._nan - self._known - {tag.removeprefix(REFERENCE) for tag in self._known}
             is_slow = self._rows >= _SLOW
-            self.unknown = frozenset(x for x in left if is_slow or x in OF_GRADIENT)
+            self.unknown = frozenset(x for x in left if is_slow or x in NEED_GRADIENT)
         return self._rows in (_FIRST, _TWICE, _SLOW)
 
     def say(self, problems: Iterable[Problem]) -> None:
-        """Log what has not been logged yet, one line for each."""
-        for each in problems:
-            is_early = self._rows < _TWICE and each.where == CHAINS
-            if each.severity > Level.INFO and not is_early and each.message not in self._said:
-                self._said.add(each.message)
-                _log.warning("g.check(): %s", each.message)
+        """Log the problems that have not been logged yet, one line a problem."""
+        for problem in problems:
+            is_early = self._rows < _TWICE and problem.where == CHAINS
+            is_new = problem.message not in self._logged
+            if problem.severity > Level.INFO and not is_early and is_new:
+                self._logged.add(problem.message)
+                _log.warning("g.check(): %s", problem.message)
 
 
-def of_unknown(tags: Iterable[str]) -> Iterator[Problem]:
-    """What each diagnostic is missing for that was NaN in every row."""
+def unknown_problems(tags: Iterable[str]) -> Iterator[Problem]:
+    """Yield a problem, with its cause, for every diagnostic that was NaN in all rows."""
     left = {*tags}
     if SAMPLER_GRAD_NORM in left:
         why, fix = _UNSEEN if _EVALUATIONS in left else _HIDDEN
-        names = ", ".join(tag for tag in TAGS if tag in left & OF_GRADIENT)
+        names = ", ".join(tag for tag in TAGS if tag in left & NEED_GRADIENT)
         what = f"NaN in every row ({names}), and with it the first sign of a blow-up: {why}."
         yield warn("unknown", SAMPLER_GRAD_NORM, what, fix)
-        left -= OF_GRADIENT
+        left -= NEED_GRADIENT
     for tag in sorted(left):
         known = TAGS.get(tag.removeprefix(REFERENCE))
-        why = _REASONS.get(tag) or (f"it is {known.definition}" if known else "of its own making")
+        why = _REASONS.get(tag) or (f"it is {known.definition}" if known else "a trainer's number")
         yield info("unknown", tag, f"NaN in every row: {why}.", "nothing, if that is meant.")

@@ -1,4 +1,4 @@
-"""The energy module: what it is made of, and what it returns for a batch, tried without a trace."""
+"""Checks of the energy module: its layers, its parameters, and its output for a batch."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 
 from ..alerts import Level
 from ..trainer import find_energy
-from .problem import Problem, Setup, info, some, warn
+from .problem import Problem, Setup, brief, info, warn
 
 __all__ = ["CHECKS"]
 
-# What a model may raise at a batch that it was not made for.
+# The errors of a model whose batch does not fit.
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError, NotImplementedError)
-# Of the gradient of an energy with respect to another sample than its own.
+# The largest gradient of an energy with respect to other samples, relative to its sample's.
 _ROUNDING = 1e-4
 _DEGENERATE = 0.1
 
@@ -36,8 +36,8 @@ def _error(name: str, what: str, fix: str, level: Level = Level.ERROR) -> Proble
 _warn, _info = partial(_error, level=Level.WARN), partial(_error, level=Level.INFO)
 
 
-def _of_layers(setup: Setup) -> Iterator[Problem]:
-    """Layers that make f(x) depend on more than x."""
+def _check_layers(setup: Setup) -> Iterator[Problem]:
+    """Yield layers that make f(x) depend on more than x."""
     model = setup.trainer.model
     if model is None:
         if setup.has_sampler:
@@ -45,13 +45,13 @@ def _of_layers(setup: Setup) -> Iterator[Problem]:
             fix = "g.attach(model=f), where f is the module that the sampler calls."
             yield info("model_unknown", "g.attach", f"{what}checked.", fix)
         return
-    norms = _found(model, _BatchNorm, lambda layer: layer.training or layer.running_mean is None)
-    drops = _found(model, _DropoutNd, lambda layer: layer.training and layer.p > 0)
+    norms = _layers(model, _BatchNorm, lambda layer: layer.training or layer.running_mean is None)
+    drops = _layers(model, _DropoutNd, lambda layer: layer.training and layer.p > 0)
     if norms:
         what = f"Batch normalisation in train mode ({norms}): f(x) depends on the rest of its "
         what += "batch, and the gap between data and negatives is not one of energies."
         fix = "no normalisation, as JEM, or GroupNorm or LayerNorm"
-        if _found(
+        if _layers(
             model, _BatchNorm, lambda layer: layer.training and layer.running_mean is not None
         ):
             what += " Negatives, and every step of the sampler, move its running statistics, which "
@@ -62,21 +62,21 @@ def _of_layers(setup: Setup) -> Iterator[Problem]:
     if drops:
         what = f"Dropout in train mode ({drops}): every call draws another energy function."
         yield _warn("dropout", what, "p=0 in the energy, or eval mode for energies.")
-    moody = _found(model, (_BatchNorm, _DropoutNd), lambda _: not model.training)
-    if moody:
-        what = f"In eval mode, with layers that care ({moody}): right for energies, not for a "
+    modal = _layers(model, (_BatchNorm, _DropoutNd), lambda _: not model.training)
+    if modal:
+        what = f"In eval mode, with layers that care ({modal}): right for energies, not for a "
         what += "classifier trained beside them."
         fix = "f.train() before the loop, if eval mode was left over from an evaluation."
         yield _info("eval_mode", what, fix)
 
 
-def _found(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
+def _layers(model: nn.Module, kinds: Any, has: Callable[[Any], bool]) -> str:
     layers = [x for x in model.named_modules() if isinstance(x[1], kinds) and has(x[1])]
-    return some(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
+    return brief(f"{type(layer).__name__} {name}".strip() for name, layer in layers)
 
 
-def _of_parameters(setup: Setup) -> Iterator[Problem]:
-    """Parameters that do not train, or not well."""
+def _check_parameters(setup: Setup) -> Iterator[Problem]:
+    """Yield parameters that do not train, or not well."""
     model = setup.trainer.model
     if model is None:
         return
@@ -87,33 +87,33 @@ def _of_parameters(setup: Setup) -> Iterator[Problem]:
         fix = "f.requires_grad_(True); a sampler may have switched it off and not on again."
         yield _error("frozen", what, fix)
     elif frozen:
-        what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({some(frozen)})."
+        what = f"{len(frozen)} of {len(parameters)} parameters are frozen ({brief(frozen)})."
         yield _info("frozen", what, "nothing, if that is meant; else f.requires_grad_(True).")
     reads = {} if setup.is_running else parameters
     broken = [name for name, p in reads.items() if not torch.isfinite(p).all()]
     if broken:
-        what = f"{len(broken)} parameters hold NaN or infinity ({some(broken)})."
+        what = f"{len(broken)} parameters hold NaN or infinity ({brief(broken)})."
         fix = "another checkpoint; this one was written after the run was lost."
         yield _error("nonfinite_parameters", what, fix)
     half = [name for name, p in parameters.items() if p.dtype is torch.float16]
     if half:
-        what = f"{len(half)} are float16 ({some(half)}), in which gradients of samples vanish."
+        what = f"{len(half)} are float16 ({brief(half)}), in which gradients of samples vanish."
         yield _warn("float16", what, "float32 parameters, and autocast to bfloat16.")
-    spectral = some(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
+    spectral = brief(name for name, layer in model.named_modules() if _has_spectral_norm(layer))
     if spectral:
         what = f"Spectral normalisation ({spectral}): in train mode every call moves it a little."
         yield _info("spectral_norm", what, "nothing; snapshots and rollbacks hold its buffers.")
 
 
 def _has_spectral_norm(layer: nn.Module) -> bool:
-    """Of the old kind, a hook, or of the new one, a parametrization."""
+    """Return whether a layer has the norm as a hook, which is the old kind, or parametrized."""
     new: Any = layer.parametrizations if parametrize.is_parametrized(layer) else {}
     parts = [*layer._forward_pre_hooks.values(), *chain.from_iterable(new.values())]
     return any(isinstance(part, SpectralNorm | parametrizations._SpectralNorm) for part in parts)
 
 
-def _of_outputs(setup: Setup) -> Iterator[Problem]:
-    """Shape and type of the energies of ``setup.example``, and what they depend on."""
+def _check_outputs(setup: Setup) -> Iterator[Problem]:
+    """Check shape and type of the energies of ``setup.example``, and their dependences."""
     model, example = setup.trainer.model, setup.example
     if model is None or example is None:
         return
@@ -123,7 +123,7 @@ def _of_outputs(setup: Setup) -> Iterator[Problem]:
         fix = "pass a batch of two or more inputs, as the loss gets them."
         yield info("example", "g.check(example=)", what, fix)
         return
-    # Neither must a bare call disturb DDP's bookkeeping, nor a small batch compile anew.
+    # The bare model is called, so that DDP's counts stay and a small batch compiles nothing.
     model = getattr(model, "_orig_mod", model)
     model = model.module if isinstance(model, DistributedDataParallel) else model
     energy, x = find_energy(model, setup.trainer.energy), example.detach().clone().requires_grad_()
@@ -151,17 +151,17 @@ def _of_outputs(setup: Setup) -> Iterator[Problem]:
         return
     if slopes is not None:
         norms = slopes.cpu().double().flatten(1).norm(dim=1)
-        own, others = float(norms[0]), float(norms[1:].max())
-        if others > _ROUNDING * own:
+        self_norm, others = float(norms[0]), float(norms[1:].max())
+        if others > _ROUNDING * self_norm:
             what = f"An energy changes with the other samples of its batch (gradient {others:.2g} "
-            what += f"against {own:.2g} of its own): chains of one batch pull at each other."
+            what += f"against {self_norm:.2g} for its sample): chains of one batch affect others."
             fix = "remove what looks across the batch, such as batch norm in train mode."
             yield _warn("batch_dependence", what, fix)
     with _untouched(model), torch.no_grad():
-        said = _of_one(energy, x[:1], f.ndim)
-    if said:
+        problem = _single_sample_problem(energy, x[:1], f.ndim)
+    if problem:
         fix = "squeeze(-1), since squeeze() drops the batch too; or drop small last batches."
-        yield _info("single_sample", f"For a batch of one sample it {said}.", fix)
+        yield _info("single_sample", f"For a batch of one sample it {problem}.", fix)
 
 
 def _shape(f: object, n: int, models: int) -> Problem | None:
@@ -171,7 +171,7 @@ def _shape(f: object, n: int, models: int) -> Problem | None:
         return _error("not_a_tensor", what, fix)
     shape = tuple(f.shape)
     if not f.ndim or (not models and shape == (1,)):
-        what = f"It returns one number for {n} samples; the weights need the energy of each."
+        what = f"It returns one number for {n} samples; the weights need one energy per sample."
         return _error("mean", what, "return (B,) and take means after the loss, if anywhere.")
     if not f.is_floating_point():
         what = f"It returns {f.dtype}; energies are real numbers."
@@ -217,8 +217,8 @@ def _values(f: Tensor, slopes: Tensor | None, setup: Setup) -> Iterator[Problem]
             yield warn("weights_collapse", "beta_star", what, fix)
 
 
-def _of_one(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
-    """What goes wrong with a batch of one, in words; empty where nothing does."""
+def _single_sample_problem(energy: Callable[[Tensor], Any], one: Tensor, dims: int) -> str:
+    """Return in words what goes wrong with a batch of one; empty if nothing does."""
     try:
         f = energy(one)
     except _REFUSALS as refusal:
@@ -242,4 +242,4 @@ def _untouched(model: nn.Module) -> Iterator[None]:
                         value.copy_(buffers[name])
 
 
-CHECKS = (_of_layers, _of_parameters, _of_outputs)
+CHECKS = (_check_layers, _check_parameters, _check_outputs)

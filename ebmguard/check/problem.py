@@ -1,4 +1,4 @@
-"""What the checks look at, and what they find: a problem is data, and can be shown as text."""
+"""The input of the checks and their results: a problem is data, and can be shown as text."""
 
 from __future__ import annotations
 
@@ -19,20 +19,12 @@ if TYPE_CHECKING:
     from ..trainer import Trainer
 
 __all__ = [
-    "CHAINS",
-    "Problem",
-    "Setup",
-    "error",
-    "in_order",
-    "info",
-    "show",
-    "some",
-    "to_text",
-    "warn",
+    *("CHAINS", "Problem", "Setup", "brief", "by_severity", "error", "info", "show"),
+    *("to_text", "warn"),
 ]
 
 CHAINS = "the chains"
-"""Where a problem of chains is, which a few steps may show to be none."""
+"""The place of problems of chains, which a few steps may refute."""
 
 _SHOWN = 3
 _WIDTH = 100
@@ -45,17 +37,17 @@ _HEADS = {
 
 @dataclass(frozen=True)
 class Setup:
-    """What :func:`ebmguard.guard` was told; None stands for what it was not.
+    """The arguments of :func:`ebmguard.guard` and the state of the run; None is unknown.
 
     Attributes:
-        beta_star, factor: exponents of the first step, one for each member, and what multiplies
-            the energy during sampling.
+        beta_star, factor: exponents of the first step, one for every member, and factors on the
+            energy during sampling.
         tempers: whether the sampler's factor is known, or still to be measured.
-        measured: in words, what the sampler was found to be; empty before its first call.
+        measured: the measured kind of sampler, in words; empty before its first call.
         models: number of model dimensions of an ensemble.
-        not_followed: in words, what a rollback would change but cannot in this run.
-        chains: "kept" where a rollback takes those along that the loop feeds back, "copied" where
-            it cannot.
+        not_followed: the changes of rollbacks that this run cannot follow, in words.
+        chains: "kept" if a rollback puts back the chains that the loop feeds back, "copied" if it
+            cannot.
         unknown: diagnostics that were NaN in every row so far.
         is_stuck: whether all gradients of a sampler call were equal, in every row so far.
         is_running: whether steps go on: nothing is raised, and no tensor is read.
@@ -90,8 +82,8 @@ class Problem:
     severity: Level
     name: str  # of the check, for example ``"batch_norm"``
     where: str  # "the energy module", "train.py:120", a tag of a run
-    what: str  # is wrong, with the numbers at hand
-    fix: str  # in code where code does it
+    what: str  # the problem, with its numbers
+    fix: str  # in code if code does it
 
     @property
     def message(self) -> str:
@@ -102,20 +94,20 @@ class Problem:
 error, warn, info = (partial(Problem, level) for level in (Level.ERROR, Level.WARN, Level.INFO))
 
 
-def in_order(problems: Iterable[Problem]) -> list[Problem]:
-    """The worst first, else as they were found."""
+def by_severity(problems: Iterable[Problem]) -> list[Problem]:
+    """Sort problems, the worst first, else in the given order."""
     return sorted(problems, key=lambda problem: -problem.severity)
 
 
-def some(names: Iterable[str]) -> str:
-    """The first few names, and how many more there are."""
+def brief(names: Iterable[str]) -> str:
+    """Join the first few names, and the number of the others."""
     known = [name or "the module itself" for name in names]
     rest = f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else ""
     return ", ".join(known[:_SHOWN]) + rest
 
 
 def to_text(problems: Sequence[Problem]) -> str:
-    """The problems in groups, worst first."""
+    """Return the problems as text in groups, the worst first."""
     return "\n".join(line for line, _ in _lines(problems, _WIDTH))
 
 
@@ -140,13 +132,13 @@ def _lines(problems: Sequence[Problem], width: int) -> Iterator[tuple[str, str]]
     if not problems:
         yield "no problems found", "green"
     fold = partial(textwrap.wrap, width=width - 4, break_long_words=False, break_on_hyphens=False)
-    groups = groupby(in_order(problems), key=lambda problem: problem.severity)
+    groups = groupby(by_severity(problems), key=lambda problem: problem.severity)
     for i, (level, group) in enumerate(groups):
         if i:
             yield "", ""
-        found, (noun, colour) = list(group), _HEADS[level]
-        yield f"{len(found)} {noun}{'s' if len(found) > 1 else ''}", colour
-        for problem in found:
+        members, (noun, colour) = list(group), _HEADS[level]
+        yield f"{len(members)} {noun}{'s' if len(members) > 1 else ''}", colour
+        for problem in members:
             yield printable(f"  {problem.where}  {problem.name}"), "bold"
             yield from ((f"    {line}", "") for line in fold(printable(problem.what)))
             for line in fold(printable(f"fix: {problem.fix}"), subsequent_indent="     "):

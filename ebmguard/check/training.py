@@ -1,4 +1,4 @@
-"""β* and output scale, optimizer, chains; where rows go, and what an alert leads to."""
+"""Checks of β* and output scale, optimizer, chains, sinks, ranks and rollbacks."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from torch.optim import Adam
 
 from ..alerts import Level
-from ..trainer import TYPED_IN, implied_scale, parts_of
-from .problem import CHAINS, Problem, Setup, error, info, some, warn
+from ..trainer import TYPED_IN, implied_scale, optimizers_of
+from .problem import CHAINS, Problem, Setup, brief, error, info, warn
 
-__all__ = ["CHECKS", "of_rollback"]
+__all__ = ["CHECKS", "check_rollback"]
 
 _LITTLE = 0.05
-# Of the data: how far start points may miss its width, and exceed it ([-1, 1] is 2 of [0, 1]).
+# Shares of the data's width that start points may miss, and exceed ([-1, 1] is 2 of [0, 1]).
 _SLACK, _WIDE = 0.1, 1.8
 
 
-def _of_exponents(setup: Setup) -> Iterator[Problem]:
-    """The guard's numbers against the sampler's."""
+def _check_exponents(setup: Setup) -> Iterator[Problem]:
+    """Compare the guard's numbers with the sampler's."""
     steps, scale = setup.trainer.steps, setup.output_scale
     implied = steps and implied_scale(**steps)
     if steps and implied and scale and not math.isclose(implied, scale, rel_tol=TYPED_IN):
@@ -53,26 +53,26 @@ def _of_exponents(setup: Setup) -> Iterator[Problem]:
         yield warn("sampler_factor", "guard(beta_star=)", what, fix)
 
 
-def _of_training(setup: Setup) -> Iterator[Problem]:
-    """What the optimizer trains, and how."""
+def _check_training(setup: Setup) -> Iterator[Problem]:
+    """Check what the optimizer trains, and how."""
     optimizer = setup.trainer.optimizer
     if optimizer is None:
         what = "Without it a step ends at the next sampler call, and NaN gradients are not skipped."
         yield info("no_optimizer", "g.attach", what, "g.attach(optimizer=optim).")
     else:
         if missing := setup.trainer.untrained:
-            what = f"{len(missing)} parameters of the energy module are not its ({some(missing)})."
+            what = f"{len(missing)} parameters of the module do not train ({brief(missing)})."
             fix = "optimizer=[a, b], all that train it; p.requires_grad_(False) where none does."
             yield warn("not_trained", "the optimizer", what, fix)
-        for each in parts_of(optimizer):
-            groups = each.param_groups
+        for part in optimizers_of(optimizer):
+            groups = part.param_groups
             decay = max((group.get("weight_decay", 0) for group in groups), default=0)
             if not decay:
                 continue
             what = f"weight_decay={decay:g}: where GradScale is small, the decay is what is left "
             what += "of the gradient"
             decoupled = all(group.get("decoupled_weight_decay") for group in groups)
-            if isinstance(each, Adam) and not decoupled:
+            if isinstance(part, Adam) and not decoupled:
                 what += ", and Adam brings it to the size of a full step."
                 fix = "weight_decay=0, as JEM, or AdamW, which keeps the decay apart."
                 yield warn("weight_decay", "the optimizer", what, fix)
@@ -89,8 +89,8 @@ def _of_training(setup: Setup) -> Iterator[Problem]:
         yield warn("no_scaler", "g.attach", what, fix)
 
 
-def _of_chains(setup: Setup) -> Iterator[Problem]:
-    """Clamp and replay buffer against the range of the example."""
+def _check_chains(setup: Setup) -> Iterator[Problem]:
+    """Compare clamp and replay buffer with the range of the example."""
     example, clamp, buffer = setup.example, setup.trainer.clamp, setup.trainer.buffer
     data = None
     if example is not None and example.is_floating_point() and example.numel():
@@ -136,8 +136,8 @@ def _misses(bounds: tuple[float, float], data: tuple[float, float]) -> bool:
     return bounds[0] > data[0] + slack or bounds[1] < data[1] - slack
 
 
-def _of_actions(setup: Setup) -> Iterator[Problem]:
-    """Sinks and ranks."""
+def _check_actions(setup: Setup) -> Iterator[Problem]:
+    """Check sinks and ranks."""
     if not setup.has_sinks:
         what = "Rows of diagnostics are written nowhere; alerts go to the log alone."
         yield info("no_sinks", "guard(log_dir=)", what, 'log_dir="runs/1", or sinks=[...].')
@@ -145,19 +145,19 @@ def _of_actions(setup: Setup) -> Iterator[Problem]:
     on_gpu = model is not None and any(p.is_cuda for p in model.parameters())
     if setup.judge_in_loss and on_gpu:
         what = "judge_in_loss=True makes the host wait for the GPU once per step."
-        fix = "judge_in_loss=False, unless an ERROR must act in its own step."
+        fix = "judge_in_loss=False, unless an ERROR must act in the same step."
         yield info("judge_in_loss", "guard(judge_in_loss=)", what, fix)
     if setup.misses_ranks:
-        what = "Several ranks train, but each weighs its own samples alone."
+        what = "Several ranks train, but every rank weighs only its samples."
         fix = "process_group=torch.distributed.group.WORLD."
         yield warn("ranks", "guard(process_group=)", what, fix)
 
 
-CHECKS = (_of_exponents, _of_training, _of_chains, _of_actions)
+CHECKS = (_check_exponents, _check_training, _check_chains, _check_actions)
 
 
-def of_rollback(setup: Setup) -> Iterator[Problem]:
-    """What an alert leads to: what a rollback does not take back, and changes that it cannot do."""
+def check_rollback(setup: Setup) -> Iterator[Problem]:
+    """Yield the parts that a rollback does not restore, and changes that it cannot make."""
     is_asked, name, model = setup.action == "rollback", "rollback_incomplete", setup.trainer.model
     if not is_asked and (setup.action != "auto" or setup.chains != "copied"):
         return

@@ -1,4 +1,4 @@
-"""What a rollback changes in place: random numbers and the learning rate."""
+"""The parts of a run that a rollback changes in place: random numbers, learning rate."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["LearningRate", "random_state", "reseed", "restore_random_state"]
 
 
 def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
-    """Of PyTorch's global generators, of Python's and NumPy's, and of those given."""
+    """Return the states of PyTorch's global generators, Python's, NumPy's, and of these."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     state: dict[str, Any] = {
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if on_gpu else [],
         "python": random.getstate(),
-        "own": [each.get_state() for each in generators],
+        "own": [generator.get_state() for generator in generators],
     }
     if numpy := sys.modules.get("numpy"):
         name, keys, *rest = numpy.random.get_state()
@@ -32,23 +32,25 @@ def random_state(generators: Sequence[torch.Generator]) -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any], generators: Sequence[torch.Generator]) -> None:
     """Restore what :func:`random_state` returned for the same generators."""
     torch.set_rng_state(state["cpu"])
-    for device, each in enumerate(state["cuda"]):
-        torch.cuda.set_rng_state(each, device)
+    for device, generator_state in enumerate(state["cuda"]):
+        torch.cuda.set_rng_state(generator_state, device)
     random.setstate(state["python"])
-    for generator, own in zip(generators, state["own"], strict=True):
-        generator.set_state(own)
+    for generator, generator_state in zip(generators, state["own"], strict=True):
+        generator.set_state(generator_state)
     if "numpy" in state and (numpy := sys.modules.get("numpy")):
         numpy.random.set_state(tuple(state["numpy"]))
 
 
 def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
-    """Seed every generator from its state and the attempt, so that ranks stay equal or different;
-    say how many."""
+    """Seed every generator from its state and the attempt; return the number of generators.
+
+    Ranks whose states were equal stay equal, and others stay different.
+    """
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.default_generators if on_gpu else ()
     shared = torch.default_generator, *gpus
-    numbered = [*((each, 0) for each in shared), *((x, i) for i, x in enumerate(generators, 1))]
-    # All first, since the global one is given to the GPUs too; each rank may use another of these.
+    numbered = [*((x, 0) for x in shared), *((x, i) for i, x in enumerate(generators, 1))]
+    # All first: the global seed is given to the GPUs too, of which every rank may use another.
     seeds = [_seed(bytes(x.get_state().tolist()), f"{attempt} {i}") for x, i in numbered]
     torch.manual_seed(seeds[0])
     for (generator, _), seed in zip(numbered, seeds, strict=True):
@@ -59,8 +61,8 @@ def reseed(attempt: int, generators: Sequence[torch.Generator]) -> int:
     return 2 + len(generators) + bool(numpy)
 
 
-def _seed(state: bytes, of: str) -> int:
-    digest = hashlib.blake2b(state + of.encode(), digest_size=8).digest()
+def _seed(state: bytes, salt: str) -> int:
+    digest = hashlib.blake2b(state + salt.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # the sign of PyTorch's seeds
 
 
@@ -69,20 +71,20 @@ class LearningRate:
 
     def __init__(self) -> None:
         self.factor = 1.0
-        # Groups whose rate is scaled now, with the trainer's own and the one in its place.
+        # Groups whose rate is scaled now, with the trainer's rate and the one in its place.
         self._scaled: list[tuple[dict[str, Any], Any, Any]] = []
 
     def scale(self, optimizer: Optimizer) -> None:
-        """A step of this optimizer begins."""
+        """Scale the rates as a step of this optimizer begins."""
         self.restore()  # a step that raised has left it scaled
         for group in optimizer.param_groups if self.factor != 1 else ():
-            if (own := group.get("lr")) is not None:  # some optimizers set their own
-                self._scaled.append((group, own, own * self.factor))
+            if (rate := group.get("lr")) is not None:  # some optimizers set their rate
+                self._scaled.append((group, rate, rate * self.factor))
                 group["lr"] = self._scaled[-1][2]
 
     def restore(self) -> None:
-        """The step is over."""
-        for group, own, scaled in self._scaled:
+        """Put the trainer's rates back when the step is over."""
+        for group, rate, scaled in self._scaled:
             if group["lr"] is scaled:  # else the trainer has set another one meanwhile
-                group["lr"] = own
+                group["lr"] = rate
         self._scaled.clear()

@@ -24,7 +24,7 @@ class Change:
             half of the output scale; None leaves it.
         sgld_steps, lr: factors on the number of SGLD steps, and on the learning rate.
         beta_factor: factor on β*, before ``beta_star`` raises it.
-        substeps: factor on the finer steps of each of the sampler's, which are 16 at most.
+        substeps: factor on the finer steps of an SGLD step, which are 16 at most.
     """
 
     beta_star: float | None = None
@@ -52,9 +52,9 @@ BY_CAUSE = {
     Remedy.MORE_STEPS: Change(sgld_steps=2.0),
     Remedy.FEWER_STEPS: Change(sgld_steps=0.5),
 }
-"""What a rollback changes for a remedy of the alert."""
+"""The change that a rollback makes for a remedy of the alert."""
 FALLBACK = (Remedy.SUBSTEPS, Remedy.LOWER_LR, Remedy.RAISE_BETA, Remedy.MORE_STEPS)
-"""What is tried, in this order, after the remedies of the alert."""
+"""The remedies that are tried, in this order, after those of the alert."""
 
 
 @typed
@@ -101,16 +101,16 @@ class Recovery:
                 raise ConfigError(f"Recovery: {name}={value!r}; expected {least} or more.")
 
     def not_followed(self, now: Situation) -> Iterator[str]:
-        """In words, what of its changes a run cannot follow."""
+        """Yield, in words, the changes that a run cannot follow."""
         for change in self.ladder or [BY_CAUSE[remedy] for remedy in FALLBACK]:
             if change.beta_star is not None:
-                said = f"beta_star -> {change.beta_star:g}"
+                text = f"beta_star -> {change.beta_star:g}"
                 if math.isnan(now.beta_star):
-                    yield f"{said} (it is no single number)"
+                    yield f"{text} (it is no single number)"
                 elif now.beta_star * change.beta_star < 0:
-                    yield f"{said} (never over to the other side of 0)"
+                    yield f"{text} (never over to the other side of 0)"
                 elif change.beta_star > now.most:
-                    yield f"{said} (to {now.most:g} at most)"
+                    yield f"{text} (to {now.most:g} at most)"
             if change.substeps != 1 and now.most_substeps == now.substeps:
                 yield f"finer steps x {change.substeps} (there are as many as there can be)"
             if change.sgld_steps != 1 and now.sgld_steps is None:

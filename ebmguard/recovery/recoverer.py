@@ -19,8 +19,8 @@ from ..ranks import Ranks
 from ..sinks import Writer
 from ..tags import BETA_STAR, ENERGY_GAP, GRAD_SCALE
 from ..trainer import Trainer
-from .archive import Archive, unreadable
-from .chains import Chains
+from .archive import Archive, unloadable_part
+from .chain_tracker import ChainTracker
 from .changes import LearningRate, random_state, reseed
 from .policy import BY_CAUSE, FALLBACK, Change, Recovery, Rollback
 from .snapshots import (
@@ -33,32 +33,31 @@ from .snapshots import (
     copied,
     generators_of,
     restore,
-    restore_late,
+    restore_changed,
     structure_of,
 )
 
 __all__ = ["Recoverer"]
 
 _log = logging.getLogger("ebmguard")
-# Rules of a run that is being lost. What others tell of may last, and such a run needs snapshots.
+# The rules of a run that is being lost. Alerts of other rules may last: such a run needs snapshots.
 _UNSETTLING = ("nonfinite", "energy_blowup", "collapsed", "sampler_failing")
-# A snapshot is good from this median of GradScale on, over so many steps before it and over those
-# that certify it: that at which the rule ``sampler_failing`` is calm.
-_STEPS_BEFORE = 20
-_SETTLED = 0.2
-_OTHER = "Step %d: the %s changed. Snapshots of before do not fit any more; one of now is kept."
+# The median of GradScale over so many steps before a snapshot, and over those that certify it, must
+# be as high as where the rule ``sampler_failing`` is calm.
+_STEPS_BEFORE, _SETTLED = 20, 0.2
+_OTHER = "Step %d: the %s changed. Earlier snapshots do not fit any more; a new one is kept."
 _OTHER_NUMBERS = (
     "Step %d begins with other random numbers than it had (a new data loader, or draws after the "
     "optimizer's step): its batch may be another. From then on they are the same."
 )
-_BROKEN = 1e3  # times the run's own largest spread: out of all proportion
+_BROKEN = 1e3  # times the largest spread of the run: out of all proportion
 
 
 class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
-    A rollback is :meth:`restore`, then, once the caller has loaded its own part, :meth:`change`.
-    Each rank takes its own part back, and all decide the same.
+    A rollback is :meth:`restore`, then, once the caller has loaded the guard's state,
+    :meth:`change`. Every rank restores its part of the run, and all ranks decide the same.
 
     Attributes:
         effect: what rollbacks have changed in the run so far.
@@ -87,13 +86,13 @@ class Recoverer(Stateful):
         self._has_begun, self._ready = False, cast("Trainer | None", None)
         self._first: tuple[int, dict[str, Any]] | None = None  # the snapshot without its chains
         self._start: dict[str, Any] = {}  # random numbers before anything of the first step
-        self._structure: dict[str, Any] = {}  # which snapshots fit
-        self._at_begin: Callable[[dict[str, Any]], object] | None = None  # takes what is attached
+        self._structure: dict[str, Any] = {}  # of the trainer that the snapshots fit
+        self._at_begin: Callable[[dict[str, Any]], object] | None = None  # takes a capture
         self.rate = LearningRate()
-        self.chains = Chains()
+        self.chains = ChainTracker()
 
     def read(self, row: Mapping[str, float]) -> None:
-        """Take the row of a step that is over: whether negatives compete, and f tells apart."""
+        """Take GradScale and the spread of f from the row of a step that is over."""
         value = row.get(GRAD_SCALE, math.nan)
         if ENERGY_GAP in row:
             spread = max(abs(row[ENERGY_GAP]), row.get("f_pos/std", 0.0))
@@ -104,7 +103,7 @@ class Recoverer(Stateful):
             self._scales.append(value)
 
     def _health(self, steps: int) -> tuple[bool, float]:
-        """Of the last steps: whether GradScale was healthy or is unknown, and the spread of f."""
+        """Return whether GradScale of the last steps was not low, and the median spread of f."""
         scales, spreads = [*self._scales][-steps:], [*self._spreads][-steps:]
         is_settled = not scales or statistics.median(scales) >= _SETTLED
         return is_settled, statistics.median(spreads or [0.0])
@@ -112,7 +111,7 @@ class Recoverer(Stateful):
     def observe(
         self, step: int, judged: int, active: Mapping[str, Level], trainer: Trainer
     ) -> bool:
-        """Certify what has been quiet before ``judged``; say whether one is due before ``step``."""
+        """Certify snapshots that were quiet until ``judged``; return whether one is due now."""
         settings, snapshots = self.settings, self._snapshots
         if (now := structure_of(trainer)) != (then := self._structure):
             names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
@@ -124,7 +123,7 @@ class Recoverer(Stateful):
             level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
             for rule, level in active.items()
         ):
-            snapshots.disquiet(judged - 1)
+            snapshots.drop_waiting(judged - 1)
             return False
         for ripe in snapshots.certify(judged, self._health):
             state, has_next = {**ripe.state}, ripe.state.pop("next", None) is not None
@@ -133,7 +132,7 @@ class Recoverer(Stateful):
         return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
-        """Take a snapshot of what is attached and of the guard's own part, before ``step``."""
+        """Take a snapshot of the attached parts and of the guard's state, before ``step``."""
         state = capture(trainer, guard=guard_state, chains=copied(self.chains.held))
         self._snapshots.waiting.append(Snapshot(step, state, *self._health(_STEPS_BEFORE)))
         self._structure, self._at_begin = structure_of(trainer), None
@@ -141,11 +140,11 @@ class Recoverer(Stateful):
             self._at_begin = lambda now: state.update(next=now)
 
     def start(self, trainer: Trainer) -> None:
-        """The loop may begin from here on."""
+        """Keep the random numbers from which the loop may begin."""
         self._start, self._at_begin = random_state(generators_of(trainer)), None
 
     def begin(self, step: int, trainer: Trainer, guard_state: Callable[[], Any]) -> None:
-        """Called by sampler, inline factor and loss: a step has begun, the first one or another."""
+        """Note that a step has begun; the sampler, the inline factor and the loss call it."""
         if trainer.model is None or trainer.optimizer is None:
             return
         if self._at_begin is not None:
@@ -154,9 +153,9 @@ class Recoverer(Stateful):
         if self._snapshots.best() is None and not any(map(is_lazy, trainer.model.parameters())):
             self.keep(step, trainer, guard_state())
             state = self._snapshots.waiting[0].state
-            if self._archive is not None and (what := unreadable(state)):
+            if self._archive is not None and (part := unloadable_part(state)):
                 self.forget()
-                raise ConfigError(f"Recovery(folder=...) could not be resumed from: {what}")
+                raise ConfigError(f"Recovery(folder=...) could not be resumed from: {part}")
             state["next"], self._at_begin = {**state}, None
             state["random"], self._start = self._start or state["random"], {}
             self._first = step, state
@@ -166,7 +165,7 @@ class Recoverer(Stateful):
 
     @property
     def is_spent(self) -> bool:
-        """Whether no rollback is left: the run goes on as it would alone."""
+        """True if no rollback is left; the run then goes on as it would without them."""
         return self.attempt >= self.settings.budget
 
     def check_alive(self, alerts: Sequence[Alert], *, is_lost: bool) -> None:
@@ -174,17 +173,17 @@ class Recoverer(Stateful):
         if not (is_lost and self.is_spent and len(self._spreads) == self._spreads.maxlen):
             return
         most, spread = self._snapshots.spread, self._health(self.settings.certify_after)[1]
-        errors = [each for each in alerts if each.level is Level.ERROR]
+        errors = [alert for alert in alerts if alert.level is Level.ERROR]
         if errors and not CONSTANT * most <= spread <= _BROKEN * (most or 1.0):
             raise BudgetSpentError(errors[-1], self.attempt)
 
     def restore(self, step: int, trainer: Trainer, error: Alert) -> tuple[Rollback, Any]:
-        """Put the run back; return the first half of a rollback, and the guard's own part.
+        """Put the run back; return the first half of a rollback, and the guard's state.
 
-        Raises a ``ConfigError`` where something was attached after the snapshot was taken.
+        It raises a ``ConfigError`` if a part was attached after the snapshot was taken.
         """
         settings, snapshots = self.settings, self._snapshots
-        snapshots.disquiet(error.step)
+        snapshots.drop_waiting(error.step)
         relapse, condemned = False, tuple[int, ...]()
         if (last := self._restored) is not None:
             took, held = self._broke - last, error.step - last
@@ -194,36 +193,36 @@ class Recoverer(Stateful):
         snapshot = snapshots.best()
         assert snapshot is not None, "one is taken before the first update"
         check_fits(trainer, snapshot.state)
-        before, at = capture(trainer), snapshot.step
+        before, target = capture(trainer), snapshot.step
         try:
             restore(trainer, snapshot.state)
         except MISFITS as misfit:
             restore(trainer, before)
-            what = f"The run could not be taken back to step {at} and is as it was: {misfit!r}"
-            raise ConfigError(what) from misfit
+            text = f"The run could not be taken back to step {target} and is as it was: {misfit!r}"
+            raise ConfigError(text) from misfit
         self.chains.put_back(snapshot.state.get("chains", {}))
         snapshots.restart_from(snapshot)
         self.attempt += 1
-        self._restored, self._broke = at, error.step
+        self._restored, self._broke = target, error.step
         self._scales.clear()
         self._spreads.clear()
-        numbers = step - 1, at, self.attempt, snapshot in snapshots.certified, relapse, condemned
-        rollback = Rollback(error, *numbers, settings.budget - self.attempt)
-        return rollback, snapshot.state["guard"]
+        facts = self.attempt, snapshot in snapshots.certified, relapse, condemned
+        left = settings.budget - self.attempt
+        return Rollback(error, step - 1, target, *facts, left), snapshot.state["guard"]
 
     def change(
         self, rollback: Rollback, trainer: Trainer, now: Situation, *, knows_steps: bool
     ) -> Rollback:
-        """Change the run that was put back, so that it does not take the same course again."""
+        """Change the run that was put back, so that it is not lost in the same way again."""
         changes: dict[str, tuple[float, float]] = {}
         if now.is_sharp:  # it needs its finer steps before it would find that out again
             most = max(now.substeps, self.effect.substeps)
             self.effect = replace(self.effect, substeps=most)
-        usual = trainer.sgld_steps if knows_steps else None
+        usual_steps = trainer.sgld_steps if knows_steps else None
         groups = () if trainer.optimizer is None else trainer.optimizer.param_groups
-        own_rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
+        rates = [float(x["lr"]) for x in groups if x.get("lr") is not None]
         for change in self._rungs(rollback, now):
-            changes, self.effect = self._applied(change, now, usual, own_rates)
+            changes, self.effect = self._applied(change, now, usual_steps, rates)
             if changes or change == Change():
                 break
         self.rate.factor = self.effect.lr
@@ -235,7 +234,7 @@ class Recoverer(Stateful):
         return rollback
 
     def _rungs(self, rollback: Rollback, now: Situation) -> Iterator[Change]:
-        """The changes to try in turn, until one changes something here."""
+        """Yield the changes to try in turn, until one of them changes the run."""
         if ladder := self.settings.ladder:
             for change in ladder[min(self._rung, len(ladder) - 1) :]:
                 self._rung += 1
@@ -256,10 +255,10 @@ class Recoverer(Stateful):
                 self._tried.pop()  # it changed nothing
 
     def _applied(
-        self, change: Change, now: Situation, usual: int | None, own_rates: list[float]
+        self, change: Change, now: Situation, usual_steps: int | None, rates: list[float]
     ) -> tuple[dict[str, tuple[float, float]], Change]:
-        """What a change does to the run, in values before and after, and all changes with it."""
-        found: dict[str, tuple[float, float]] = {}
+        """Return the values before and after a change, and the sum of all changes with it."""
+        values: dict[str, tuple[float, float]] = {}
         before, star, effect = self.effect, now.beta_star, self.effect
         if change.beta_factor != 1 and math.isfinite(star):
             star *= change.beta_factor
@@ -273,31 +272,31 @@ class Recoverer(Stateful):
                 star = raised
                 effect = replace(effect, beta_star=raised)
         if math.isfinite(star) and star != now.beta_star:
-            found["beta_star"] = (now.beta_star, star)
-        if usual is not None:
+            values["beta_star"] = (now.beta_star, star)
+        if usual_steps is not None:
             factors = before.sgld_steps, before.sgld_steps * change.sgld_steps
-            old, new = (max(1, round(usual * factor)) for factor in factors)
+            old, new = (max(1, round(usual_steps * factor)) for factor in factors)
             if new != old:
-                found["sgld_steps"] = (float(old), float(new))
+                values["sgld_steps"] = (float(old), float(new))
                 effect = replace(effect, sgld_steps=factors[1])
         finer = min(now.substeps * change.substeps, now.most_substeps)
         if finer > now.substeps:
-            found["substeps"] = (float(now.substeps), float(finer))
+            values["substeps"] = (float(now.substeps), float(finer))
             effect = replace(effect, substeps=finer)
-        if change.lr != 1 and own_rates:
-            name = "lr" if len(set(own_rates)) == 1 else "largest_lr"
-            rate = max(own_rates) * before.lr
-            found[name] = (rate, rate * change.lr)
+        if change.lr != 1 and rates:
+            name = "lr" if len(set(rates)) == 1 else "largest_lr"
+            rate = max(rates) * before.lr
+            values[name] = (rate, rate * change.lr)
             effect = replace(effect, lr=before.lr * change.lr)
-        return found, effect if found else before
+        return values, effect if values else before
 
     def save_restored(self, trainer: Trainer, guard_state: Any) -> None:
-        """Write the run as a rollback has left it, for a process that dies soon after."""
+        """Write the run as a rollback has left it, in case the process dies soon after."""
         if (archive := self._archive) is not None and (step := self._restored) is not None:
-            own, chains = self.state_dict(), copied(self.chains.held)
+            history, chains = self.state_dict(), copied(self.chains.held)
             state = capture(trainer, guard=guard_state, chains=chains)
-            archive.write(step, state, own)
-            self._at_begin = lambda now: archive.write(step, state | {"next": now}, own)
+            archive.write(step, state, history)
+            self._at_begin = lambda now: archive.write(step, state | {"next": now}, history)
 
     def check_ready(self, trainer: Trainer) -> None:
         """Refuse to begin a run that could not be taken back, or one over another's snapshots."""
@@ -311,46 +310,46 @@ class Recoverer(Stateful):
             self._has_begun = True
 
     def resume(
-        self, trainer: Trainer, own: Callable[[], Any], load_own: Callable[[Any], None]
+        self, trainer: Trainer, guard_state: Callable[[], Any], load_guard: Callable[[Any], None]
     ) -> int | None:
-        """Go on from the newest snapshot on the disk that all ranks can take, if any; the step.
+        """Go on from the newest snapshot that all ranks can load; return its step, if there is any.
 
-        ``load_own`` puts back the guard's own part, which ``own`` returns. Raises a
-        ``ConfigError`` where none can be taken, with all as it was, or no ``folder`` was given.
+        ``load_guard`` loads what ``guard_state`` returns. A ``ConfigError`` leaves all as it was:
+        no snapshot can be loaded, or there is no ``folder``.
         """
         if self._archive is None:
             raise ConfigError("g.resume() needs recovery=Recovery(folder=...).")
         check_complete(trainer)
         self._archive.claim()
-        before: list[dict[str, Any]] = []  # anything changes
+        before: list[dict[str, Any]] = []  # the state before the first change
 
         def put(state: Mapping[str, Any]) -> None:
             restore(trainer, state)
-            load_own(state["guard"])
+            load_guard(state["guard"])
 
-        def take(found: Mapping[str, Any]) -> None:
-            check_fits(trainer, found["state"])
-            self._read(found["recovery"])
-            before.extend([] if before else [capture(trainer, guard=own())])
+        def take(saved: Mapping[str, Any]) -> None:
+            check_fits(trainer, saved["state"])
+            self._read(saved["recovery"])
+            before.extend([] if before else [capture(trainer, guard=guard_state())])
             # The loop draws the first batch anew.
-            put({**found["state"], **found["state"]["next"], "random": found["state"]["random"]})
+            put({**saved["state"], **saved["state"]["next"], "random": saved["state"]["random"]})
 
         try:
-            found = self._archive.newest(take)
+            saved = self._archive.newest(take)
         except EbmguardError:
             for state in before:
                 put(state)
             raise
         self.forget()
         self.start(trainer)
-        if found is None:
+        if saved is None:
             return None
-        self.load_state_dict(found["recovery"])
-        snapshot, then = Snapshot(found["step"], found["state"]), found["state"].pop("next")
+        self.load_state_dict(saved["recovery"])
+        snapshot, then = Snapshot(saved["step"], saved["state"]), saved["state"].pop("next")
 
         def put_late(now: dict[str, Any]) -> None:
             if structure_of(trainer) == self._structure:
-                others = restore_late(trainer, then, now)
+                others = restore_changed(trainer, then, now)
                 if "random" in others and self._ranks.is_first:
                     _log.warning(_OTHER_NUMBERS, snapshot.step)
 

@@ -14,21 +14,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..alerts import CollapsedRule
 from ..errors import ConfigError
-from ..trainer import Trainer, parts_of
-from .archive import described, difference, digest_of
+from ..trainer import Trainer, optimizers_of
+from .archive import digest_of, first_difference, shapes_of
 from .changes import random_state, restore_random_state
 
 __all__ = [
-    "CONSTANT",
-    "Snapshot",
-    "Snapshots",
-    "capture",
-    "check_complete",
-    "check_fits",
-    "generators_of",
-    "restore",
-    "restore_late",
-    "structure_of",
+    *("CONSTANT", "Snapshot", "Snapshots", "capture", "check_complete", "check_fits"),
+    *("generators_of", "restore", "restore_changed", "structure_of"),
 ]
 
 CONSTANT = CollapsedRule.share  # of its best spread, under which f is a constant
@@ -54,7 +46,7 @@ def check_complete(trainer: Trainer) -> None:
 
 
 def capture(trainer: Trainer, **more: Any) -> dict[str, Any]:
-    """Copy everything that a step changes to the host; what is given beside it."""
+    """Copy everything that a step changes to the host, and add ``more`` to it."""
     parts = {
         name: part if _is_plain(name, part) else part.state_dict()
         for name, part in _attached(trainer).items()
@@ -62,7 +54,7 @@ def capture(trainer: Trainer, **more: Any) -> dict[str, Any]:
     return {
         **{name: copied(part) for name, part in parts.items()},
         "others": copied(_others(trainer)),
-        "places": {name: places_of(part) for name, part in parts.items()},
+        "places": {name: devices_of(part) for name, part in parts.items()},
         "kinds": {name: _kind(name, part) for name, part in _attached(trainer).items()},
         "random": random_state(generators_of(trainer)),
         **more,
@@ -82,43 +74,47 @@ def check_fits(trainer: Trainer, state: Mapping[str, Any]) -> None:
             f"{', '.join(unknown)}. Attach the same parts as then, all before the first step."
         )
     for name, part in _attached(trainer).items():
-        saved, own, found = state[name], part, difference(state["kinds"][name], _kind(name, part))
+        saved, current, change = (
+            state[name],
+            part,
+            first_difference(state["kinds"][name], _kind(name, part)),
+        )
         if isinstance(part, nn.Module | Tensor):
-            own = part.state_dict() if isinstance(part, nn.Module) else part
-            found = found or difference(described(saved), described(own))
-        if found:
+            current = part.state_dict() if isinstance(part, nn.Module) else part
+            change = change or first_difference(shapes_of(saved), shapes_of(current))
+        if change:
             raise ConfigError(
-                f"The snapshot is of another {name}: {found}. Build the run as it was, or begin "
-                "another one in a folder of its own."
+                f"The snapshot is of another {name}: {change}. Build the run as it was, or begin "
+                "another one in a new folder."
             )
         for key, x in saved.items() if isinstance(part, nn.Module) else ():
             if not isinstance(x, Tensor) or not x.is_floating_point() or x.itemsize == 1:
                 continue
             # What is infinite from the start, as a mask is, may be.
-            if (~x.isfinite() & own[key].isfinite().cpu()).any():
+            if (~x.isfinite() & current[key].isfinite().cpu()).any():
                 raise ConfigError(f"The snapshot's {name} has a {key} that is not finite.")
 
 
 def _kind(name: str, part: Any) -> dict[str, str]:
-    """In words, what loading a state does not hold against a part of another kind."""
+    """Describe the kind of a part, which loading a state does not check."""
     if name == "optimizer":
-        shapes = described({"groups": [group["params"] for group in part.param_groups]})
-        return {"it": " and ".join(type(x).__name__ for x in parts_of(part)), **shapes}
+        shapes = shapes_of({"groups": [group["params"] for group in part.param_groups]})
+        return {"it": " and ".join(type(x).__name__ for x in optimizers_of(part)), **shapes}
     is_known = name == "scheduler" or _is_plain(name, part)
     return {"it": type(part).__name__} if is_known else {}
 
 
 def structure_of(trainer: Trainer) -> dict[str, Any]:
-    """What loading a state is held to, in numbers that cost microseconds."""
-    found: dict[str, Any] = {"generators": len(generators_of(trainer))}
+    """Describe what a snapshot must fit, in numbers that cost microseconds."""
+    structure: dict[str, Any] = {"generators": len(generators_of(trainer))}
     for name, part in _attached(trainer).items():
-        own = found[name] = [type(part)]
-        own += [part.shape] if isinstance(part, Tensor) else []
-        own += [len(x["params"]) for x in part.param_groups] if name == "optimizer" else []
-        for each in part.modules() if isinstance(part, nn.Module) else ():
-            own += each._parameters
-            own += [key if x is None else (key, x.shape) for key, x in each._buffers.items()]
-    return found
+        facts = structure[name] = [type(part)]
+        facts += [part.shape] if isinstance(part, Tensor) else []
+        facts += [len(x["params"]) for x in part.param_groups] if name == "optimizer" else []
+        for module in part.modules() if isinstance(part, nn.Module) else ():
+            facts += module._parameters
+            facts += [key if x is None else (key, x.shape) for key, x in module._buffers.items()]
+    return structure
 
 
 @torch.no_grad()
@@ -131,16 +127,16 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
         # A module and a tensor copy what they get, but for what a set_extra_state keeps.
         copies = name == "model" or isinstance(part, Tensor)
         places = () if copies else state["places"][name]
-        # Whoever else loads a state may keep the very objects that it is given, as optimizers do,
-        # and expect them where they were.
-        kept = fresh(state[name], places)
+        # Other parts may keep the very objects that they load, as optimizers do, and expect them
+        # on the device where they were.
+        kept = copied_back(state[name], places)
         if not _is_plain(name, part):
             part.load_state_dict(kept)
         elif isinstance(part, Tensor):
             part.copy_(kept)
         elif [x.shape for x in part] == [x.shape for x in kept]:
-            for own, before in zip(part, kept, strict=True):
-                own.copy_(before)
+            for row, before in zip(part, kept, strict=True):
+                row.copy_(before)
         else:  # it has grown since
             part[:] = kept
     for other, before in zip(_others(trainer), state.get("others", ()), strict=False):
@@ -150,30 +146,30 @@ def restore(trainer: Trainer, state: Mapping[str, Any]) -> None:
 
 
 def _others(trainer: Trainer) -> list[Tensor]:
-    """Parameters that the optimizer trains beside the model's, such as a generator's."""
+    """Return parameters that the optimizer trains beside the model's, such as a generator's."""
     groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
-    own = set() if trainer.model is None else {*map(id, trainer.model.parameters())}
-    return [p for group in groups for p in group["params"] if id(p) not in own]
+    known = set() if trainer.model is None else {*map(id, trainer.model.parameters())}
+    return [p for group in groups for p in group["params"] if id(p) not in known]
 
 
-def restore_late(
+def restore_changed(
     trainer: Trainer, then: Mapping[str, Any], now: Mapping[str, Any]
 ) -> Collection[str]:
-    """Put back the parts that are another ``now`` than ``then``, where the same step began.
+    """Put back the parts that differ between ``then`` and ``now``, at the start of one step.
 
-    What a loop does before it samples had been done there, and is not done twice.
+    The state ``then`` includes what a loop does before it samples, so that this is not done twice.
     """
     late = {k: x for k, x in then.items() if k in now and digest_of(x) != digest_of(now[k])}
-    others, own = [*late], {} if trainer.model is None else trainer.model.state_dict()
+    names, current = [*late], {} if trainer.model is None else trainer.model.state_dict()
     for key, x in late.pop("model", {}).items():  # whose parameters may be in a graph already
         if isinstance(x, Tensor) and digest_of(x) != digest_of(now["model"][key]):
-            own[key].data.copy_(x)
+            current[key].data.copy_(x)
     restore(trainer, {"places": now["places"], **late})
-    return others
+    return names
 
 
 def _is_plain(name: str, part: object) -> bool:
-    """Whether a part is its own state: a buffer of tensors. Schedulers in a list have a state."""
+    """Return whether a part is its state, as a buffer of tensors; a list of schedulers is not."""
     return name == "buffer" and isinstance(part, Tensor | list)
 
 
@@ -182,20 +178,20 @@ def _attached(trainer: Trainer) -> dict[str, Any]:
 
 
 def generators_of(trainer: Trainer) -> Sequence[torch.Generator]:
-    """The generators that were attached, and the buffer's own."""
-    own = getattr(trainer.buffer, "generator", None)
-    if isinstance(own, torch.Generator) and own not in trainer.generators:
-        return (*trainer.generators, own)
+    """Return the generators that were attached, and that of the buffer."""
+    generator = getattr(trainer.buffer, "generator", None)
+    if isinstance(generator, torch.Generator) and generator not in trainer.generators:
+        return (*trainer.generators, generator)
     return trainer.generators
 
 
 def copied(tree: Any) -> Any:
-    """A copy with every tensor on the host; of a GPU's it is complete when the stream is so far."""
+    """Copy a tree to the host; copies from a GPU are complete once its stream has come so far."""
 
     def kept(x: Any) -> Any:
         if not isinstance(x, Tensor):
             try:
-                return copy.deepcopy(x)  # plain values too are the trainer's own objects
+                return copy.deepcopy(x)  # plain values too are objects of the trainer
             except TypeError as error:
                 raise ConfigError(f"A snapshot cannot hold {x!r}: {error}.") from error
         x = x.detach()
@@ -206,14 +202,14 @@ def copied(tree: Any) -> Any:
     return tree_map(kept, tree)
 
 
-def places_of(tree: Any) -> list[str]:
-    """Where the tensors of a tree belong, in the order of its leaves."""
+def devices_of(tree: Any) -> list[str]:
+    """Return the devices of the tensors in a tree, in the order of its leaves."""
     return [str(x.device) for x in tree_leaves(tree) if isinstance(x, Tensor)]
 
 
-def fresh(tree: Any, places: Sequence[str] = ()) -> Any:
-    """A copy of what :func:`copied` returned, its tensors where :func:`places_of` says."""
-    remaining = iter(places)
+def copied_back(tree: Any, devices: Sequence[str] = ()) -> Any:
+    """Copy what :func:`copied` returned, the tensors to ``devices`` (:func:`devices_of`)."""
+    remaining = iter(devices)
 
     def put(x: Any) -> Any:
         if not isinstance(x, Tensor):
@@ -224,9 +220,9 @@ def fresh(tree: Any, places: Sequence[str] = ()) -> Any:
 
 
 def _existing(device: str) -> torch.device:
-    found = torch.device(device)
-    lacks = found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count()
-    return torch.device("cpu") if lacks else found
+    place = torch.device(device)
+    lacks = place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count()
+    return torch.device("cpu") if lacks else place
 
 
 @dataclass(eq=False)  # its tensors have no single truth value
@@ -236,75 +232,75 @@ class Snapshot:
     step: int
     state: dict[str, Any]
     settled: bool = True  # GradScale was healthy before it
-    # By what f told samples apart before it; of a certified one, the most that the run had so far.
+    # The spread of f before it; of a certified one, the largest that the run had so far.
     spread: float = 0.0
 
 
 @dataclass(eq=False)
 class Snapshots:
-    """``keep`` certified ones, whose ages grow by factors, and those that ``certify_after`` quiet
-    steps make so; the oldest first."""
+    """The snapshots of a run, oldest first: ``keep`` certified ones, whose ages grow by factors,
+    and those that wait until ``certify_after`` quiet steps certify them."""
 
     keep: int
     certify_after: int
     certified: list[Snapshot] = field(default_factory=list)
     waiting: list[Snapshot] = field(default_factory=list)
 
-    def disquiet(self, quiet_until: int) -> None:
-        """Drop what was taken less than ``certify_after`` steps before an alert's step."""
-        # The first one stays as the last resort: there is nothing deeper.
+    def drop_waiting(self, quiet_until: int) -> None:
+        """Drop snapshots that were taken less than ``certify_after`` steps before an alert."""
+        # The first one stays as the last resort: no other is older.
         del self.waiting[self._ripe(quiet_until) or int(not self.certified) :]
 
     def certify(self, step: int, health: Health = lambda _: (True, math.inf)) -> list[Snapshot]:
-        """Certify what has been quiet for long enough by ``step``; return the new ones.
+        """Certify snapshots that have been quiet for long enough by ``step``, and return them.
 
-        Those are dropped before which, or after which (``health`` of the last so many steps),
-        GradScale was too low or f had become a constant by the measure of the run.
+        A snapshot is dropped if, before it or after it (``health`` of the last so many steps),
+        GradScale was too low or f was a constant compared to the spread that the run has had.
         """
         if not (count := self._ripe(step)):
             return []
         (settled, spread), most, ripe = health(self.certify_after), self.spread, list[Snapshot]()
-        for each in self.waiting[:count]:
-            if settled and each.settled and min(each.spread, spread) >= CONSTANT * most:
-                each.spread = most = max(each.spread, most)
-                ripe.append(each)
+        for snapshot in self.waiting[:count]:
+            if settled and snapshot.settled and min(snapshot.spread, spread) >= CONSTANT * most:
+                snapshot.spread = most = max(snapshot.spread, most)
+                ripe.append(snapshot)
         # The first one stays as the last resort here too.
         del self.waiting[int(not (ripe or self.certified)) : count]
-        for each in ripe:
-            self.certified.append(each)
+        for snapshot in ripe:
+            self.certified.append(snapshot)
             if len(self.certified) > self.keep:
-                del self.certified[self._superfluous(step)]
+                del self.certified[self._most_crowded(step)]
         return ripe
 
     @property
     def spread(self) -> float:
-        """The largest that a certified one had; 0 where none is known."""
+        """The largest spread that a certified snapshot had; 0 if none is known."""
         return self.certified[-1].spread if self.certified else 0.0
 
     def best(self) -> Snapshot | None:
-        """The newest certified one; without any, the oldest that there is."""
+        """Return the newest certified snapshot; without any, the oldest that there is."""
         return self.certified[-1] if self.certified else next(iter(self.waiting), None)
 
     def condemn(self, step: int) -> tuple[int, ...]:
         """Drop the snapshots from ``step`` on, but for the oldest of all; return their steps."""
-        kept = sum(each.step < step for each in self.certified) or 1
+        kept = sum(snapshot.step < step for snapshot in self.certified) or 1
         condemned = self.certified[kept:]
         del self.certified[kept:]
-        return tuple(each.step for each in condemned)
+        return tuple(snapshot.step for snapshot in condemned)
 
-    def restart_from(self, snapshot: Snapshot) -> None:
-        """Forget what came after a snapshot that was restored."""
-        self.certified = [each for each in self.certified if each.step <= snapshot.step]
-        self.waiting = [each for each in self.waiting if each is snapshot]
+    def restart_from(self, restored: Snapshot) -> None:
+        """Forget the snapshots that came after one that was restored."""
+        self.certified = [snapshot for snapshot in self.certified if snapshot.step <= restored.step]
+        self.waiting = [snapshot for snapshot in self.waiting if snapshot is restored]
 
     def _ripe(self, step: int) -> int:
-        """How many of the waiting ones, the oldest, are old enough by ``step``."""
-        return sum(each.step + self.certify_after <= step for each in self.waiting)
+        """Return how many of the waiting snapshots are old enough by ``step``."""
+        return sum(snapshot.step + self.certify_after <= step for snapshot in self.waiting)
 
-    def _superfluous(self, step: int) -> int:
-        """Of the inner ones, that whose neighbours are nearest to each other for their age."""
+    def _most_crowded(self, step: int) -> int:
+        """Return the index of the inner snapshot whose neighbours are closest for their age."""
         if len(self.certified) < 3:
             return 0
-        steps = [each.step for each in self.certified]
+        steps = [snapshot.step for snapshot in self.certified]
         inner = range(1, len(steps) - 1)
         return min(inner, key=lambda i: (steps[i + 1] - steps[i - 1]) / (step + 1 - steps[i - 1]))

@@ -43,7 +43,7 @@ class Bin:
 
     @property
     def is_gap(self) -> bool:
-        """Whether no value is finite."""
+        """True if no value is finite."""
         return math.isnan(self.low)
 
     def join(self, other: Bin) -> None:
@@ -67,7 +67,7 @@ class Bin:
 class BinnedSeries:
     """Values by step, as at most ``capacity`` bins of equal width.
 
-    While there is room, every step has its own bin. Then neighbours merge; no spike is lost.
+    While there is room, every step has a bin. Then neighbours merge, and no spike is lost.
     """
 
     def __init__(self, capacity: int = 600) -> None:
@@ -84,8 +84,8 @@ class BinnedSeries:
             if len(self.bins) > self.capacity:
                 self.width *= 2
                 old, self.bins = self.bins, []
-                for own in old:
-                    self._take(own)
+                for old_bin in old:
+                    self._take(old_bin)
 
     def _take(self, new: Bin) -> None:
         if self.bins and self.bins[-1].step // self.width == new.step // self.width:

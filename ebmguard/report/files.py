@@ -23,15 +23,15 @@ except ImportError:
     from json import loads as _loads  # type: ignore[assignment]
 
 __all__ = [
-    *("Fields", "GrowingFile", "batches", "check", "flat", "meant", "named", "no_run", "number"),
-    *("read_object", "run_folders"),
+    *("Fields", "GrowingFile", "batches", "check", "flattened", "listed", "no_run", "number"),
+    *("read_object", "run_folders", "similar_runs"),
 ]
 
 ROWS = "metrics.jsonl"
 _MOST_NAMED = 6
 _CHUNK = 2 << 20
 _LONGEST = 8 << 20
-_REMEMBERED = 4096  # bytes, which tell whether what was read is still there
+_REMEMBERED = 4096  # bytes, by which a file that was cut off is recognised
 _DEEPEST, _MOST_STEPS = 40, 2**53  # up to there every whole number is a float
 _LARGEST = 2000  # characters of a text, entries of an object: no guard writes more into one
 
@@ -42,7 +42,7 @@ def _name(text: str) -> str:
 
 
 def is_step(value: Any) -> bool:
-    """Whether this value can be a step number."""
+    """Return whether this value can be a step number."""
     return type(value) is int and 0 <= value <= _MOST_STEPS
 
 
@@ -51,7 +51,7 @@ def _are_pairs(value: Any) -> bool:
     return all(isinstance(x, list) and [*map(_NUMBER[1], x)] == [True, True] for x in pairs)
 
 
-# By names of fields, of which one that may be missing ends in "?": what is expected, and the test.
+# The expected kind and its test by the name of a field; a name that ends in "?" may be missing.
 Fields = dict[str, tuple[str, Callable[[Any], bool]]]
 _STEP = "a step", is_step
 _NUMBER = "a number", lambda x: isinstance(x, int | float)
@@ -99,7 +99,7 @@ def check(record: Mapping[str, Any], fields: Fields, where: Path) -> None:
 
 
 def _plain(value: Any, where: Path, depth: int = 0) -> Any:
-    """A value of JSON with printable texts, and as a float what is beyond every step."""
+    """Return a value of JSON with printable texts, and numbers beyond every step as floats."""
     if isinstance(value, str):
         is_fit = len(value) <= _LARGEST and value.isascii() and value.isprintable()  # as nearly all
         return NON_FINITE.get(value, value if is_fit else _name(value))
@@ -109,23 +109,23 @@ def _plain(value: Any, where: Path, depth: int = 0) -> Any:
         raise ConfigError(f"{where} is nested more than {_DEEPEST} deep. Restore or remove it.")
     if isinstance(value, dict):
         first = islice(value.items(), _LARGEST)
-        return {_name(key): _plain(own, where, depth + 1) for key, own in first}
+        return {_name(key): _plain(item, where, depth + 1) for key, item in first}
     if isinstance(value, list):
-        return [_plain(own, where, depth + 1) for own in value]
+        return [_plain(item, where, depth + 1) for item in value]
     return value
 
 
 def numbers(row: Mapping[str, Any], where: Path) -> dict[str, Any]:
-    """A row as floats by tag, without its step; null values are left out."""
+    """Return the numbers of a row as floats by tag, and its step; null values are left out."""
     return {
-        _name(tag): own if type(own) is float else number(own, tag, where)
-        for tag, own in row.items()
-        if own is not None
+        _name(tag): value if type(value) is float else number(value, tag, where)
+        for tag, value in row.items()
+        if value is not None
     } | {"step": row["step"]}
 
 
 def number(value: Any, tag: str, where: Path) -> float:
-    """A number of a row as a float, or a ``ConfigError``."""
+    """Return a number of a row as a float, or raise a ``ConfigError``."""
     if not isinstance(value, int | float):
         raise ConfigError(
             f"A row of {where} has {tag}={str(value)[:40]!r}, expected a number. Remove the line "
@@ -137,38 +137,38 @@ def number(value: Any, tag: str, where: Path) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def flat(found: Mapping[str, Any], between: str, outer: str = "") -> dict[str, Any]:
-    """Nested settings, flattened to joined names."""
+def flattened(settings: Mapping[str, Any], between: str, outer: str = "") -> dict[str, Any]:
+    """Flatten nested settings to joined names."""
     values: dict[str, Any] = {}
-    for name, value in found.items():
+    for name, value in settings.items():
         if isinstance(value, Mapping):
-            values |= flat(value, between, f"{outer}{name}{between}")
+            values |= flattened(value, between, f"{outer}{name}{between}")
         else:
             values[outer + name] = value
     return values
 
 
 def run_folders(paths: Iterable[Path]) -> list[Path]:
-    """The runs at these paths; a folder that is not a run stands for the runs in it."""
+    """Return the runs at these paths; a folder that is not a run stands for the runs in it."""
     return [run for path in paths for run in _runs_at(path) or [path]]
 
 
 def _runs_at(path: Path) -> list[Path]:
-    """The path where it is a run, else the runs in it."""
+    """Return the path if it is a run, else the runs in it."""
     return [path] if os.path.lexists(path / ROWS) else _inside(path)
 
 
 def _inside(path: Path) -> list[Path]:
-    """The runs with rows in a folder, else those in its folders, by name."""
+    """Return the runs with rows in a folder, else those in its folders, by name."""
     try:
-        files = (sorted(path.glob(f"{at}/{ROWS}")) for at in ("*", "*/*"))
-        found = ([rows.parent for rows in of_level if rows.stat().st_size] for of_level in files)
-        return next(filter(None, found), [])
+        files = (sorted(path.glob(f"{level}/{ROWS}")) for level in ("*", "*/*"))
+        runs = ([rows.parent for rows in group if rows.stat().st_size] for group in files)
+        return next(filter(None, runs), [])
     except (OSError, ValueError):  # it cannot be listed, or is a name that no folder has
         return []
 
 
-def meant(path: Path) -> list[Path]:
+def similar_runs(path: Path) -> list[Path]:
     """Suggest runs for a path that is no run: those in it, or similar names, likeliest first."""
     if runs := _inside(path):
         return runs
@@ -179,15 +179,15 @@ def meant(path: Path) -> list[Path]:
     return sorted(runs, key=lambda run: -SequenceMatcher(None, str(path), str(run)).ratio())
 
 
-def named(runs: list[Path]) -> str:
-    """Some of these runs by name, and the number of the others."""
+def listed(runs: list[Path]) -> str:
+    """Return the names of some of these runs, and the number of the others."""
     rest = f" and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else ""
     return ", ".join(map(printable, runs[:_MOST_NAMED])) + rest
 
 
 def no_run(path: Path) -> ConfigError:
-    """Say why a path is no run, and suggest runs."""
-    runs, what = meant(path), f"holds no {ROWS} with rows, so that it is no run"
+    """Return the error that says why a path is no run, and suggests runs."""
+    runs, what = similar_runs(path), f"holds no {ROWS} with rows, so that it is no run"
     if not os.path.lexists(path):
         what = "does not exist"
     elif not os.path.isdir(path):
@@ -196,12 +196,12 @@ def no_run(path: Path) -> ConfigError:
         what, runs = f"holds a {ROWS} without rows: no step of its run is over yet", []
     elif _inside(path):
         what = f"is no run but holds {len(runs)}"
-    cure = f"Runs that are there: {named(runs)}." if runs else "Name a trainer's folder or log_dir."
-    return ConfigError(f"{path} {what}. {cure}")
+    fix = f"Runs that are there: {listed(runs)}." if runs else "Name a trainer's folder or log_dir."
+    return ConfigError(f"{path} {what}. {fix}")
 
 
 class GrowingFile:
-    """The records of a JSON lines file that may still grow; each record comes once.
+    """The records of a JSON lines file that may still grow; every record comes once.
 
     A half-written last line is left for later. The file need not exist. If a resumed trainer has
     cut off lines that were read, reading starts anew. With ``fields`` records are checked.
@@ -249,7 +249,7 @@ class GrowingFile:
 
     def _records(self, lines: list[bytes]) -> list[dict[str, Any]]:
         try:
-            # Of one text, in which keys are known again, in less than half of the time.
+            # Parsing one text, in which keys repeat, takes less than half of the time.
             records: list[Any] = _loads(b"[" + b",".join(lines) + b"]")
         except (ValueError, RecursionError):
             records = []
@@ -269,18 +269,18 @@ class GrowingFile:
         )
 
     def _forget(self) -> bool:
-        had = self._offset > 0
+        had_records = self._offset > 0
         self._offset, self._before = 0, b""
-        return had
+        return had_records
 
 
 def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str, Any]]]:
-    """The records that a file of JSON lines holds now."""
+    """Yield the records that a file of JSON lines holds now, in batches."""
     return (records for _, records in iter(GrowingFile(path, fields).read, (False, [])))
 
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
-    """The plain JSON object in a file; empty if the file is missing or half written."""
+    """Return the plain JSON object in a file; empty if the file is missing or half written."""
     file = opened(path, most=_LONGEST)
     if file is None:
         return {}
@@ -289,12 +289,12 @@ def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
             text = file.read().rstrip()
         if not text or (text.startswith(b"{") and not text.endswith(b"}")):
             return {}  # half written
-        found = json.loads(text)
-        reason = f"it is a {type(found).__name__}"
+        parsed = json.loads(text)
+        reason = f"it is a {type(parsed).__name__}"
     except (OSError, ValueError, RecursionError) as error:
-        found, reason = None, printable(error)
-    if not isinstance(found, dict):
+        parsed, reason = None, printable(error)
+    if not isinstance(parsed, dict):
         raise ConfigError(f"{path} is not a JSON object: {reason}. Restore or remove it.")
-    plain: dict[str, Any] = _plain(found, path)
+    plain: dict[str, Any] = _plain(parsed, path)
     check(plain, fields or {}, path)
     return plain

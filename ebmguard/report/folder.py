@@ -1,4 +1,4 @@
-"""The one reader of run folders: rows, alerts, rollbacks, and the trainer's own files."""
+"""The one reader of run folders: rows, alerts, rollbacks, and the files of the trainer."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from typing import Any
 from ..alerts import Bands, Course, Level, Limits, Verdict
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
-from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_own, weight_tag
-from . import files as of
+from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_guard_tag, weight_tag
+from . import files
 from .bins import Bin, BinnedSeries, ThinnedSeries
 
-__all__ = ["ACCURACY", "Attempt", "RecordedRun", "ends", "outcome", "value_of"]
+__all__ = ["ACCURACY", "Attempt", "RecordedRun", "first_and_last", "outcome", "value_of"]
 
-# By the name of its file: a trainer may log an accuracy of its own.
+# Its tag is the name of its file: a trainer may log another number called accuracy.
 ACCURACY = Tag("accuracy.jsonl", "test accuracy", "share", "of the evaluations")
 # Bins of a series. From the fourth attempt on they share them: who resumes every hour fills no
 # memory, and no page.
 _BINS, _FEWEST_BINS = 600, 8
-_MOST_ATTEMPTS, _MOST_OWN = 1000, 200
-# Values of an attempt that are kept whole, for each of its bins; records at the ends of a table.
+_MOST_ATTEMPTS, _MOST_TRAINER_TAGS = 1000, 200
+# Values of an attempt that are kept whole per bin; records at both ends of a table.
 _WHOLE, _SHOWN = 16, 200
-# Rows from which on the moving limits are followed in the last rows of each batch alone, and how
-# many. They depend on fewer rows before: see ebmguard.alerts.GrowthRule.
+# From so many rows on, the moving limits are followed in the last rows of a batch only, in so many:
+# they depend on fewer past rows. See ebmguard.alerts.GrowthRule.
 _ALL_FOLLOWED, _FOLLOWED = 10_000, 100
 
 
 def value_of(row: Mapping[str, float], tag: str) -> float | None:
-    """A diagnostic of a row; None if the row lacks it.
+    """Return a diagnostic of a row; None if the row lacks it.
 
     At β* = 0 the weights are uniform, so the value is taken at the reference exponent.
     """
     return row.get(weight_tag(tag, row.get(BETA_STAR, math.nan)), row.get(tag))
 
 
-def ends(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
-    """The first and the last of many records, each with its index."""
+def first_and_last(records: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the first and the last of many records with their indices."""
     count = len(records)
     shown = *range(count)[:_SHOWN], *range(max(_SHOWN, count - _SHOWN), count)
     return [(number, records[number]) for number in shown]
@@ -76,7 +76,7 @@ class RecordedRun:
 
     def __init__(self, path: Path, tags: Iterable[str] = (), whole: Iterable[str] = ()) -> None:
         self.path = path
-        # Called with every batch of rows, as floats by tag.
+        # It is called with every batch of rows, as floats by tag.
         self.on_rows: Callable[[list[dict[str, Any]]], object] | None = None
         self.name = printable(path)
         self.tags, self.whole = tuple(tags), tuple(whole)
@@ -85,27 +85,27 @@ class RecordedRun:
         self._evaluations: list[dict[str, Any]] = []  # some come late, and out of order
         self.config: dict[str, Any] = {}  # empty where the trainer wrote none, as are results
         self.results: dict[str, Any] = {}
-        self._rows = path / of.ROWS
-        # Of each file what takes its records, and what forgets them. Rows are checked as they come.
-        self._files: list[tuple[of.GrowingFile, Callable[..., None], Callable[[], None]]] = [
-            (of.GrowingFile(self._rows), self._take_rows, self._start)
+        self._rows = path / files.ROWS
+        # Every file with the function that takes its records, and the one that forgets them. Rows
+        # are checked as they come.
+        self._files: list[tuple[files.GrowingFile, Callable[..., None], Callable[[], None]]] = [
+            (files.GrowingFile(self._rows), self._take_rows, self._start)
         ]
         for name, fields, kept in (
-            ("alerts", of.ALERT, self.alerts),
-            ("recovery", of.ROLLBACK, self.rollbacks),
-            ("accuracy", of.ACCURACY, self._evaluations),
+            ("alerts", files.ALERT, self.alerts),
+            ("recovery", files.ROLLBACK, self.rollbacks),
+            ("accuracy", files.ACCURACY, self._evaluations),
         ):
-            file = of.GrowingFile(path / f"{name}.jsonl", fields)
+            file = files.GrowingFile(path / f"{name}.jsonl", fields)
             self._files.append((file, kept.extend, kept.clear))
         self._start()
 
     def _start(self) -> None:
         self.attempts: list[Attempt] = []  # a step may be in several of them
-        self.own: list[str] = []  # the trainer's own numbers, kept as tags are where there are any
+        self.trainer_tags: list[str] = []  # the trainer's numbers, kept if ``tags`` are
         self.latest: dict[str, Any] = {}  # the last row
         self.row_count = 0
-        # Of how many rows one was written, and from which step.
-        self._thinned: dict[float, int] = {}
+        self._thinned: dict[float, int] = {}  # the first step by log_every
         self.bands = Bands()  # as they held for the last row, where the run has tags
         self._held: dict[str, Limits] = {}
         # Attempt, step and level, in this order, where the level of the rows that count changes.
@@ -118,7 +118,7 @@ class RecordedRun:
         run = cls(path, tags, whole)
         run.update()
         if not run.attempts:
-            raise of.no_run(path)
+            raise files.no_run(path)
         return run
 
     def update(self) -> bool:
@@ -130,32 +130,32 @@ class RecordedRun:
                     forget()
                 take(records)
                 is_new = True
-        self.config = of.read_object(self.path / "config.json")
-        self.results = of.read_object(self.path / "results.json", of.RESULTS)
+        self.config = files.read_object(self.path / "config.json")
+        self.results = files.read_object(self.path / "results.json", files.RESULTS)
         return is_new or before != (self.config, self.results)
 
     def _take_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Take a batch apart where an attempt, the use of weights or a thinning begins or ends."""
+        """Split a batch where an attempt, the use of weights or a thinning begins or ends."""
         last = self.attempts[-1].last if self.attempts else -1
         kind, begin = None, 0
         for i, row in enumerate(rows):
             step = row.get("step", -1)
-            own = row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0, row.get(LOG_EVERY)
-            if own != kind or not of.is_step(step):
-                of.check(row, of.ROW, self._rows)
-            if step <= last or own != kind:
+            row_kind = row.get(ATTEMPT, 0), row.get(BETA_STAR) == 0, row.get(LOG_EVERY)
+            if row_kind != kind or not files.is_step(step):
+                files.check(row, files.ROW, self._rows)
+            if step <= last or row_kind != kind:
                 self._take_stretch(rows[begin:i])
-                begin, kind, self._level = i, own, None
+                begin, kind, self._level = i, row_kind, None
             if (level := row.get(ALERT_LEVEL)) != self._level and level in (0, 1, 2):
-                at = int(own[0]), step
-                while self._levels and self._levels[-1][:2] >= at:  # it comes again
+                place = int(row_kind[0]), step
+                while self._levels and self._levels[-1][:2] >= place:  # the step comes again
                     self._levels.pop()
-                self._levels.append((*at, int(level)))
+                self._levels.append((*place, int(level)))
                 self._level = level
             last = step
         self._take_stretch(rows[begin:])
         if self.on_rows:
-            self.on_rows([of.numbers(row, self._rows) for row in rows])
+            self.on_rows([files.numbers(row, self._rows) for row in rows])
 
     def _take_stretch(self, rows: list[dict[str, Any]]) -> None:
         if not rows:
@@ -163,25 +163,26 @@ class RecordedRun:
         where, steps, now = self._rows, [row["step"] for row in rows], self._attempt(rows[0])
         now.last = steps[-1]
         for tag in self.whole:
-            found = self._known(steps, [row.get(tag) for row in rows], tag)
-            if tag.startswith("nonfinite/"):  # of these alone those above 0, so that they are whole
-                bad = [pair for pair in zip(*found, strict=True) if pair[1] > 0]
-                found = [step for step, _ in bad], [value for _, value in bad]
-            now.whole.setdefault(tag, ThinnedSeries(_WHOLE * now.capacity)).extend(*found)
+            known = self._known(steps, [row.get(tag) for row in rows], tag)
+            if tag.startswith("nonfinite/"):  # only values above 0, so that all of them are kept
+                bad = [pair for pair in zip(*known, strict=True) if pair[1] > 0]
+                known = [step for step, _ in bad], [value for _, value in bad]
+            now.whole.setdefault(tag, ThinnedSeries(_WHOLE * now.capacity)).extend(*known)
         if self.tags:
-            names = sorted(set[str]().union(*rows).difference(self.tags, self.own))
-            self.own += [name for name in names if not is_own(name)][: _MOST_OWN - len(self.own)]
-            for tag in (*self.tags, *self.own):
+            names = sorted(set[str]().union(*rows).difference(self.tags, self.trainer_tags))
+            room = _MOST_TRAINER_TAGS - len(self.trainer_tags)
+            self.trainer_tags += [name for name in names if not is_guard_tag(name)][:room]
+            for tag in (*self.tags, *self.trainer_tags):
                 self._draw(now, rows, steps, tag)
             for row in rows if self.row_count < _ALL_FOLLOWED else rows[-_FOLLOWED:]:
-                self._follow(now, of.numbers(row, where))
-        self.latest = of.numbers(rows[-1], where)
+                self._follow(now, files.numbers(row, where))
+        self.latest = files.numbers(rows[-1], where)
         if (every := self.latest.get(LOG_EVERY, 1)) > 1:
             self._thinned.setdefault(every, steps[0])
         self.row_count += len(rows)
 
     def limits(self, tag: str) -> Limits:
-        """The current limits of a diagnostic; during an ERROR, those before it."""
+        """Return the current limits of a diagnostic; during an ERROR, those before it."""
         return self._held.get(tag, self.bands.limits.get(tag, Limits()))
 
     def _follow(self, now: Attempt, row: Mapping[str, Any]) -> None:
@@ -194,11 +195,11 @@ class RecordedRun:
                 edges.extend([row["step"]] * 2, held[:2])
 
     def _draw(self, now: Attempt, rows: list[dict[str, Any]], steps: list[int], tag: str) -> None:
-        """Add rows to a series, all at β* = 0 or none; see :func:`value_of`."""
-        own = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
-        values: list[Any] = [row.get(own) for row in rows]
-        if own != tag:
-            values = [row.get(own, row.get(tag)) for row in rows]
+        """Add rows to a series, either all at β* = 0 or none; see :func:`value_of`."""
+        column = weight_tag(tag, rows[0].get(BETA_STAR, math.nan))
+        values: list[Any] = [row.get(column) for row in rows]
+        if column != tag:
+            values = [row.get(column, row.get(tag)) for row in rows]
         steps, values = self._known(steps, values, tag)
         if values:
             now.series.setdefault(tag, BinnedSeries(now.capacity)).extend(steps, values)
@@ -212,10 +213,10 @@ class RecordedRun:
         except (TypeError, OverflowError):
             pass  # some are missing, whole numbers, or damaged
         known = [pair for pair in zip(steps, values, strict=True) if pair[1] is not None]
-        return [step for step, _ in known], [of.number(x, tag, self._rows) for _, x in known]
+        return [step for step, _ in known], [files.number(x, tag, self._rows) for _, x in known]
 
     def _attempt(self, row: Mapping[str, Any]) -> Attempt:
-        """The attempt of a row, a new one where its step or its number says so."""
+        """Return the attempt of a row, a new one if its step or its number says so."""
         number, step = int(row.get(ATTEMPT, 0)), row["step"]
         # A trainer that is resumed without cutting its rows begins anew, too.
         if self.attempts and number == self.attempts[-1].number and step > self.attempts[-1].last:
@@ -233,7 +234,7 @@ class RecordedRun:
 
     @property
     def step(self) -> int:
-        """Step of the last row."""
+        """The step of the last row."""
         return int(self.latest["step"])
 
     @property
@@ -244,9 +245,9 @@ class RecordedRun:
 
     @property
     def is_over(self) -> bool:
-        """Whether the run has ended: the trainer wrote its end and no row since, or is gone."""
+        """True if the run has ended: the trainer wrote its end and no row since, or is gone."""
         if not self.results:
-            return is_gone(of.read_object(self.path / LOCK))
+            return is_gone(files.read_object(self.path / LOCK))
         try:
             return (self.path / "results.json").stat().st_mtime >= self._rows.stat().st_mtime
         except OSError:
@@ -255,7 +256,7 @@ class RecordedRun:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the run so far, as ``g.verdict``; lost if its trainer says so."""
-        course, back = Course(), {rollback["attempt"]: rollback for rollback in self.rollbacks}
+        history, back = Course(), {rollback["attempt"]: rollback for rollback in self.rollbacks}
         rules = {(alert["step"], Level[alert["level"]]): alert for alert in self.alerts}
         levels, number = self._levels, self.attempts[-1].number if self.attempts else 0
         if not levels:  # rows of others: the worst of the alerts that no rollback has answered
@@ -263,25 +264,26 @@ class RecordedRun:
             level, step = min(open_, default=(0, 0))
             levels = [(number, step, -level)]
         for attempt, step, level in levels:
-            if attempt != course.rollbacks:
-                own = back.get(attempt, {})
-                course.rolled_back(attempt, own.get("restored_step", step), own.get("rule", ""))
-            course.update(step, level, rules.get((step, Level(level)), {}).get("rule", ""))
+            if attempt != history.rollbacks:
+                rollback = back.get(attempt, {})
+                restored, rule = rollback.get("restored_step", step), rollback.get("rule", "")
+                history.rolled_back(attempt, restored, rule)
+            history.update(step, level, rules.get((step, Level(level)), {}).get("rule", ""))
         last = max(back, default=0)
-        if last > course.rollbacks and back[last]["step"] >= self.latest.get("step", 0):
-            course.rolled_back(last, back[last]["restored_step"], back[last]["rule"])
-        own = rules.get((course.since, Level.ERROR), {})
-        course.is_ended = own.get("action", "warn") != "warn" and self.is_over
-        found, lost_at = course.verdict, self.results.get("diverged_at")
-        if lost_at is not None and not found.is_lost:
-            return Verdict("lost", lost_at, "", found.rollbacks)
-        return found
+        if last > history.rollbacks and back[last]["step"] >= self.latest.get("step", 0):
+            history.rolled_back(last, back[last]["restored_step"], back[last]["rule"])
+        alert = rules.get((history.since, Level.ERROR), {})
+        history.is_ended = alert.get("action", "warn") != "warn" and self.is_over
+        verdict, lost_at = history.verdict, self.results.get("diverged_at")
+        if lost_at is not None and not verdict.is_lost:
+            return Verdict("lost", lost_at, "", verdict.rollbacks)
+        return verdict
 
     @property
     def settings(self) -> dict[str, Any]:
         """The trainer's settings; those nested under this name in config.json come first."""
         nested = self.config.get("settings")
-        others = {name: own for name, own in self.config.items() if name != "settings"}
+        others = {name: value for name, value in self.config.items() if name != "settings"}
         return others | (nested if isinstance(nested, dict) else {})
 
     def setting(self, name: str) -> float | None:
@@ -297,53 +299,54 @@ class RecordedRun:
 
     @property
     def answered(self) -> int:
-        """How many alerts, oldest first, rollbacks have answered, up to the last they name."""
+        """The number of alerts, oldest first, that rollbacks have answered."""
         last = self.rollbacks[-1] if self.rollbacks else {"step": -1}
         for i, alert in enumerate(reversed(self.alerts)):
             # As text, in which NaN equals itself.
-            is_named = all(str(alert.get(k)) == str(last.get(k)) for k in ("rule", "tag", "value"))
-            if is_named and alert["step"] <= last["step"]:
+            is_cause = all(str(alert.get(k)) == str(last.get(k)) for k in ("rule", "tag", "value"))
+            if is_cause and alert["step"] <= last["step"]:
                 return len(self.alerts) - i
         return 0
 
     def series(self, tag: str) -> list[tuple[int, float]]:
-        """Steps and finite values of a ``whole`` tag, in the rows that count."""
-        pairs = ((own.end, *pair) for own in self.attempts for pair in own.whole[tag].pairs())
+        """Return steps and finite values of a ``whole`` tag, in the rows that count."""
+        pairs = ((a.end, *pair) for a in self.attempts for pair in a.whole[tag].pairs())
         return [(step, value) for end, step, value in pairs if step < end and math.isfinite(value)]
 
     @property
     def accuracy(self) -> list[tuple[int, float]]:
-        """Steps and test accuracies that count, in the order of steps."""
-        return [(own.step, own.low) for own in self.surviving(ACCURACY.name)]
+        """The steps and test accuracies that count, in the order of steps."""
+        return [(span.step, span.low) for span in self.surviving(ACCURACY.name)]
 
     def pieces(self, tag: str) -> list[tuple[list[Bin], list[Bin]]]:
-        """The series of every attempt in two parts: what counts, and what was repeated later."""
-        found = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
+        """Split the series of every attempt in two: what counts, and what was repeated later."""
+        series = [(a.series[tag].bins if tag in a.series else [], a.end) for a in self.attempts]
         if tag == ACCURACY.name:
             values: dict[int, dict[int, float]] = defaultdict(dict)
             for record in self._evaluations:
                 values[record.get("attempt", 0)][record["step"]] = float(record["test_accuracy"])
-            found = []
-            for number, own in sorted(values.items()):
+            series = []
+            for number, accuracies in sorted(values.items()):
                 end = min((a.first for a in self.attempts if a.number > number), default=math.inf)
-                found.append(([Bin.over([step], [x]) for step, x in sorted(own.items())], end))
+                bins = [Bin.over([step], [x]) for step, x in sorted(accuracies.items())]
+                series.append((bins, end))
         return [
-            ([own for own in bins if own.step < end], [own for own in bins if own.step >= end])
-            for bins, end in found
+            ([x for x in bins if x.step < end], [x for x in bins if x.step >= end])
+            for bins, end in series
         ]
 
     def surviving(self, tag: str) -> list[Bin]:
-        """The part of a series that counts."""
-        return [own for kept, _ in self.pieces(tag) for own in kept]
+        """Return the part of a series that counts."""
+        return [span for kept, _ in self.pieces(tag) for span in kept]
 
     def level(self, tag: str) -> Level | None:
-        """The alert level of a diagnostic's latest value, taken alone."""
+        """Return the alert level of a diagnostic's latest value, taken alone."""
         value = value_of(self.latest, tag)
         return None if value is None else self.bands.level(tag, value)
 
 
 def outcome(run: RecordedRun) -> str:
-    """The outcome in a few words: finished, diverged, ended, or not over."""
+    """Return the outcome in a few words: finished, diverged, ended, or not over."""
     back, total, steps = len(run.rollbacks), run.setting("iterations"), f"{run.step + 1:,}"
     after = f" after {back} rollback{'s' if back > 1 else ''}" if back else ""
     if run.results.get("diverged_at") is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, typed
-from . import files as of
+from . import files
 from .folder import RecordedRun
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Runs:
             nested ones as ``outer/inner``; ``verdict``, the line that every page shows;
             ``recorded_steps``, ``error_count``, ``rollback_count``.
         rows: by ``run`` and ``step``. Columns: one per tag (:mod:`ebmguard.tags`), ``attempt`` (the
-            number of earlier rollbacks), and the trainer's own numbers (``cross_entropy``). NaN if
+            number of earlier rollbacks), and numbers of the trainer (``cross_entropy``). NaN if
             a row lacks it. An ensemble has its mean row. A long run does not have every row:
             ``log_every`` = k means that one in k was written.
         evaluations: by ``run`` and ``step``, the trainer's evaluations of the network; toys have a
@@ -49,7 +49,7 @@ class Runs:
 def load(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, abandoned: bool = False
 ) -> Runs:
-    """The runs in folders of a guard or a trainer, finished or not.
+    """Load the runs in folders of a guard or a trainer, finished or not.
 
     Args:
         paths: a run folder, one that holds some, a pattern such as ``"runs/*"``, or several of
@@ -69,32 +69,34 @@ def load(
     several = [paths] if isinstance(paths, str | os.PathLike) else [*paths]
     names = [name for path in several for name in sorted(glob.glob(os.fspath(path)))]
     places = [Path(name) for name in names if os.path.isdir(name)]
-    folders = {str(run): _read(run) for run in of.run_folders(places)}
-    folders = {name: found for name, found in folders.items() if len(found["rows"])}
+    folders = {str(run): _read(run) for run in files.run_folders(places)}
+    folders = {name: frames for name, frames in folders.items() if len(frames["rows"])}
     if not folders:
         raise ConfigError(
             f"{', '.join(map(str, several)) or 'No folder'}: nothing there holds a metrics.jsonl "
             'with rows. Name run folders of a guard or a trainer, as in load("runs/*").'
         )
 
-    def of_all(kind: str, *index: str) -> DataFrame:
-        parts = [found[kind].assign(run=name) for name, found in folders.items()]
+    def joined(kind: str, *index: str) -> DataFrame:
+        parts = [frames[kind].assign(run=name) for name, frames in folders.items()]
         frame = pd.concat([part for part in parts if len(part)] or parts[:1])
         if "abandoned" in frame and not abandoned:
             frame = frame[~frame["abandoned"]].drop(columns="abandoned")
         return frame.set_index(["run", *index])
 
     return Runs(
-        pd.DataFrame([found["line"] for found in folders.values()], pd.Index(folders, name="run")),
-        of_all("rows", "step"),
-        of_all("evaluations", "step"),
-        of_all("alerts"),
-        of_all("rollbacks"),
+        pd.DataFrame(
+            [frames["line"] for frames in folders.values()], pd.Index(folders, name="run")
+        ),
+        joined("rows", "step"),
+        joined("evaluations", "step"),
+        joined("alerts"),
+        joined("rollbacks"),
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The line of one run and its frames; rows and evaluations say whether they are abandoned."""
+    """Return the line of one run and its frames; rows and evaluations have ``abandoned``."""
     import pandas as pd
 
     parts = [pd.DataFrame({"step": [], "attempt": []})]
@@ -106,11 +108,11 @@ def _read(path: Path) -> dict[str, Any]:
     attempt = rows.pop("recovery/attempt") if "recovery/attempt" in rows else rows["attempt"]
     rows["attempt"] = attempt.fillna(0).astype("int64")
     rows["step"] = rows["step"].astype("int64")
-    # Their step, or one before it, comes again later in the file.
+    # A row is abandoned if its step, or one before it, comes again later in the file.
     rows["abandoned"] = rows["step"] >= rows["step"][::-1].cummin()[::-1].shift(-1)
     none = {"step": [], "abandoned": pd.array([], "bool")}
     evaluations = pd.DataFrame(_evaluations(path, rows.groupby("attempt")["step"].min()) or none)
-    line = of.flat(run.settings, "/") | of.flat(run.results, "/")
+    line = files.flattened(run.settings, "/") | files.flattened(run.results, "/")
     line |= {
         "verdict": str(run.verdict),
         "recorded_steps": int((~rows["abandoned"]).sum()),
@@ -123,12 +125,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _evaluations(path: Path, firsts: Any) -> list[dict[str, Any]]:
-    """What evaluations of one step have left in several files, by the first steps of attempts."""
-    found: dict[tuple[int, int, int], dict[str, Any]] = {}
+    """Merge the evaluations of a step from several files; ``firsts`` are the attempts' steps."""
+    merged: dict[tuple[int, int, int], dict[str, Any]] = {}
     for name in ("evaluations", "accuracy", "members"):
-        for record in chain.from_iterable(of.batches(path / f"{name}.jsonl", of.ROW)):
+        for record in chain.from_iterable(files.batches(path / f"{name}.jsonl", files.ROW)):
             step, attempt = record["step"], record.get("attempt", 0)
             again = firsts[firsts.index > attempt].min()  # NaN where there is no later one
-            own = found.setdefault((step, attempt, record.get("member", 0)), {})
-            own |= {"attempt": attempt, "abandoned": bool(step >= again)} | record
-    return [found[key] for key in sorted(found)]
+            evaluation = merged.setdefault((step, attempt, record.get("member", 0)), {})
+            evaluation |= {"attempt": attempt, "abandoned": bool(step >= again)} | record
+    return [merged[key] for key in sorted(merged)]

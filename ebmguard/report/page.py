@@ -16,10 +16,10 @@ from ..errors import ConfigError, printable
 from ..sinks.opened import opened, without_links
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
-from .files import batches, flat, named, run_folders
-from .folder import ACCURACY, RecordedRun, ends, outcome, value_of
+from .files import batches, flattened, listed, run_folders
+from .folder import ACCURACY, RecordedRun, first_and_last, outcome, value_of
 from .plots import CHARTS, MORE_CHARTS, note, short_number, unnamed
-from .problems import advice, to_do
+from .problems import advice, next_steps
 
 __all__ = ["CompareConfig", "ReportConfig", "compare", "page", "report"]
 
@@ -41,18 +41,18 @@ class ReportConfig:
 
 @dataclass(frozen=True)
 class CompareConfig(ReportConfig):
-    """Compare two to six runs, finished or not: a table of how each went, and a page about them."""
+    """Compare two to six runs, finished or not: a table of how they went, and a page."""
 
 
 def report(config: ReportConfig) -> int:
-    """`ebmguard report`; the exit status is 0."""
+    """Run `ebmguard report`; the exit status is 0."""
     out, _ = _write(config, "report", 1)
     print(f"report: {printable(out)}")
     return 0
 
 
 def compare(config: CompareConfig) -> int:
-    """`ebmguard compare`; the exit status is 0."""
+    """Run `ebmguard compare`; the exit status is 0."""
     try:
         from rich.console import Console
         from rich.table import Table
@@ -61,7 +61,7 @@ def compare(config: CompareConfig) -> int:
         raise ImportError('comparing needs rich: pip install ".[cli]" in a clone') from error
     table = Table.grid(padding=(0, 2))
     out, facts = _write(config, "compare", 2)
-    for title, cells in _told(facts).items():
+    for title, cells in _comparison(facts).items():
         shown = ("—" if value is None else _cell(value) for value in cells)
         table.add_row(title, *(Text(cell, overflow="fold") for cell in shown))
     Console(highlight=False).print(table)
@@ -70,13 +70,13 @@ def compare(config: CompareConfig) -> int:
 
 
 def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[dict[str, Any]]]:
-    """Write the page; where, and the facts of each run."""
+    """Write the page; return its path and the facts of the runs."""
     folders = run_folders(config.runs)
-    named_ones = folders if len(folders) == 1 else config.runs
-    where = named_ones[0] if len(named_ones) == 1 else Path()
-    out = config.out or where / f"{command}.html"
+    paths = folders if len(folders) == 1 else config.runs
+    parent = paths[0] if len(paths) == 1 else Path()
+    out = config.out or parent / f"{command}.html"
     if not fewest <= len(folders) <= _MOST_RUNS:
-        got = f"{len(folders)}" + (f": {named(folders)}" if folders else "")
+        got = f"{len(folders)}" + (f": {listed(folders)}" if folders else "")
         raise ConfigError(f"{command} takes {fewest} to {_MOST_RUNS} run folders; got {got}.")
     if out.suffix in (".png", ".pdf", ".svg"):
         raise ConfigError(f"--out {out}: expected a page, such as {command}.html.")
@@ -91,7 +91,7 @@ def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[
 
 
 def page(folders: Sequence[Path]) -> str:
-    """The HTML page about run folders; a ``ConfigError`` if one has no rows or is damaged."""
+    """Return the HTML page about runs; raise a ``ConfigError`` if one has no rows or is damaged."""
     return _page(folders)[0]
 
 
@@ -109,19 +109,19 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _cell, "note": note, "ends": ends}
+    environment.filters |= {"number": _cell, "note": note, "first_and_last": first_and_last}
     names = [printable(folder.resolve().name) for folder in folders]
     if len(set(names)) < len(names):
         names = [run.name for run in runs]
     facts = [_facts(run, name) for run, name in zip(runs, names, strict=True)]
-    own = sorted({name for run in runs for name in run.own})
+    trainer_tags = sorted({name for run in runs for name in run.trainer_tags})
     configs, results = [_flat(run.config) for run in runs], [_flat(run.results) for run in runs]
     text = environment.get_template("report.html").render(
         runs=facts,
         main=[plot for chart in (*main, ACCURACY) if (plot := plots.draw(chart, runs))],
-        # What stayed 0 from beginning to end is healthy, and no news.
+        # A number that stayed 0 from beginning to end is healthy, and no news.
         more=[plot for chart in more if (plot := plots.draw(chart, runs)) and not plot.is_zero],
-        own=[plot for name in own if (plot := plots.draw(unnamed(name), runs))],
+        trainer_plots=[plot for name in trainer_tags if (plot := plots.draw(unnamed(name), runs))],
         differing={"settings": _differing(configs), "outcome": _differing(results)},
         configs=configs,
         results=results,
@@ -130,21 +130,21 @@ def _page(folders: Sequence[Path]) -> tuple[str, list[dict[str, Any]]]:
     return text, facts
 
 
-def _told(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """How each run went, one column a run, None where it is not known; lines by their title."""
-    runs: list[RecordedRun] = [own["recorded"] for own in facts]
-    tiles = [dict(own["tiles"]) for own in facts]
+def _comparison(facts: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return the lines of the table by title, one column a run; None if a value is unknown."""
+    runs: list[RecordedRun] = [fact["recorded"] for fact in facts]
+    tiles = [dict(fact["tiles"]) for fact in facts]
     return {
-        "": [own["name"] for own in facts],
-        **{name: [own[name] for own in facts] for name in ("verdict", "outcome")},
+        "": [fact["name"] for fact in facts],
+        **{name: [fact[name] for fact in facts] for name in ("verdict", "outcome")},
         **{f"first {level}": [_first(run, level) for run in runs] for level in ("WARN", "ERROR")},
         "rollbacks": [len(run.rollbacks) for run in runs],
         "β*": [run.latest.get(BETA_STAR) for run in runs],
-    } | {title: [own.get(title) for own in tiles] for title in dict.fromkeys(chain(*tiles))}
+    } | {title: [tile.get(title) for tile in tiles] for title in dict.fromkeys(chain(*tiles))}
 
 
 def _first(run: RecordedRun, level: str) -> str:
-    """The first alert of a level, and the last test accuracy before it, where there is one."""
+    """Describe the first alert of a level, and the last test accuracy before it, if any."""
     alert = next((alert for alert in run.alerts if alert["level"] == level), None)
     if alert is None:
         return "none"
@@ -154,10 +154,10 @@ def _first(run: RecordedRun, level: str) -> str:
 
 
 def _charts(folders: Sequence[Path]) -> tuple[list[Tag], list[Tag]]:
-    """The main ones; the others, with alerts' tags."""
+    """Return the main charts; the others, with those of the tags that alerts name."""
     main, more = ({chart.name: chart for chart in charts} for charts in (CHARTS, MORE_CHARTS))
     for folder in folders:
-        # Not checked yet: that takes longer than all else where there are many.
+        # The records are not checked here: that is slow where there are many.
         tags = {alert.get("tag") for alert in chain.from_iterable(batches(folder / "alerts.jsonl"))}
         for tag in sorted(tag for tag in tags if isinstance(tag, str))[:_MOST_CHARTS]:
             tag = printable(tag.removeprefix(REFERENCE))
@@ -173,9 +173,9 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         ("best test accuracy", results.get("best_accuracy")),
     ]
     for chart in CHARTS:
-        # Not the name that the results have for another number: theirs is at β*, 0 or not.
-        own = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
-        title = f"reference {chart.title}" if own != chart.name and own in row else chart.title
+        # Another title than that in the results, whose number is at β* even if β* is 0.
+        tag = weight_tag(chart.name, row.get(BETA_STAR, math.nan))
+        title = f"reference {chart.title}" if tag != chart.name and tag in row else chart.title
         tiles.append((title, value_of(row, chart.name)))
     tiles.append(("output scale", row.get("output_scale")))
     tiles.append(("seconds", results.get("wall_seconds")))
@@ -185,7 +185,7 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
         "verdict": run.verdict,
         "diverged": results.get("diverged_at") is not None,
         "outcome": outcome(run),
-        "to_do": to_do(run, advised),
+        "next_steps": next_steps(run, advised),
         "tiles": [(title, value) for title, value in tiles if value is not None],
         "advice": advised,
         "samples": _samples(run.path),
@@ -193,26 +193,26 @@ def _facts(run: RecordedRun, name: str) -> dict[str, Any]:
 
 
 def _samples(folder: Path) -> list[tuple[str, str]]:
-    """Names and base64 text of the pictures of samples that a run kept, figures/samples_*.png."""
-    found = []
+    """Return name and base64 text of the pictures that a run kept, figures/samples_*.png."""
+    pictures = []
     for path in sorted((folder / "figures").glob("samples_*.png")):
         if file := opened(path, inside=folder):
             with file:
                 picture = file.read(_LARGEST + 1)
             if picture.startswith(_PNG) and len(picture) <= _LARGEST:
                 name = path.stem.removeprefix("samples_").replace("_", " ")
-                found.append((printable(name), base64.b64encode(picture).decode()))
-    return found
+                pictures.append((printable(name), base64.b64encode(picture).decode()))
+    return pictures
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings by dotted names, not more than fit a page; long lists by their length."""
-    every = flat(values, ".")
-    found = {
-        name: f"{len(own)} entries" if isinstance(own, list) and len(str(own)) > 60 else own
-        for name, own in islice(every.items(), _MOST_SETTINGS)
+    """Flatten settings to dotted names, as many as fit a page; long lists become their length."""
+    every = flattened(values, ".")
+    shown = {
+        name: f"{len(value)} entries" if isinstance(value, list) and len(str(value)) > 60 else value
+        for name, value in islice(every.items(), _MOST_SETTINGS)
     }
-    return found | ({"…": "and more"} if len(every) > len(found) else {})
+    return shown | ({"…": "and more"} if len(every) > len(shown) else {})
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:

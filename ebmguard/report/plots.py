@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import printable
 from ..tags import REFERENCE, SHARPNESS, TAGS, Scale, Tag
 from .bins import Bin
-from .folder import RecordedRun, ends, value_of
+from .folder import RecordedRun, first_and_last, value_of
 
 __all__ = ["CHARTS", "MORE_CHARTS", "Axis", "Plot", "draw", "note", "short_number", "unnamed"]
 
@@ -21,7 +21,7 @@ WIDTH, HEIGHT = 560, 210
 LEFT, RIGHT, TOP, BOTTOM = 54, 548, 16, 186
 # Beyond these a lost run would flatten everything that came before.
 _TALLEST, _DECADES = 1e6, 12
-# From a value to what is drawn evenly, and back.
+# The transform of a value to an even scale, and its inverse.
 _TRANSFORMS: dict[str | None, tuple[Callable[[float], float], Callable[[float], float]]] = {
     "log": (math.log10, lambda y: 10.0**y),
     "symlog": (
@@ -32,17 +32,17 @@ _TRANSFORMS: dict[str | None, tuple[Callable[[float], float], Callable[[float], 
 
 
 def unnamed(name: str) -> Tag:
-    """The chart of a number that the tags do not describe, usually a trainer's own."""
+    """Return the chart of a number that the tags do not describe, usually the trainer's."""
     return Tag(name, printable(name), "symlog", "")
 
 
 def note(chart: Tag) -> str:
-    """A short note: the healthy value, and what other values mean."""
+    """Return a short note: the healthy value, and what other values mean."""
     return "; ".join(filter(None, (chart.healthy, chart.tells))) or chart.definition
 
 
 def short_number(value: float) -> str:
-    """A value in few characters."""
+    """Return a value in few characters."""
     if not math.isfinite(value):
         return str(value)
     digits = 4 if 1e-3 <= abs(value) < 9999.5 else 3
@@ -60,7 +60,7 @@ class Axis:
 
     @classmethod
     def around(cls, scale: Scale | None, values: Sequence[float]) -> Axis:
-        """The axis that fits finite values, cut if a few would flatten the rest."""
+        """Return the axis that fits finite values, cut if a few would flatten the rest."""
         if scale == "share":
             return cls(scale, 0.0, 1.0)
         if scale == "log":
@@ -78,14 +78,14 @@ class Axis:
         return cls(scale, back(down - pad), back(up + pad))
 
     def at(self, value: float) -> float:
-        """The position of a finite value: 0 at the lower end, 1 at the upper."""
+        """Return the position of a finite value: 0 at the lower end, 1 at the upper."""
         if self.scale == "log" and value <= 0:
             return 0.0
         low, x, high = map(_TRANSFORMS.get(self.scale, (float,))[0], (self.low, value, self.high))
         return min(1.0, max(0.0, (x - low) / (high - low)))
 
     def ticks(self) -> list[float]:
-        """About five round values on the axis."""
+        """Return about five round values on the axis."""
         ticks = _powers(self.low, self.high) if self.scale == "log" else []
         if self.scale == "symlog" and max(-self.low, self.high) > 4:
             inside = [0.0, *_powers(1.0, self.high), *(-x for x in _powers(1.0, -self.low))]
@@ -119,35 +119,35 @@ class Plot:
     bands: list[str]  # outlines of the range in which no rule says WARN
     limits: list[tuple[float, str]]  # heights of the rules' fixed limits
     owed: bool  # a value that is not finite is an alarm, and not just unknown
-    # The last step, and of each run the steps with the lowest and the highest value of each bin.
+    # The last step, and for every run the steps, lowest and highest values of its bins.
     data: dict[str, Any]
-    # Of each run its number, whether a rollback has undone these steps, and the path.
+    # The number of the run, whether a rollback has undone these steps, and the path.
     lines: list[tuple[int, bool, str]] = field(default_factory=list)
     gaps: list[tuple[float, int]] = field(default_factory=list)  # not finite: position and step
-    # Alerts of this diagnostic: x, y, the numbers of run and alert, and the alert.
+    # The alerts of this diagnostic: x, y, the numbers of run and alert, and the alert.
     markers: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
-    # What happened elsewhere, with its kind: alerts' levels, "diverged".
+    # Alerts of other diagnostics by their level, and "diverged".
     moments: list[tuple[float, str]] = field(default_factory=list)
-    # x of the step and of the restored one, and as of markers.
+    # x of the step and of the restored step, and then as in markers.
     rollbacks: list[tuple[float, float, int, int, dict[str, Any]]] = field(default_factory=list)
 
     @property
     def group(self) -> str:
-        """The part before the slash of its name; a trainer's own charts are grouped by it."""
+        """The part before the slash of its name, by which charts of trainers are grouped."""
         return printable(self.chart.name.rpartition("/")[0].partition("/")[0])
 
     @property
     def is_zero(self) -> bool:
-        """Whether every value is 0, without an alert."""
+        """True if every value is 0, without an alert."""
         ends = (end for run in self.data["runs"] for end in (*run["low"], *run["high"]))
         return not (self.markers or self.gaps or any(ends))
 
 
 def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
-    """The chart of a diagnostic, with all runs in it; None if no run has a finite value."""
+    """Return the chart of a diagnostic for all runs; None if no run has a finite value."""
     pieces = [run.pieces(chart.name) for run in runs]
-    bins = [own for of_run in pieces for parts in of_run for part in parts for own in part]
-    values = [value for own in bins for _, value in own.points()]
+    bins = [span for attempts in pieces for parts in attempts for part in parts for span in part]
+    values = [value for span in bins for _, value in span.points()]
     if not values:
         return None
     y = Axis.around(chart.scale, values)
@@ -161,61 +161,63 @@ def draw(chart: Tag, runs: Sequence[RecordedRun]) -> Plot | None:
         [(_y(y, tick), short_number(tick)) for tick in y.ticks()],
         bands=[_band(edges.bins, x, y) for edges in moves if len(runs) == 1],
         limits=[
-            (_y(y, at), f"WARN {sign} {short_number(at)}")
-            for sign, at in (("<", bounds.low), (">", bounds.high))
-            if y.low < at < y.high and not moves
+            (_y(y, limit), f"WARN {sign} {short_number(limit)}")
+            for sign, limit in (("<", bounds.low), (">", bounds.high))
+            if y.low < limit < y.high and not moves
         ],
         owed=any(run.bands.owes(chart.name) for run in runs),
         data={"last": end, "runs": []},
     )
-    for index, (run, of_run) in enumerate(zip(runs, pieces, strict=True)):
-        kept = [own for piece, _ in of_run for own in piece]
+    for index, (run, attempts) in enumerate(zip(runs, pieces, strict=True)):
+        kept = [span for piece, _ in attempts for span in piece]
         last = value_of(run.latest, chart.name)
         if kept and last is not None and (run.step, last) not in kept[-1].points():
             kept += [Bin.over([run.step], [last])] if math.isfinite(last) else []
-        low = [None if own.is_gap else float(f"{own.low:.4g}") for own in kept]
-        high = [None if own.is_gap else float(f"{own.high:.4g}") for own in kept]
-        plot.data["runs"].append({"step": [own.step for own in kept], "low": low, "high": high})
-        # What rollbacks undid lies below the one line of what led to the present state.
-        for undone, part in (*((True, piece) for _, piece in of_run), (False, kept)):
+        low = [None if span.is_gap else float(f"{span.low:.4g}") for span in kept]
+        high = [None if span.is_gap else float(f"{span.high:.4g}") for span in kept]
+        plot.data["runs"].append({"step": [span.step for span in kept], "low": low, "high": high})
+        # The steps that rollbacks undid are drawn below the line that led to the present state.
+        for undone, part in (*((True, piece) for _, piece in attempts), (False, kept)):
             path = _path(part, x, y)
             plot.lines += [(index, undone, path)] if path else []
-            plot.gaps += [(_x(x, own.bad_at), own.bad_at) for own in part if own.bad_at is not None]
+            plot.gaps += [
+                (_x(x, span.bad_at), span.bad_at) for span in part if span.bad_at is not None
+            ]
         _mark(plot, index, run, x, y)
     return plot
 
 
-def _mark(plot: Plot, of: int, run: RecordedRun, x: Axis, y: Axis) -> None:
-    for index, alert in ends(run.alerts):
+def _mark(plot: Plot, number: int, run: RecordedRun, x: Axis, y: Axis) -> None:
+    for index, alert in first_and_last(run.alerts):
         moment = _x(x, alert["step"]), alert["level"]
         if alert["tag"].removeprefix(REFERENCE) == plot.chart.name:
-            plot.markers.append((moment[0], _y(y, float(alert["value"])), of, index, alert))
+            plot.markers.append((moment[0], _y(y, float(alert["value"])), number, index, alert))
         elif alert["level"] != "INFO":
             plot.moments.append(moment)
-    plot.moments = list(dict.fromkeys(plot.moments))  # of many at one place, one
+    plot.moments = list(dict.fromkeys(plot.moments))  # one of many at one place
     lost = run.results.get("diverged_at")
     plot.moments += [(_x(x, lost), "diverged")] if lost is not None else []
-    for index, record in ends(run.rollbacks):
-        at = _x(x, record["step"]), _x(x, record["restored_step"])
-        plot.rollbacks.append((*at, of, index, record))
+    for index, record in first_and_last(run.rollbacks):
+        places = _x(x, record["step"]), _x(x, record["restored_step"])
+        plot.rollbacks.append((*places, number, index, record))
 
 
 def _path(bins: Sequence[Bin], x: Axis, y: Axis) -> str:
-    """The data of an SVG path through the extremes; a new stretch begins after a gap."""
+    """Return the data of an SVG path through the extremes; a gap begins a new stretch."""
     words, pen = [], "M"
-    for own in bins:
-        for step, value in own.points():
+    for span in bins:
+        for step, value in span.points():
             words.append(f"{pen}{_x(x, step):g} {_y(y, value):g}")
             pen = "L"
-        pen = "M" if own.is_gap else pen
+        pen = "M" if span.is_gap else pen
     # A stretch of a single value is a point, which a line with round ends shows.
     return " ".join(words) + ("h0" if len(words) == 1 else "")
 
 
 def _band(edges: Sequence[Bin], x: Axis, y: Axis) -> str:
-    """The outline of an attempt's band, as wide as it was at its widest within a bin."""
-    corners = [(own.step, own.low) for own in edges]
-    corners += [(own.step, own.high) for own in reversed(edges)]
+    """Return the outline of an attempt's band, as wide as it was at its widest within a bin."""
+    corners = [(span.step, span.low) for span in edges]
+    corners += [(span.step, span.high) for span in reversed(edges)]
     return " ".join(f"{_x(x, step):g},{_y(y, value):g}" for step, value in corners)
 
 
@@ -224,5 +226,5 @@ def _x(axis: Axis, step: float) -> float:
 
 
 def _y(axis: Axis, value: float) -> float:
-    at = axis.at(value) if math.isfinite(value) else float(value > 0)
-    return round(BOTTOM - at * (BOTTOM - TOP), 1)
+    height = axis.at(value) if math.isfinite(value) else float(value > 0)
+    return round(BOTTOM - height * (BOTTOM - TOP), 1)

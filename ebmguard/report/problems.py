@@ -15,26 +15,26 @@ import tyro
 
 from ..alerts import DEFAULT_RULES, FloorRule, Level, MedianRule, Remedy
 from ..alerts.remedies import ABOVE_DATA_WARN, BLOWUP_WARN, agreeing, recorded
-from ..check import OF_GRADIENT, of_unknown, show
-from ..check.problem import Problem, error, in_order, info, warn
+from ..check import NEED_GRADIENT, show, unknown_problems
+from ..check.problem import Problem, by_severity, error, info, warn
 from ..tags import ALERT_LEVEL, ENERGY_GAP
 from .folder import RecordedRun
 
-__all__ = ["Advice", "CheckConfig", "advice", "check", "problems_of_run", "to_do"]
+__all__ = ["Advice", "CheckConfig", "advice", "check", "next_steps", "problems_of_run"]
 
 _MEDIANS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, MedianRule))
 _FLOORS = tuple(rule for rule in DEFAULT_RULES if isinstance(rule, FloorRule))
 _MOST_RULES = 50  # that a page has advice of
 _NONFINITE = {"Energies": "energies pos neg", "Samples": "samples", "Gradients": "gradients"}
-# Every tag that is asked for below.
+# All tags that the checks below read.
 _READ = {
-    *(r.reference_prefix * at + own.tag for r in _MEDIANS for own in r.bounds for at in (0, 1)),
+    *(r.reference_prefix * n + bound.tag for r in _MEDIANS for bound in r.bounds for n in (0, 1)),
     *(tag for rule in _FLOORS for tag in (rule.tag, rule.reference_tag)),
     *(f"nonfinite/{name}" for names in _NONFINITE.values() for name in names.split()),
     *(ALERT_LEVEL, "beta_star", "buffer/reinit", "energy_gap", "energy_gap_scaled"),
-    *("f_neg/std", "optim/amplification", "scaler/skipped", *OF_GRADIENT),
+    *("f_neg/std", "optim/amplification", "scaler/skipped", *NEED_GRADIENT),
 }
-# What a median beyond a rule's limit means.
+# The meaning of a median beyond a rule's limit.
 _MEANINGS = {
     ("ess", "below"): "The effective sample size is {:.1%} of the negatives: a few carry it all.",
     ("pareto_k", "above"): "The weights' Pareto shape is {:.2g}: do not trust their variance.",
@@ -57,16 +57,16 @@ class Advice:
     rule: str  # its name, which is that of its section in docs/alerts.md
     level: str  # the worst that it reported
     count: int
-    first: int  # steps of its first and its last report
+    first: int  # step of its first report
     last: int
     alert: Mapping[str, Any]  # the first of the worst level
     remedies: tuple[str, ...]  # those of the worst level first, likeliest first
 
 
 def _moved_by_rollbacks(run: RecordedRun) -> dict[str, int]:
-    """What rollbacks have moved, and which way: no advice goes against them.
+    """Return the settings that rollbacks have moved, and which way: no advice contradicts them.
 
-    Nor does a run go back that is not lost, or that was rolled back.
+    A run that is not lost, or that was rolled back, is not advised to go back either.
     """
     pairs = [pair for rollback in run.rollbacks for pair in rollback["changes"].items()]
     names = {"sgld_steps": "steps"}
@@ -75,74 +75,81 @@ def _moved_by_rollbacks(run: RecordedRun) -> dict[str, int]:
 
 
 def _next_settings(run: RecordedRun) -> str:
-    """What a run that was rolled back is to begin with the next time."""
-    changes = {name: pair[1] for own in run.rollbacks for name, pair in own["changes"].items()}
-    said = ", ".join(f"{name} {after:g}" for name, after in changes.items())
-    return f"begin the next run with {said or 'new random numbers, which were enough'}"
+    """Return the advice for the next run after one that was rolled back."""
+    changes = {
+        name: pair[1] for rollback in run.rollbacks for name, pair in rollback["changes"].items()
+    }
+    settings = ", ".join(f"{name} {after:g}" for name, after in changes.items())
+    return f"begin the next run with {settings or 'new random numbers, which were enough'}"
 
 
-def to_do(run: RecordedRun, advised: Iterable[Advice]) -> tuple[str, ...]:
-    """Remedies for the verdict, the likeliest first; empty if none is needed."""
-    said = [_next_settings(run)] if run.rollbacks else []
-    said += [remedy for own in advised if own.level != "INFO" for remedy in own.remedies]
-    if run.verdict.is_lost and not said:
-        said = ['action="rollback" next time, which takes it back and goes on']
-    return tuple(said)
+def next_steps(run: RecordedRun, advised: Iterable[Advice]) -> tuple[str, ...]:
+    """Return remedies for the verdict, the likeliest first; empty if none is needed."""
+    steps = [_next_settings(run)] if run.rollbacks else []
+    steps += [remedy for entry in advised if entry.level != "INFO" for remedy in entry.remedies]
+    if run.verdict.is_lost and not steps:
+        steps = ['action="rollback" next time, which takes it back and goes on']
+    return tuple(steps)
 
 
 def advice(run: RecordedRun, moved: dict[str, int] | None = None) -> list[Advice]:
-    """One entry for each rule that fired unanswered, the most severe first, then the earliest."""
+    """Return an entry for every rule that fired unanswered, the worst first, then the earliest."""
     by_rule: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for alert in sorted(run.alerts[run.answered :], key=lambda alert: -Level[alert["level"]]):
         by_rule[alert["rule"]].append(alert)
-    found = []
+    entries = []
     for rule, alerts in by_rule.items():
-        worst, at = alerts[0], [alert["step"] for alert in alerts]
-        said = tuple(remedy for alert in alerts for remedy in recorded(alert))
-        found.append(Advice(rule, worst["level"], len(at), min(at), max(at), worst, said))
-    found.sort(key=lambda entry: (-Level[entry.level], entry.first))
-    del found[_MOST_RULES:]
+        worst, steps = alerts[0], [alert["step"] for alert in alerts]
+        remedies = tuple(remedy for alert in alerts for remedy in recorded(alert))
+        numbers = len(steps), min(steps), max(steps)
+        entries.append(Advice(rule, worst["level"], *numbers, worst, remedies))
+    entries.sort(key=lambda entry: (-Level[entry.level], entry.first))
+    del entries[_MOST_RULES:]
     moved = _moved_by_rollbacks(run) if moved is None else moved
-    return [replace(entry, remedies=agreeing(entry.remedies, moved)) for entry in found]
+    return [replace(entry, remedies=agreeing(entry.remedies, moved)) for entry in entries]
 
 
 @dataclass(frozen=True)
 class CheckConfig:
-    """List every problem of a run, each with its fix; the exit status is 1 with an error."""
+    """List every problem of a run with its fix; the exit status is 1 if one is an error."""
 
     run: tyro.conf.Positional[Path]
     """The folder of a run."""
 
 
 def check(config: CheckConfig) -> int:
-    """`ebmguard check RUN`; the exit status is 1 if a problem is an error, else 0."""
+    """Run `ebmguard check RUN`; the exit status is 1 if a problem is an error, else 0."""
     problems = problems_of_run(config.run)
     show(problems)
-    return int(any(each.severity is Level.ERROR for each in problems))
+    return int(any(problem.severity is Level.ERROR for problem in problems))
 
 
 def problems_of_run(path: Path) -> list[Problem]:
-    """Every problem of a run folder, worst first; a ``ConfigError`` if it is no run or damaged."""
+    """Return every problem of a run folder, worst first.
+
+    Raises:
+        ConfigError: the folder is no run, or is damaged.
+    """
     run = RecordedRun.read(path, whole=_READ)
     moved = _moved_by_rollbacks(run)  # and advised, from the first problem to the last
-    checks = (_of_alerts, _of_medians, _of_grad_scale, _of_rollbacks)
-    found = [p for check in checks for p in check(run, moved)]
-    others = (_of_outcome, _of_numbers, _of_sampler, _of_optimizer)
-    return in_order([*_of_loss(run), *found, *(p for check in others for p in check(run))])
+    checks = (_check_alerts, _check_medians, _check_grad_scale, _check_rollbacks)
+    problems = [p for check in checks for p in check(run, moved)]
+    others = (_check_outcome, _check_numbers, _check_sampler, _check_optimizer)
+    return by_severity([*_check_loss(run), *problems, *(p for check in others for p in check(run))])
 
 
-def _of_loss(run: RecordedRun) -> Iterator[Problem]:
-    """Where no alert says so."""
+def _check_loss(run: RecordedRun) -> Iterator[Problem]:
+    """Yield the loss of the run, if no alert reports it."""
     verdict, lost_at, advised = run.verdict, run.results.get("diverged_at"), advice(run)
     if lost_at is not None or (
-        verdict.is_lost and verdict.rule not in [own.rule for own in advised]
+        verdict.is_lost and verdict.rule not in [entry.rule for entry in advised]
     ):
-        at = verdict.step if lost_at is None else lost_at
+        step = verdict.step if lost_at is None else lost_at
         text = f"The run was lost here. Verdict: {verdict}."
-        yield error("diverged", f"step {at:,}", text, _fix(to_do(run, advised)))
+        yield error("diverged", f"step {step:,}", text, _fix(next_steps(run, advised)))
 
 
-def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
+def _check_outcome(run: RecordedRun) -> Iterator[Problem]:
     if run.accuracy:
         best_step, best = max(run.accuracy, key=lambda pair: pair[1])
         last_step, last = run.accuracy[-1]
@@ -157,10 +164,10 @@ def _of_outcome(run: RecordedRun) -> Iterator[Problem]:
         yield info("not_over", f"step {reached:,}", text, fix)
 
 
-def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
+def _check_numbers(run: RecordedRun) -> Iterator[Problem]:
     for what, names in _NONFINITE.items():
-        found = (pair for name in names.split() for pair in run.series(f"nonfinite/{name}"))
-        steps = {step for step, value in found if value > 0}
+        pairs = (pair for name in names.split() for pair in run.series(f"nonfinite/{name}"))
+        steps = {step for step, value in pairs if value > 0}
         if steps:
             text = f"{what} were NaN or infinite in {len(steps):,} steps, first here."
             fix = "a lower learning rate"
@@ -173,7 +180,7 @@ def _of_numbers(run: RecordedRun) -> Iterator[Problem]:
         yield warn("scaler_skips", "scaler/skipped", text, fix)
 
 
-def _of_alerts(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+def _check_alerts(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
     verdict = run.verdict
     cause = verdict.rule if verdict.is_lost else ""
     for entry in sorted(advice(run, moved), key=lambda entry: entry.rule != cause):
@@ -183,12 +190,13 @@ def _of_alerts(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
             value, limit = float(alert["value"]), float(alert["limit"])
             text = f"Verdict: {verdict}. " if entry.rule == cause else ""
             text += f"The rule fired {times}; "
-            text += f"{alert['tag']} was {value:.4g} here (limit {limit:.4g})."
+            text += f"{alert['tag']} was {value:.4g} here"
+            text += "." if not limit and alert.get("window") else f" (limit {limit:.4g})."
             fix = _fix(entry.remedies, alert.get("follows", "others"))
             yield Problem(Level[entry.level], entry.rule, f"step {alert['step']:,}", text, fix)
 
 
-def _of_rollbacks(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+def _check_rollbacks(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
     if not run.rollbacks:
         return
     last, count, left = run.rollbacks[-1], len(run.rollbacks), run.rollbacks[-1]["budget_left"]
@@ -209,10 +217,10 @@ def _of_rollbacks(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
         yield warn("relapse", f"step {relapses[-1]['step']:,}", text, fix)
 
 
-def _of_medians(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
-    """What a rule's own median at the end is beyond the rule's own limit."""
+def _check_medians(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+    """Yield the medians at the end of the run that are beyond the limit of their rule."""
     beta_star = _late(run, "beta_star", 1)
-    for rule, bound in ((own, bound) for own in _MEDIANS for bound in own.bounds):
+    for rule, bound in ((x, bound) for x in _MEDIANS for bound in x.bounds):
         tag = (rule.reference_prefix if beta_star == 0 else "") + bound.tag
         value = _late(run, tag, bound.window)
         if value > bound.limit if bound.side == "above" else value < bound.limit:
@@ -230,19 +238,19 @@ def _fix(remedies: Iterable[str], others: str = "others") -> str:
 
 
 def _late(run: RecordedRun, tag: str, window: int) -> float:
-    """The median of the last known values; NaN where there are not as many."""
+    """Return the median of the last known values; NaN if there are fewer."""
     known = [value for _, value in _kept(run, tag)[-window:]]
     return median(known) if len(known) == window else math.nan
 
 
 def _kept(run: RecordedRun, tag: str) -> list[tuple[int, float]]:
-    """A series without the rows of an ERROR: no advice rests on the numbers of a lost state."""
+    """Return a series without the rows of an ERROR: a lost state is no ground for advice."""
     lost = {step for step, level in run.series(ALERT_LEVEL) if level == Level.ERROR}
     return [pair for pair in run.series(tag) if pair[0] not in lost]
 
 
-def _of_grad_scale(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
-    """A GradScale that stayed low for as long as makes an ERROR."""
+def _check_grad_scale(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]:
+    """Yield a GradScale that stayed low for so long that it is an ERROR."""
     beta_star = _late(run, "beta_star", 1)
     for rule in _FLOORS:
         tag = rule.reference_tag if beta_star == 0 else rule.tag
@@ -261,12 +269,12 @@ def _of_grad_scale(run: RecordedRun, moved: dict[str, int]) -> Iterator[Problem]
             yield Problem(level, rule.name, f"step {long[-1][0]:,}", text, fix)
 
 
-def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
-    """Step and noise against the output scale, and chains that never start afresh."""
+def _check_sampler(run: RecordedRun) -> Iterator[Problem]:
+    """Compare step and noise with the output scale; look for chains that never start afresh."""
     step, noise = run.setting("step_size"), run.setting("noise_std")
     gaps = dict(run.series("energy_gap"))
-    # o as the guard used it: of the gap in both units.
-    scales = [own / gaps[at] for at, own in run.series("energy_gap_scaled") if gaps.get(at)]
+    # The ratio of the gap in both units is o as the guard used it.
+    scales = [scaled / gaps[i] for i, scaled in run.series("energy_gap_scaled") if gaps.get(i)]
     if step and noise and scales:
         implied, used = 2 * step / noise**2, median(scales)
         if abs(used / implied - 1) > 0.02:
@@ -278,18 +286,18 @@ def _of_sampler(run: RecordedRun) -> Iterator[Problem]:
     if len(reinit) >= 100 and not any(reinit):
         text = "No chain has started afresh in the whole run."
         yield info("stale_chains", "buffer/reinit", text, "a reinit rate of 0.05, as JEM.")
-    unknown = {tag for tag in OF_GRADIENT if tag in run.latest and not run.series(tag)}
+    unknown = {tag for tag in NEED_GRADIENT if tag in run.latest and not run.series(tag)}
     if run.row_count > 2:
-        yield from of_unknown(unknown)
+        yield from unknown_problems(unknown)
     if not run.series("sampler/drift_to_noise") and "sampler/drift_to_noise" not in unknown:
         text = "Drift, clamp and acceptance are unknown: step and noise were not attached."
         fix = "g.attach(step_size=..., noise_std=..., clamp=...)."
         yield info("unknown", "sampler/drift_to_noise", text, fix)
 
 
-def _of_optimizer(run: RecordedRun) -> Iterator[Problem]:
+def _check_optimizer(run: RecordedRun) -> Iterator[Problem]:
     series = _kept(run, "optim/amplification")
-    begin, end = (series[at][0] if series else 0 for at in (0, -1))
+    begin, end = (series[i][0] if series else 0 for i in (0, -1))
     quarter = (end - begin) / 4
     first = median([value for step, value in series if step <= begin + quarter] or [0.0])
     last = median([value for step, value in series if step >= end - quarter] or [0.0])

@@ -16,10 +16,10 @@ import tyro
 
 from ..tags import Scale
 from .bins import Bin
-from .files import ROWS, meant, named
+from .files import ROWS, listed, similar_runs
 from .folder import ACCURACY, RecordedRun, value_of
 from .plots import CHARTS, Axis, short_number, unnamed
-from .problems import advice, to_do
+from .problems import advice, next_steps
 
 try:
     from rich.console import Console, Group, RenderableType
@@ -38,7 +38,7 @@ _TEXT_HEIGHT = 50  # of a frame that is not for a screen
 _STYLES = {"": "green", "INFO": "cyan", "WARN": "yellow", "ERROR": "bold red"}
 _BAR, _LEVELS, _VALUES = 24, 6, 12  # characters, with the space around them
 _NARROWEST_SPARK, _WIDEST_SPARK = 12, 100
-_MOST_OWN = 4  # of the trainer's own numbers
+_MOST_TRAINER_TAGS = 4
 _TALL = 34  # lines, from which on sparklines are two lines tall
 _BLOCKS, _NOT_A_NUMBER = " ▁▂▃▄▅▆▇█", "×"
 
@@ -58,7 +58,7 @@ class WatchConfig:
 
 
 def watch(config: WatchConfig) -> int:
-    """`ebmguard watch`; Ctrl-C ends it. The exit status is 0."""
+    """Run `ebmguard watch`; Ctrl-C ends it. The exit status is 0."""
     console = Console(highlight=False)
     tags = [chart.name for chart in CHARTS]
     run = RecordedRun(config.run, tags)
@@ -66,9 +66,9 @@ def watch(config: WatchConfig) -> int:
         if config.once:
             console.print(_frame(RecordedRun.read(config.run, tags), None, console))
             return 0
-        if not os.path.lexists(config.run / ROWS) and (runs := meant(config.run)):
-            # It may be there soon, or be misspelt.
-            console.print(f"no run in {run.name} yet; runs that are there: {named(runs)}")
+        if not os.path.lexists(config.run / ROWS) and (runs := similar_runs(config.run)):
+            # The folder may be there soon, or be misspelt.
+            console.print(f"no run in {run.name} yet; runs that are there: {listed(runs)}")
         if console.is_terminal:
             with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
                 live.update(f"reading {run.name}", refresh=True)  # some seconds where it is long
@@ -81,16 +81,17 @@ def watch(config: WatchConfig) -> int:
 
 
 def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[RenderableType]:
-    """Frames until the run is over: with ``every``, only new ones and not too often."""
-    seen: list[tuple[float, int]] = []  # of the last minute: when, and at which step
+    """Yield frames until the run is over: with ``every``, only new ones and not too often."""
+    progress: list[tuple[float, int]] = []  # times and steps of the last minute
     shown, is_new = -math.inf, True
     while True:
         is_new |= run.update()
         now, step = time.monotonic(), run.step if run.attempts else 0
-        # Those of later steps are of before a rollback.
-        seen = [(at, had) for at, had in seen if now - at <= _RATE_OVER and had <= step]
-        seen.append((now, step))
-        rate = (step - seen[0][1]) / (now - seen[0][0]) if step > seen[0][1] else None
+        # Later steps are of before a rollback.
+        progress = [x for x in progress if now - x[0] <= _RATE_OVER and x[1] <= step]
+        progress.append((now, step))
+        start, first = progress[0]
+        rate = (step - first) / (now - start) if step > first else None
         if run.is_over or not every or (is_new and now - shown >= every):
             yield _frame(run, rate, console)
             shown, is_new = now, False
@@ -100,13 +101,13 @@ def _frames(run: RecordedRun, console: Console, every: float) -> Iterator[Render
 
 
 def _frame(run: RecordedRun, rate: float | None, console: Console) -> RenderableType:
-    """The state of a run; the rate is in steps per second, None where it is not known yet."""
+    """Return the state of a run; the rate is in steps per second, None if it is not known yet."""
     if not run.attempts:
-        there = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
-        return Group(Text(run.name, style="bold"), Text(there, style="dim"))
+        state = "waiting for the first row" if run.path.is_dir() else "waiting: no such folder yet"
+        return Group(Text(run.name, style="bold"), Text(state, style="dim"))
     height = console.height if console.is_terminal else _TEXT_HEIGHT
     table = _diagnostics(run, console.width, 2 if height >= _TALL else 1)
-    advised = to_do(run, advice(run))
+    advised = next_steps(run, advice(run))
     next_ = [Text(f"next: {'; '.join(advised)}")] if advised else []
     head = Group(_headline(run, rate), _state(run), *next_, Text(), table)
     left = height - len(console.render_lines(head))
@@ -142,8 +143,8 @@ def _state(run: RecordedRun) -> Text:
     line = Text.assemble((f"● {verdict}", _STYLES[kind]))
     if name or not verdict.is_lost:
         line.append(f", {name or 'in bounds'} now", _STYLES[name])
-    said = [f"{count} {level}" for level, count in run.counts.items()]
-    line.append(f"   so far {', '.join(said) or 'no alerts'}")
+    counts = [f"{count} {level}" for level, count in run.counts.items()]
+    line.append(f"   so far {', '.join(counts) or 'no alerts'}")
     if back := len(run.rollbacks):
         line.append(f", {back} rollback{'s' if back > 1 else ''}", "magenta")
     beta_star = run.latest.get("beta_star")
@@ -155,11 +156,13 @@ def _state(run: RecordedRun) -> Text:
 
 
 def _diagnostics(run: RecordedRun, width: int, tall: int) -> RenderableType:
-    rows = [(own, value_of(run.latest, own.name), run.surviving(own.name)) for own in CHARTS]
-    # What is not measured in every step: as it was at last.
-    others = (ACCURACY, *map(unnamed, run.own[:_MOST_OWN]))
-    seen = [(own, bins) for own in others if (bins := run.surviving(own.name))]
-    rows += [(own, run.latest.get(own.name, bins[-1].last), bins) for own, bins in seen]
+    rows = [
+        (chart, value_of(run.latest, chart.name), run.surviving(chart.name)) for chart in CHARTS
+    ]
+    # Numbers that are not measured in every step are shown as they were last.
+    others = (ACCURACY, *map(unnamed, run.trainer_tags[:_MOST_TRAINER_TAGS]))
+    known = [(chart, bins) for chart in others if (bins := run.surviving(chart.name))]
+    rows += [(chart, run.latest.get(chart.name, bins[-1].last), bins) for chart, bins in known]
     bands = [_band(*run.limits(chart.name)[:2]) for chart, *_ in rows]
     free = width - _LEVELS - max(len(chart.title) for chart, *_ in rows) - _VALUES
     # In a narrow terminal the bands make room for the lines.
@@ -193,7 +196,7 @@ def _band(low: float, high: float) -> str:
 
 
 def _records(title: str, records: list[dict[str, Any]], room: int, console: Console) -> Group:
-    """The latest, newest first, as many as there is room for, and one in any case."""
+    """Return the latest records, newest first, as many as there is room for, and at least one."""
     shown: list[Text] = []
     room -= 3  # title, an empty line and the count of the rest
     for record in reversed(records):
@@ -214,12 +217,12 @@ def _duration(seconds: float) -> str:
 
 
 def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int = 1) -> list[str]:
-    """A series as lines of blocks, from top to bottom, that show its largest excursions.
+    """Return a series as lines of blocks, from top to bottom, that show its largest excursions.
 
     A column shows the value farthest from the median of the series, so that a spike of a single
     step is visible in a run of any length. × marks a column with a value that is not finite.
     """
-    values = [value for own in bins for _, value in own.points()]
+    values = [value for span in bins for _, value in span.points()]
     if not bins:
         return [" " * width] * height
     axis = Axis.around(scale, values)
@@ -227,21 +230,21 @@ def sparkline(bins: Sequence[Bin], scale: Scale | None, width: int, height: int 
     first, last = bins[0].step, bins[-1].step
     columns: list[list[float]] = [[] for _ in range(width)]
     bad = set()
-    for own in bins:
+    for span in bins:
         # Fewer bins than columns are spread, so that time runs evenly from left to right.
-        column = (own.step - first) * (width - 1) // max(1, last - first)
-        columns[column] += [axis.at(value) for _, value in own.points()]
-        if own.bad_at is not None:
+        column = (span.step - first) * (width - 1) // max(1, last - first)
+        columns[column] += [axis.at(value) for _, value in span.points()]
+        if span.bad_at is not None:
             bad.add(column)
-    drawn, at = [], math.nan
+    drawn, level = [], math.nan
     for i, heights in enumerate(columns):
-        # What is measured every so many steps holds until it is measured again.
-        at = max(heights, key=lambda x: abs(x - middle), default=at)
-        if i in bad or math.isnan(at):
+        # A number that is measured every so many steps holds until it is measured again.
+        level = max(heights, key=lambda x: abs(x - middle), default=level)
+        if i in bad or math.isnan(level):
             drawn.append((_NOT_A_NUMBER if i in bad else " ") * height)
         else:
-            # The lowest value is still seen: as the lowest block of the lowest line.
-            filled = max(1, round(at * 8 * height))
+            # The lowest value still shows, as the lowest block of the lowest line.
+            filled = max(1, round(level * 8 * height))
             below = range(8 * (height - 1), -1, -8)
-            drawn.append("".join(_BLOCKS[min(8, max(0, filled - of))] for of in below))
+            drawn.append("".join(_BLOCKS[min(8, max(0, filled - blocks))] for blocks in below))
     return ["".join(line) for line in zip(*drawn, strict=True)]

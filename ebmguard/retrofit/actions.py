@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Actions"]
 
 _log = logging.getLogger("ebmguard")
+_FIRST_CHECKPOINT = 50  # step before which no trainer keeps one
 
 
 @dataclass(eq=False)
@@ -117,10 +118,11 @@ class Actions:
             rolls_back=self.takes_back,
         )
 
-    def advised(self, alert: Alert, now: Situation) -> Alert:
+    def advised(self, alert: Alert, now: Situation, lost_since: int | None = None) -> Alert:
         """An alert with the first two of its remedies that make sense in this run.
 
-        A remedy that contradicts earlier advice is left out until the run has changed.
+        A remedy that contradicts earlier advice is left out until the run has changed. A run that
+        is lost since an earlier step goes back to before that one.
         """
         chosen: list[str] = []
         for remedy in alert.remedies:
@@ -134,8 +136,12 @@ class Actions:
                     if direction != move[1] or not now.is_like(then):
                         self._advised[what] = move[1], now.moved
                 if remedy == Remedy.ROLL_BACK:
+                    since = alert.step if lost_since is None else lost_since
+                    back = (
+                        remedy if since >= _FIRST_CHECKPOINT else "begin again, as no checkpoint is"
+                    )
                     next_time = '; action="rollback" next time' if self.could_roll_back else ""
-                    words = f"{remedy} of before step {alert.step:,}{next_time}"
+                    words = f"{back} of before step {since:,}{next_time}"
                     remedy = Said.of(Remedy.ROLL_BACK, words)
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))

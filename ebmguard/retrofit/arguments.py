@@ -18,7 +18,7 @@ from ..errors import ConfigError, folder_path, spelled
 from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
-from ..trainer import Told, Trainer, finite_number
+from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
 from .doors import check_loss, check_sampler
 from .ensemble import check_variants
@@ -65,7 +65,7 @@ def guard(
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
     compile: bool = False,
-    **told: Unpack[Told],
+    **told: Unpack[TrainerParts],
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
 
@@ -235,7 +235,7 @@ def guard(
         offer=made if may else None,
     )
     if ranks.is_first:
-        announce(sampler, strength, substeps, log_dir)
+        announce(sampler, strength, 1 if settings.models else substeps, log_dir)
     fineness = Fineness(1 if settings.models else substeps, settings)
     loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
@@ -274,12 +274,22 @@ def announce(
         _log.addHandler(_Terminal())
         _log.setLevel(_log.level or logging.INFO)
     named = getattr(sampler, "__name__", type(sampler).__name__)
-    what = "the loss" if sampler is None else f"the loss and {named}"
-    scale, given = strength.output_scale, f"{strength.name}={_shown(strength.given)}"
-    given += f", substeps={times}"
-    told = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
-    watch = "pass log_dir= to watch it" if folder is None else f"ebmguard watch {folder}"
-    _log.info("guards %s, %s, output_scale=%s; %s", what, given, told, watch)
+    what = "The loss is" if sampler is None else f"The loss and {named} are"
+    scale, settings = strength.output_scale, f"{strength.name}={_shown(strength.given)}"
+    settings += f", substeps={times}"
+    effects: dict[Times, str] = {
+        "auto": "Nothing changes until the sampler's steps are too long",
+        1: "Nothing changes",
+    }
+    effect = effects.get(times, f"The sampler's steps are taken {times} times finer")
+    if _shown(strength.given) != "0":
+        effect = "The loss weights the negatives"
+        shown = f"{scale:g}" if scale else "to be measured" if strength.awaits_scale else "unknown"
+        settings += f", output_scale={shown}"
+    watch = (
+        "Pass log_dir= to watch it" if folder is None else f"To watch it: ebmguard watch {folder}"
+    )
+    _log.info("%s guarded. %s (%s). %s", what, effect, settings, watch)
 
 
 def _shown(value: Any) -> str:

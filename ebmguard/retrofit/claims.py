@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any
 
 from ..errors import ConfigError
-from ..trainer import Trainer, is_function, parts_of
+from ..trainer import Trainer, is_function, optimizers_of
 
 __all__ = ["ONCE", "Claims"]
 
@@ -47,7 +47,7 @@ class Claims:
     def take(self, trainer: Trainer, sampler: Any) -> None:
         """Take what is attached; a ``ConfigError`` where another guard has it."""
         self._model = None if trainer.model is None else weakref.ref(trainer.model)
-        optimizers = [] if trainer.optimizer is None else parts_of(trainer.optimizer)
+        optimizers = [] if trainer.optimizer is None else optimizers_of(trainer.optimizer)
         sampler = getattr(sampler, "original", sampler)
         own = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
         name: str = getattr(sampler, "__qualname__", type(sampler).__name__)

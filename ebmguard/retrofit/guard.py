@@ -19,7 +19,7 @@ from ..errors import ConfigError, SamplerError, undamaged
 from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import why_not_logged
-from ..trainer import Told, Trainer
+from ..trainer import Trainer, TrainerParts
 from .loop import Loop
 from .losses import Losses
 from .rows import Row
@@ -257,13 +257,13 @@ class Guard:
         finally:
             self._loop.paused_by = before
 
-    def attach(self, **told: Unpack[Told]) -> Guard:
+    def attach(self, **told: Unpack[TrainerParts]) -> Guard:
         """Give the guard parts of the trainer that you made after it; returns the guard.
 
         You may call it several times: a new part replaces the earlier one. The keywords are those
-        of :func:`guard` for the rest of the trainer
-        (:class:`ebmguard.trainer.Told`); here ``step_size`` and ``noise_std`` leave the output
-        scale as it is. This also opens a closed guard again.
+        of :func:`guard` for the rest of the trainer (:class:`ebmguard.trainer.TrainerParts`);
+        here ``step_size`` and ``noise_std`` leave the output scale as it is. This also opens a
+        closed guard again.
 
         Raises:
             TypeError: an unknown keyword.

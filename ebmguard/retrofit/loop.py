@@ -19,7 +19,7 @@ from ..errors import ConfigError, SamplerError
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
-from ..trainer import Told, Trainer
+from ..trainer import Trainer, TrainerParts
 from .actions import Actions
 from .claims import Claims
 from .ending import finish, take_off, write_the_rest
@@ -129,7 +129,7 @@ class Loop:
             own = row.numbers if alert.member is None else row.members[alert.member]
             told = own.get("beta_star"), self.strength.most_raised, own
             now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
-            alerts.append(self.actions.advised(alert, now))
+            alerts.append(self.actions.advised(alert, now, self.course.lost_since))
         level = max(self._judge.level, self.skill.level)
         if row.is_news or alerts:
             self.rows.note({"alert_level": float(level)}, row)
@@ -299,7 +299,7 @@ class Loop:
         now = self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
         return self.fineness.known(now, self.rows.step)
 
-    def attach(self, told: Told, sampler: object) -> None:
+    def attach(self, told: TrainerParts, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
         trainer = check_told(self.trainer, told, sampler)
         self.claims.take(trainer, sampler)

@@ -20,7 +20,7 @@ from torch._compile import _disable_dynamo as uncompiled
 from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from ..trainer import parts_of
+from ..trainer import optimizers_of
 from .watches import Unended
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class OptimizerHooks:
     ) -> None:
         self._on_step, self._process_group = on_step, process_group
         self._is_watched, self._on_update = is_watched, on_update
-        self._members, self._rate = parts_of(optimizer), rate
+        self._members, self._rate = optimizers_of(optimizer), rate
         # Of those that have stepped since the last step was over.
         self._told: dict[int, tuple[float | Tensor, bool]] = {}
         self._norms: list[tuple[Tensor, Tensor, Tensor]] = []

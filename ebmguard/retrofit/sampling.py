@@ -18,7 +18,7 @@ from ..energies import Groups, LogQ
 from ..errors import SamplerError
 from ..ranks import refuse_shards
 from ..sampling import Drift, Recording, Substeps, Tempering, find_module, other_networks
-from ..trainer import Trainer, find_energy, found_lazy, is_function
+from ..trainer import Trainer, find_energy, is_function, lazy_result_problem
 from .strength import Strength, StrengthAt
 
 __all__ = [
@@ -133,7 +133,7 @@ class Sampling:
             result = tempering.run(call, args, kwargs, factor, recording, finer)
         if drift is not None and tempering is not None:
             drift.is_hidden |= tempering.is_hidden
-        wrong = lazy = "" if isinstance(result, Tensor) else found_lazy(result)
+        wrong = lazy = "" if isinstance(result, Tensor) else lazy_result_problem(result)
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:
                 wrong = _never_called(tempering, call, args, kwargs)

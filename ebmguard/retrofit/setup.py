@@ -37,7 +37,7 @@ def setup_of(
         misses_ranks=settings.ranks.are_unknown,
         models=len(settings.models),
         not_followed=tuple(followed),
-        chains="" if recoverer is None else recoverer.chains.found,
+        chains="" if recoverer is None else recoverer.chains.feedback,
         unknown=loop.self_check.unknown,
         is_stuck=loop.self_check.is_stuck,
         is_running=is_running,

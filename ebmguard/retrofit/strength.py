@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..ranks import Ranks, refuse_shards
 from ..sampling import Measured
-from ..trainer import TYPED_IN, Told, Trainer, check_takes, finite_number, implied_scale
+from ..trainer import TYPED_IN, Trainer, TrainerParts, check_takes, finite_number, implied_scale
 from .ensemble import Variants
 
 __all__ = [
@@ -67,7 +67,7 @@ class Settings:
         return Ranks(self.process_group)
 
 
-def check_told(trainer: Trainer, told: Told, sampler: object) -> Trainer:
+def check_told(trainer: Trainer, told: TrainerParts, sampler: object) -> Trainer:
     """The trainer with the parts that are attached now; a ``ConfigError`` if they do not fit."""
     trainer = trainer.extended(**told)
     if trainer.optimizer is not None:

@@ -22,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..alerts import Alert, Level
 from ..errors import ConfigError, Stateful
 from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
-from ..trainer import inner_optimizer, leaves, parts_of
+from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
 __all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
@@ -319,7 +319,7 @@ class Unended:
         if self._moves is None:
             self._moves = Moves()
             parameters = of_optimizer.keys() & energys.keys() or {*of_optimizer}
-            found, told = self._steps_instead, {*map(id, parts_of(self._optimizer))}
+            found, told = self._steps_instead, {*map(id, optimizers_of(self._optimizer))}
 
             def after(optimizer: Optimizer, *_: Any) -> None:
                 """Keep the optimizer that steps; this holds nothing of the guard."""
@@ -361,7 +361,8 @@ class Unended:
 
 def _name(optimizer: Any) -> str:
     return " and ".join(
-        f"{type(x).__name__}(lr={x.param_groups[0].get('lr', '?')})" for x in parts_of(optimizer)
+        f"{type(x).__name__}(lr={x.param_groups[0].get('lr', '?')})"
+        for x in optimizers_of(optimizer)
     )
 
 

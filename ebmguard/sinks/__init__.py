@@ -3,9 +3,9 @@
 What writes files is imported when it is first used: a run without ``log_dir`` writes none.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from ..errors import lazy
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, TAG_PREFIX, Sink, prefixed
 from .writer import LOCK, PatientSink, Writer, as_sink, is_gone, lock_folder
 
@@ -33,17 +33,15 @@ __all__ = [
     "read_jsonl",
     "to_json",
 ]
-_HOMES = {
-    **dict.fromkeys(("JsonlSink", "read_jsonl", "to_json"), ".jsonl"),
-    **dict.fromkeys(
-        ("AddScalarSink", "TensorBoardSink", "alert_markdown", "marker_tag"), ".tensorboard"
-    ),
-    "WebhookSink": "ebmguard.adapters.webhook",  # as it was once imported
-}
 
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(_HOMES[name], __name__), name)
+    __getattr__ = lazy(
+        __name__,
+        {
+            **dict.fromkeys(("JsonlSink", "read_jsonl", "to_json"), ".jsonl"),
+            **dict.fromkeys(
+                ("AddScalarSink", "TensorBoardSink", "alert_markdown", "marker_tag"), ".tensorboard"
+            ),
+            "WebhookSink": "ebmguard.adapters.webhook",  # its former home was this package
+        },
+    )

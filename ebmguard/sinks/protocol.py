@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from ..tags import is_own
+from ..tags import is_guard_tag
 
 __all__ = [
     "LEVEL_NUMBERS",
@@ -66,4 +66,4 @@ class Sink(Protocol):
 @lru_cache(10_000)
 def prefixed(name: str) -> str:
     """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's own as it is."""
-    return TAG_PREFIX + name if is_own(name) and not name.startswith(MARKER_PREFIX) else name
+    return TAG_PREFIX + name if is_guard_tag(name) and not name.startswith(MARKER_PREFIX) else name

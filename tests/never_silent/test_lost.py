@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ebmguard import Guard, guard, runs
+from ebmguard import Alert, Guard, Level, guard, runs
 from ebmguard.errors import BudgetSpentError, DivergenceError
 from ebmguard.recovery import Recovery
 from ebmguard.report import RecordedRun
@@ -110,6 +111,25 @@ def test_every_page_says_the_verdict_first_and_then_what_to_do(case, tmp_path, m
     assert "last good snapshot" not in "\n".join([*shown, html])
     advised = [following, *(each.fix for each in problems)]
     assert any(MINE in own for own in advised) == (to_do == MINE)
+
+
+@pytest.mark.parametrize(
+    ("calm", "first"), [(60, MINE), (9, "begin again, as no checkpoint is of before step 9")]
+)
+def test_every_error_of_a_lost_run_names_the_step_at_which_it_began(calm, first, tmp_path):
+    worse = [(20, (gap, 1.0)) for gap in (5e2, 5e4, 5e6)]
+    g = lived(tmp_path / "run", (calm, CALM), *worse)
+    errors = [alert for alert in g.alerts if alert.level is Level.ERROR]
+    assert len(errors) == len(worse)
+    assert errors[-1].step > errors[0].step == g.verdict.step == calm
+    assert [alert.remedies[0].partition(";")[0] for alert in errors] == [first] * len(worse)
+    assert all("(limit 0 " not in alert.message for alert in g.alerts)
+
+
+def test_a_limit_that_another_number_has_used_up_is_not_shown():
+    alert = Alert("energy_blowup", Level.ERROR, 64, "energy_gap", 9.0, 0.0, 50)
+    assert alert.message.endswith("energy_gap = 9 (out of range, judged by the last 50 steps).")
+    assert "(limit 0)." in replace(alert, window=0).message
 
 
 def test_a_resumed_run_has_the_verdict_of_the_rows_that_count(tmp_path):

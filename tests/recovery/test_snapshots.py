@@ -23,7 +23,7 @@ def test_only_what_stayed_quiet_is_certified(
     for step, event in enumerate(events):
         if event == "alert":
             alerts.append(step)
-            ring.disquiet(step)
+            ring.drop_waiting(step)
             continue
         for ripe in ring.certify(step):
             assert step - ripe.step >= certify_after

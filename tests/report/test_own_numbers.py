@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_number_has_a_chart_in_a_section_of_the_page(folder: Path) -> None:
     text = page([folder])
-    section = text.partition("The trainer's own numbers</h2>")[2].partition("</section>")[0]
+    section = text.partition("Numbers of the trainer</h2>")[2].partition("</section>")[0]
     assert re.findall("<b>(.*?)</b>", section) == ["accuracy", "lr", "loss/classification"]
     assert re.findall("<h3>(.*?)</h3>", section) == ["loss"]
     assert "accuracy" not in Parsed(text.replace(section, "")).words
@@ -47,7 +47,7 @@ def test_a_page_without_any_has_no_such_section(tmp_path: Path) -> None:
 
 def test_a_chart_goes_through_the_values(folder: Path) -> None:
     run = RecordedRun.read(folder, ["energy_gap"])
-    assert run.own == ["accuracy", "loss/classification", "lr"]
+    assert run.trainer_tags == ["accuracy", "loss/classification", "lr"]
     points = [point for own in run.surviving("accuracy") for point in own.points()]
     assert points == [(0, 0.25), (10, 0.40625), (20, 0.5625)]
     assert run.accuracy == []
@@ -61,7 +61,7 @@ def test_a_row_without_one_and_one_that_begins_late(tmp_path: Path) -> None:
 
 def test_ten_thousand_names_fill_no_memory(tmp_path: Path) -> None:
     own = ((step, {f"x{i}": 1.0 for i in range(10_000)}) for step in range(2))
-    assert len(RecordedRun.read(record(tmp_path / "run", own), ["energy_gap"]).own) == 200
+    assert len(RecordedRun.read(record(tmp_path / "run", own), ["energy_gap"]).trainer_tags) == 200
 
 
 def test_a_frame_of_the_watch_shows_the_last_values(

@@ -49,7 +49,7 @@ def make(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
     return g
 
 
-BACK = 'go back to your own checkpoint of before step 0; action="rollback" next time'
+BACK = 'begin again, as no checkpoint is of before step 0; action="rollback" next time'
 LONG = (R.ROLL_BACK, R.RAISE_BETA, R.LOWER_LR, R.MORE_STEPS)
 
 

@@ -26,9 +26,11 @@ for step in range(3):
     loss(f(x), f(x) / (step - 1))
 """
 BEGINS = (
-    "guards the loss and langevin, beta_star=0.5, substeps=auto, output_scale=2; "
-    "ebmguard watch runs/a"
+    "The loss and langevin are guarded. The loss weights the negatives "
+    "(beta_star=0.5, substeps=auto, output_scale=2). To watch it: ebmguard watch runs/a"
 )
+
+CALM, OFF, WEIGHS = "Nothing changes", "beta_star=0, substeps", "The loss weights the negatives"
 
 
 def said(code: str, folder: object, path: Path) -> list[str]:
@@ -63,25 +65,30 @@ def test_a_silenced_log_stays_silent(tmp_path):
 
 
 def test_says_what_is_missing_to_watch_it(tmp_path):
-    assert said("", None, tmp_path)[0].endswith("pass log_dir= to watch it")
+    assert said("", None, tmp_path)[0].endswith("Pass log_dir= to watch it")
 
 
 @pytest.mark.parametrize(
     ("given", "shown"),
     [
-        ({}, "beta_star=0, substeps=4, output_scale=unknown"),
+        ({"times": "auto"}, f"{CALM} until the sampler's steps are too long ({OFF}=auto)"),
+        ({"times": 1}, f"{CALM} ({OFF}=1)"),
+        ({}, f"The sampler's steps are taken 4 times finer ({OFF}=4)"),
         (
             {"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1},
-            "beta=0.0025, substeps=4, output_scale=200",
+            f"{WEIGHS} (beta=0.0025, substeps=4, output_scale=200)",
         ),
         (
             {"beta_star": torch.tensor([0.0, 100.0]), "output_scale": 2e4},
-            "beta_star=[0, 100], substeps=4, output_scale=20000",
+            f"{WEIGHS} (beta_star=[0, 100], substeps=4, output_scale=20000)",
         ),
-        ({"beta_star": torch.tensor(0.5)}, "beta_star=0.5, substeps=4, output_scale=unknown"),
+        (
+            {"beta_star": torch.tensor(0.5)},
+            f"{WEIGHS} (beta_star=0.5, substeps=4, output_scale=unknown)",
+        ),
         (
             {"beta_star": lambda _: 1.0, "sampler_scale": 1.0, "has_sampler": True},
-            "beta_star=a schedule, substeps=4, output_scale=to be measured",
+            f"{WEIGHS} (beta_star=a schedule, substeps=4, output_scale=to be measured)",
         ),
     ],
 )
@@ -90,5 +97,8 @@ def test_numbers_are_short_and_a_nested_function_has_its_own_name(given, shown, 
         """A sampler."""
 
     caplog.set_level("INFO", "ebmguard")
-    announce(nested, Strength.of(**given), 4, None)
-    assert caplog.messages == [f"guards the loss and nested, {shown}; pass log_dir= to watch it"]
+    times = given.get("times", 4)
+    strength = Strength.of(**{name: value for name, value in given.items() if name != "times"})
+    announce(nested, strength, times, None)
+    first = f"The loss and nested are guarded. {shown}. Pass log_dir= to watch it"
+    assert caplog.messages == [first]
