@@ -72,34 +72,34 @@ class Sampler:
         """It differentiates this: energies that it may follow are those in which that is affine."""
         if root is None or self.functions:
             return
-        found, values = behind(root), evaluate(root, {})
-        outputs = {e: made for e, made in found.items() if isinstance(made, Output)}
+        graph, values = behind(root), evaluate(root, {})
+        outputs = {e: made for e, made in graph.items() if isinstance(made, Output)}
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
             count = len(next(iter(outputs.values())).value)
             self.root, self.outputs = root, [*outputs]
             # An output itself before what is made of it, and that next to the root first.
             later = [*values.items()][::-1]
-            for each, value in sorted(later, key=lambda pair: pair[0] not in outputs):
+            for edge, value in sorted(later, key=lambda pair: pair[0] not in outputs):
                 is_batch = value.ndim and len(value) == count
-                weight = effect(root, each, value).weight if is_batch else math.nan
+                weight = effect(root, edge, value).weight if is_batch else math.nan
                 if not math.isnan(weight):
-                    self.functions.append((each, weight / count))
+                    self.functions.append((edge, weight / count))
 
     def aim(self, loss: Experiment, follows: Edge, slope: float) -> None:
         """The loss has these of its functions for energies: where they are in its own code."""
         if self.spot is not None or self.root is None:
             return
-        own, places = Experiment(self.root), set[Place]()
+        driven, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        value = own.values[follows].flatten()
+        value = driven.values[follows].flatten()
         alike = [e for e, by in self.functions if by == slope]  # the same in another shape, too
-        alike = [e for e in alike if torch.equal(own.values[e].flatten(), value)]
+        alike = [e for e in alike if torch.equal(driven.values[e].flatten(), value)]
         spots = list[tuple[Place, ast.expr, Any]]()
-        for each in [follows, *alike]:
-            users: list[tuple[Edge | None, tuple[int, int]]] = [*own.users(each)]
+        for edge in [follows, *alike]:
+            users: list[tuple[Edge | None, tuple[int, int]]] = [*driven.users(edge)]
             for user, at in users or [(None, (0, 0))]:
-                spots += _spots(each, user, at)
+                spots += _spots(edge, user, at)
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
@@ -111,10 +111,12 @@ class Sampler:
 
     def condition(self, made: Output, rows: list[int]) -> Tensor:
         """What these rows of its energy's inputs have beside what its steps move: numbers each."""
-        parts = [x[rows].double().reshape(len(rows), -1) for x in made.given]
+        parts = [x[rows].double().reshape(len(rows), -1) for x in made.inputs]
         if self.moves < len(parts) and self.still is not None:
-            own = parts.pop(self.moves)
-            parts += [own[:, self.still]] if own.shape[1:] == self.still.shape else []
+            moved_input = parts.pop(self.moves)
+            parts += (
+                [moved_input[:, self.still]] if moved_input.shape[1:] == self.still.shape else []
+            )
         return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
 
     @property
@@ -125,10 +127,10 @@ class Sampler:
     @cached_property
     def is_scalar(self) -> bool:
         """Whether one number per sample is differentiated: heads of which the sum is the same."""
-        each = self.first.cotangent
-        if each is None:
+        cotangent = self.first.cotangent
+        if cotangent is None:
             return False
-        total = each.double().reshape(len(each) if each.ndim else 1, -1).sum(1)
+        total = cotangent.double().reshape(len(cotangent) if cotangent.ndim else 1, -1).sum(1)
         return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
 
@@ -145,7 +147,7 @@ class Chains:
     def recent(self) -> list[tuple[Chain, Sampler]]:
         """The last chains of energies, those that are under way last."""
         chains = [*self._over, *self._open.values()]
-        known = [(each, each.sampler) for each in chains if each.sampler is not None]
+        known = [(chain, chain.sampler) for chain in chains if chain.sampler is not None]
         return [pair for pair in known if pair[1].is_scalar] or known
 
     def is_energy(self, module: nn.Module, *, is_made: bool) -> bool:
@@ -155,8 +157,8 @@ class Chains:
         """
         known = self.samplers.values()
         energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
-        own = [*module.modules()] if is_made else [module]
-        return any(each in own or module in each.modules() for each in energies)
+        modules = [*module.modules()] if is_made else [module]
+        return any(energy in modules or module in energy.modules() for energy in energies)
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
         """One more evaluation; ``calls`` are the user's frames when the energy was called."""
@@ -196,7 +198,9 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, *ends = (each.x for each in chain.evaluations[:1] + chain.evaluations[-3:])
+            first, *ends = (
+                evaluation.x for evaluation in chain.evaluations[:1] + chain.evaluations[-3:]
+            )
             last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
@@ -233,10 +237,10 @@ class Chains:
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):
-                for each in chain.evaluations:
-                    each.cotangent = torch.full((len(each.x),), sampler.slope)
-            found = Measured.of(chain.evaluations, self._draws, chain.end)
-            sampler.measured = found.after(sampler.measured)
+                for evaluation in chain.evaluations:
+                    evaluation.cotangent = torch.full((len(evaluation.x),), sampler.slope)
+            measured = Measured.of(chain.evaluations, self._draws, chain.end)
+            sampler.measured = measured.after(sampler.measured)
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
@@ -245,7 +249,7 @@ class Chains:
         place = next(place for frame, place in chain.calls if frame is chain.loop)
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
-            taken = {each.name for each in self.samplers.values()}
+            taken = {sampler.name for sampler in self.samplers.values()}
             name = place.code.co_name if place.code.co_name != "<module>" else "the script"
             names = names_of(first.energy, chain.calls)
             if name in taken:
@@ -259,7 +263,9 @@ def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> 
     """Whether it begins another chain: in another loop of the same function, far away."""
     if len(chain.evaluations) < 3:
         return False
-    before, now = (next(p for f, p in each if f is shared) for each in (chain.last_calls, calls))
+    before, now = (
+        next(p for f, p in calls_ if f is shared) for calls_ in (chain.last_calls, calls)
+    )
     if before == now or before.loops[:1] == now.loops[:1]:
         return False
     *steps, jump = (
@@ -271,16 +277,16 @@ def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> 
 
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     """The methods of modules between the loop and the energy, as names, modules and their names."""
-    found = {}
+    methods = {}
     loop = [frame for frame, _ in chain.calls].index(chain.loop)
     for at, (frame, _) in enumerate(chain.calls[:loop]):
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        own = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
-        if isinstance(owner, nn.Module) and own is code:
+        method = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
+        if isinstance(owner, nn.Module) and method is code:
             name = code.co_name.removeprefix("forward")
-            found[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
-    return found
+            methods[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
+    return methods
 
 
 def _spots(
@@ -305,20 +311,22 @@ def _lengths(x: Tensor) -> Any:
 
 def names_of(part: object, calls: Stack) -> Names:
     """What a part is called, in the code of each of these frames and in each of their files."""
-    found = defaultdict[Any, list[str]](list)
+    names = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
         code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         for where, prefix, space in spaces:
-            found[where] += [prefix + name for name, each in space.items() if each is part]
+            names[where] += [prefix + name for name, value in space.items() if value is part]
             if prefix.count(".") < 2:  # what self or a network has, and what that has
                 inner = {
-                    name: each
-                    for name, each in space.items()
-                    if name == "self" or prefix or isinstance(each, nn.Module)
+                    name: value
+                    for name, value in space.items()
+                    if name == "self" or prefix or isinstance(value, nn.Module)
                 }
-                spaces += [(where, f"{prefix}{n}.", _attributes(each)) for n, each in inner.items()]
-    return found
+                spaces += [
+                    (where, f"{prefix}{n}.", _attributes(value)) for n, value in inner.items()
+                ]
+    return names
 
 
 def _attributes(of: object) -> dict[str, object]:

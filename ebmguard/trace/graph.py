@@ -28,8 +28,8 @@ class Edge(NamedTuple):
     @property
     def made(self) -> Output | Operation | None:
         """What is known of it."""
-        found: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
-        return found
+        made: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
+        return made
 
 
 @dataclass(eq=False)
@@ -37,18 +37,18 @@ class Output:
     """A tensor that the outermost call of a module has returned, alone or as a part."""
 
     module: Any
-    given: tuple[Tensor, ...]  # its inputs with an entry for each of its rows, detached
+    inputs: tuple[Tensor, ...]  # those with an entry for each row, detached
     value: Tensor  # detached
     calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
     part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
-    arguments: int = 1  # x, and what else was given
+    arguments: int = 1  # x, and its conditions
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """Where each row comes from, as is known when somebody asks; a condition is data."""
-        found = zip(*map(self.label_rows, self.given), strict=True)
-        return [next((label for label in row if label != DATA), DATA) for row in found]
+        """The origin of the rows, as it is known at the first use; a condition is data."""
+        labels = zip(*map(self.label_rows, self.inputs), strict=True)
+        return [next((label for label in row if label != DATA), DATA) for row in labels]
 
     @property
     def energy(self) -> tuple[Any, str]:
@@ -73,12 +73,12 @@ class Operation:
     @classmethod
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
         """A call that is about to be made; None where it is upon no outputs."""
-        found = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
-        if not any(True for _ in found.needs):
+        call = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
+        if not any(True for _ in call.needs):
             return None
-        if found.is_in_place and isinstance(found.args[0], Tensor):
-            found.args = (found.args[0].detach().clone(), *found.args[1:])
-        return found
+        if call.is_in_place and isinstance(call.args[0], Tensor):
+            call.args = (call.args[0].detach().clone(), *call.args[1:])
+        return call
 
     @property
     def is_in_place(self) -> bool:
@@ -123,19 +123,19 @@ def edge_of(x: object) -> Edge | None:
 
 def behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operation]:
     """All that an edge was made of, itself too, each after what it needs; cut there."""
-    found, ends = dict[Edge, Output | Operation](), set(cut)
+    made_of, ends = dict[Edge, Output | Operation](), set(cut)
     todo, entered = [root], set[Edge]()
     while todo:
         edge = todo.pop()
         made = edge.made
-        if edge in found or made is None:
+        if edge in made_of or made is None:
             continue
         if edge in entered or edge in ends or isinstance(made, Output):
-            found[edge] = made
+            made_of[edge] = made
         else:
             entered.add(edge)
             todo += [edge, *made.needs]
-    return found
+    return made_of
 
 
 def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:

@@ -59,7 +59,9 @@ class Source:
         self.text = Path(file).read_text()
         self.tree = ast.parse(self.text)
         above = ast.walk(self.tree)
-        self._parents = {each: parent for parent in above for each in ast.iter_child_nodes(parent)}
+        self._parents = {
+            child: parent for parent in above for child in ast.iter_child_nodes(parent)
+        }
 
     def around(self, node: ast.AST) -> list[ast.AST]:
         """What the node is part of, from the inside out."""
@@ -68,12 +70,12 @@ class Source:
 
     def scope(self, node: ast.AST) -> Any:
         """The function around a node, or the whole file."""
-        return next(each for each in self.around(node) if isinstance(each, SCOPES))
+        return next(parent for parent in self.around(node) if isinstance(parent, SCOPES))
 
     def loops(self, node: ast.AST) -> list[Any]:
         """The loops of the same function around a node, from the inside out."""
         inside = itertools.takewhile(lambda x: not isinstance(x, SCOPES), self.around(node))
-        return [each for each in inside if isinstance(each, _LOOPS)]
+        return [parent for parent in inside if isinstance(parent, _LOOPS)]
 
     def offset(self, line: int, column: int) -> int:
         """Bytes before a place: its line from 1, its column in bytes."""
@@ -101,7 +103,9 @@ class Place:
     @property
     def _span(self) -> tuple[int, ...]:
         """First and last line from 1, first and last column in bytes; zeros where unknown."""
-        return tuple(each or 0 for each in list(self.code.co_positions())[self.instruction // 2])
+        return tuple(
+            number or 0 for number in list(self.code.co_positions())[self.instruction // 2]
+        )
 
     @property
     def line(self) -> int:
@@ -122,18 +126,24 @@ class Place:
     @property
     def base(self) -> ast.Name | None:
         """Of a call of ``name(...)`` or ``name.any.thing(...)``, the name."""
-        found: Any = getattr(self.node, "func", None)
-        while isinstance(found, ast.Attribute):
-            found = found.value
-        return found if isinstance(found, ast.Name) else None
+        callee: Any = getattr(self.node, "func", None)
+        while isinstance(callee, ast.Attribute):
+            callee = callee.value
+        return callee if isinstance(callee, ast.Name) else None
 
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
         line = self.line
-        found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
+        statements = [
+            statement for statement in ast.walk(self.source.tree) if isinstance(statement, ast.stmt)
+        ]
         # From the outside in.
-        return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
+        return [
+            statement
+            for statement in statements
+            if statement.lineno <= line <= (statement.end_lineno or line)
+        ][-1]
 
     @property
     def loops(self) -> list[Any]:
@@ -187,7 +197,7 @@ def run(
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
         nonlocal state
-        if not any(optimizer is each for each in optimizers):
+        if not any(optimizer is known for known in optimizers):
             optimizers.append(optimizer)
         if state or is_enough(optimizer):
             state = state or _state(optimizers)
@@ -213,7 +223,7 @@ def run(
         error = f"SystemExit: {left}" if left.code else ""
     except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
         frames = traceback.extract_tb(failed.__traceback__)
-        lines = [each.lineno for each in frames if each.filename == main.__file__]
+        lines = [frame.lineno for frame in frames if frame.filename == main.__file__]
         error = f"{type(failed).__name__}: {failed}" + (f" ({script}:{lines[-1]})" if lines else "")
     finally:
         hook.remove()
@@ -222,7 +232,7 @@ def run(
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    groups = [group for each in optimizers for group in each.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     numpy = sys.modules.get("numpy")
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     parts = [
@@ -247,12 +257,12 @@ class Replay:
 
 
 def replay(
-    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **told: object
+    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **options: object
 ) -> Replay:
-    """Run a script for some optimizer steps, with other texts of files; guards are told more."""
+    """Run a script for some optimizer steps, with other texts of files; its guards get the options."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
-        given = [str(script), list(arguments), steps, dict(texts), told, str(result)]
+        given = [str(script), list(arguments), steps, dict(texts), options, str(result)]
         task.write_text(json.dumps(given))
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
@@ -265,7 +275,7 @@ def replay(
 
 def _main(task: Path) -> None:
     facade: Any = importlib.import_module("ebmguard")
-    script, arguments, steps, texts, more, told = json.loads(task.read_text())
+    script, arguments, steps, texts, options, result = json.loads(task.read_text())
     guards: list[Any] = []
     make, count = facade.guard, itertools.count(1)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -273,14 +283,14 @@ def _main(task: Path) -> None:
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         # A proof leaves the folder of the real run alone.
-        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None, **more}))
+        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None, **options}))
         return guards[-1]
 
-    said, handler = list[str](), logging.Handler(logging.WARNING)
+    warnings, handler = list[str](), logging.Handler(logging.WARNING)
 
     def emit(record: logging.LogRecord) -> None:
         if (text := record.getMessage()) != JOINED:  # which is right of a base measure
-            said.append(text)
+            warnings.append(text)
 
     vars(handler)["emit"] = emit
     logging.getLogger("ebmguard").addHandler(handler)
@@ -294,10 +304,12 @@ def _main(task: Path) -> None:
     facade.guard, loader.get_code = guard, get_code
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
-    states = [each.state_dict() for each in guards]
-    calls, losses = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
-    done = Replay(state, error, len(guards), calls, losses, tuple(said))
-    Path(told).write_text(json.dumps(asdict(done)))
+    states = [made.state_dict() for made in guards]
+    calls, losses = (
+        sum(numbers[name] for numbers in states) for name in ("sampler_calls", "losses")
+    )
+    done = Replay(state, error, len(guards), calls, losses, tuple(warnings))
+    Path(result).write_text(json.dumps(asdict(done)))
 
 
 if __name__ == "__main__":

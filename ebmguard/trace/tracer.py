@@ -51,8 +51,8 @@ class Trace:
         """The names of the one optimizer that trains a sampler's energy."""
         weights = {*sampler.energy.parameters()}
         owned = [([p for g in o.param_groups for p in g["params"]], o) for o in self.optimizers]
-        found = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
-        return found[0] if len(found) == 1 else {}
+        names = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
+        return names[0] if len(names) == 1 else {}
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
@@ -63,11 +63,15 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers = [*tracer.chains.samplers.values()]
-    for each in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
-        if each.entries is None and any(each.loop.code in x for x in tracer.optimizers.values()):
-            each.entries = ()
+    for (
+        sampler
+    ) in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
+        if sampler.entries is None and any(
+            sampler.loop.code in x for x in tracer.optimizers.values()
+        ):
+            sampler.entries = ()
     differences = [*tracer.differences.values()]
-    differences = [each for each in differences if each.is_sided] or differences
+    differences = [difference for difference in differences if difference.is_sided] or differences
     known, taken = tracer.optimizers, tracer.taken
     return Trace(samplers, differences, known, taken, seconds, state, error, tracer.unread)
 
@@ -147,18 +151,20 @@ class _Tracer(TorchFunctionMode):
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
         calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
-        noted = _Noted(calls, arguments=sum(each is not None for each in given))
-        for part, each in _parts(output) if calls else ():
-            batches = [v for v in given if isinstance(v, Tensor) and v.shape[:1] == each.shape[:1]]
-            if each.grad_fn is None or not each.ndim or not batches:
+        noted = _Noted(calls, arguments=sum(argument is not None for argument in given))
+        for part, tensor in _parts(output) if calls else ():
+            batches = [
+                v for v in given if isinstance(v, Tensor) and v.shape[:1] == tensor.shape[:1]
+            ]
+            if tensor.grad_fn is None or not tensor.ndim or not batches:
                 continue
             noted.given = [*map(id, batches)]
             if part:
-                noted.watch(part, each)
-            if self.chains.is_energy(module, is_made=edge_of(each) is not None):
-                inputs, value = tuple(x.detach() for x in batches), each.detach().clone()
+                noted.watch(part, tensor)
+            if self.chains.is_energy(module, is_made=edge_of(tensor) is not None):
+                inputs, value = tuple(x.detach() for x in batches), tensor.detach().clone()
                 made = inputs, value, tuple(place for _, place in calls), self.chains.labels
-                Output(module, *made, part, noted.arguments).mark(each)
+                Output(module, *made, part, noted.arguments).mark(tensor)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -210,32 +216,32 @@ class _Tracer(TorchFunctionMode):
     def _before_backward(self, root: Edge) -> None:
         if not self.chains.recent:
             return
-        found = Experiment(root)
-        if len({label for out in found.outputs.values() for label in out.labels}) < 2:
+        loss = Experiment(root)
+        if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
-        met = [*found.meetings()]
-        is_sided = [self._meet(found, edge, is_first=True) for edge in met]
+        met = [*loss.meetings()]
+        is_sided = [self._meet(loss, edge, is_first=True) for edge in met]
         if any(is_sided):
             return
         for edge in met:  # Squares may have met first: what has a slope is added to them later.
-            while len(users := {user for user, _ in found.users(edge)}) == 1:
+            while len(users := {user for user, _ in loss.users(edge)}) == 1:
                 (edge,) = users
-                if self._meet(found, edge, is_first=False):
+                if self._meet(loss, edge, is_first=False):
                     return
 
-    def _meet(self, found: Experiment, edge: Edge, *, is_first: bool) -> bool:
+    def _meet(self, loss: Experiment, edge: Edge, *, is_first: bool) -> bool:
         made = edge.made
         assert isinstance(made, Operation)
         place = made.calls[0]
         difference = self.differences.get(place)
         if difference is None:
-            difference = Difference(place, {label: Side() for label in sorted(found.kinds(edge))})
+            difference = Difference(place, {label: Side() for label in sorted(loss.kinds(edge))})
             read(difference, [*self.chains.samplers.values()], Experiment(edge))
             if not (is_first or difference.is_sided):
                 return False
             self.differences[place] = difference
         difference.times += 1
-        difference.effect = effect(found.root, edge, found.values[edge])
+        difference.effect = effect(loss.root, edge, loss.values[edge])
         self._contrastive.add(self.taken)
         return difference.is_sided
 
@@ -264,7 +270,7 @@ def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
         yield "", output
     inner = enumerate(output) if isinstance(output, tuple | list) else ()
     named: Iterable[Any] = output.items() if isinstance(output, dict) else inner
-    yield from ((f"[{key!r}]", each) for key, each in named if isinstance(each, Tensor))
+    yield from ((f"[{key!r}]", tensor) for key, tensor in named if isinstance(tensor, Tensor))
 
 
 def _guarded(*_: Any, **__: Any) -> None:
