@@ -1,4 +1,4 @@
-"""Calls of samplers, found in the evaluations of energies: each loop over one energy is a chain."""
+"""The calls of samplers, as chains: a chain is a loop that evaluates one energy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Names: TypeAlias = dict[Any, list[str]]  # in the code of each frame, and in eac
 
 @dataclass(eq=False)
 class Chain:
-    """One call of a sampler; its loop and whose it is are known from the second evaluation on."""
+    """One call of a sampler. The second evaluation tells its loop and its sampler."""
 
     evaluations: list[Evaluation]
     calls: Stack  # at the first evaluation
@@ -65,11 +65,10 @@ class Sampler:
     arguments: int = 1  # that the energy is given
     moves: int = 0  # which of those with an entry for each sample
     still: Tensor | None = None  # entries of a sample that no step moves
-    is_linear: bool = False  # each step has the same gradient, of other energies
     sites: set[Place] = field(default_factory=set)  # where its chains call the energy
 
     def see(self, root: Edge | None) -> None:
-        """It differentiates this: energies that it may follow are those in which that is affine."""
+        """Keep the energies in which the differentiated root is affine: it may follow these."""
         if root is None or self.functions:
             return
         graph, values = behind(root), evaluate(root, {})
@@ -86,7 +85,7 @@ class Sampler:
                     self.functions.append((edge, weight / count))
 
     def aim(self, loss: Experiment, follows: Edge, slope: float) -> None:
-        """The loss has these of its functions for energies: where they are in its own code."""
+        """Find the expression of the loss's energies in the sampler's code."""
         if self.spot is not None or self.root is None:
             return
         driven, places = Experiment(self.root), set[Place]()
@@ -110,7 +109,7 @@ class Sampler:
             self.slope, self.measured = slope, Measured("no call has ended")
 
     def condition(self, made: Output, rows: list[int]) -> Tensor:
-        """What these rows of its energy's inputs have beside what its steps move: numbers each."""
+        """Return the entries of these input rows that no sampler step moves: (rows, entries)."""
         parts = [x[rows].double().reshape(len(rows), -1) for x in made.inputs]
         if self.moves < len(parts) and self.still is not None:
             moved_input = parts.pop(self.moves)
@@ -121,12 +120,12 @@ class Sampler:
 
     @property
     def is_function(self) -> bool:
-        """Whether the energy is made of what is called, so that no factor on that tempers it."""
+        """True where the energy is a function of the module's output, which no factor tempers."""
         return not math.isnan(self.slope) and self.method is None
 
     @cached_property
     def is_scalar(self) -> bool:
-        """Whether one number per sample is differentiated: heads of which the sum is the same."""
+        """True where the sampler differentiates one number per sample."""
         cotangent = self.first.cotangent
         if cotangent is None:
             return False
@@ -135,7 +134,7 @@ class Sampler:
 
 
 class Chains:
-    """Groups evaluations as they come."""
+    """The open and the closed chains of a training run."""
 
     def __init__(self, draws: list[Draw | None]) -> None:
         self.samplers: dict[Any, Sampler] = {}  # by the code and the energy of their loops
@@ -145,13 +144,13 @@ class Chains:
 
     @property
     def recent(self) -> list[tuple[Chain, Sampler]]:
-        """The last chains of energies, those that are under way last."""
+        """The last chains; the open ones come last."""
         chains = [*self._over, *self._open.values()]
         known = [(chain, chain.sampler) for chain in chains if chain.sampler is not None]
         return [pair for pair in known if pair[1].is_scalar] or known
 
     def is_energy(self, module: nn.Module, *, is_made: bool) -> bool:
-        """Whether a sampler differentiates one number per sample of this module, or of a part.
+        """Tell whether a sampler differentiates this module, or a part of it.
 
         Of a part, where the result is made of what energies are: else the module samples.
         """
@@ -161,7 +160,7 @@ class Chains:
         return any(energy in modules or module in energy.modules() for energy in energies)
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
-        """One more evaluation; ``calls`` are the user's frames when the energy was called."""
+        """Add an evaluation; ``calls`` are the user's frames when the energy was called."""
         key = id(evaluation.energy)
         chain = self._open.get(key)
         if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
@@ -182,19 +181,19 @@ class Chains:
         return self._open[key]
 
     def end(self) -> None:
-        """A training step is over, and so are all chains."""
+        """Close all chains at the end of a training step."""
         for key in list(self._open):
             self._end(key)
         self._draws[:] = [None] * len(self._draws)
 
     def forget(self) -> None:
-        """What was measured so far, which may be chains from before the training."""
+        """Drop the measurements, which may be of chains from before the training."""
         for sampler in self.samplers.values():
             sampler.measured = Measured("no call has ended")
             del sampler.lengths[:-1]
 
     def labels(self, x: Tensor) -> list[str]:
-        """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
+        """Label the rows of ``x``: the sampler at whose end a row lies, or ``DATA``."""
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
@@ -228,12 +227,6 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         sampler.sites.add(chain.calls[0][1])
         first, last = (chain.evaluations[at].x for at in (0, -1))
-        same, a, b = (
-            chain.evaluations[0].gradient,
-            *(chain.evaluations[at].output for at in (0, -1)),
-        )
-        alike = (torch.equal(same, e.gradient) for e in chain.evaluations)  # type: ignore[arg-type]
-        sampler.is_linear = a is not None and b is not None and not torch.equal(a, b) and all(alike)
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):
@@ -260,7 +253,7 @@ class Chains:
 
 
 def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> bool:
-    """Whether it begins another chain: in another loop of the same function, far away."""
+    """Tell whether it begins another chain: in another loop of the function, far away."""
     if len(chain.evaluations) < 3:
         return False
     before, now = (
@@ -276,7 +269,7 @@ def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> 
 
 
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
-    """The methods of modules between the loop and the energy, as names, modules and their names."""
+    """Return the modules' methods between the loop and the energy: name, module, its names."""
     methods = {}
     loop = [frame for frame, _ in chain.calls].index(chain.loop)
     for at, (frame, _) in enumerate(chain.calls[:loop]):
@@ -292,7 +285,7 @@ def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
 def _spots(
     follows: Edge, user: Edge | None, at: tuple[int, int]
 ) -> Iterator[tuple[Place, ast.expr, Any]]:
-    """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
+    """Yield the expressions of an energy, from the inside out, with the code that they call."""
     made, call = follows.made, user.made if user else None
     is_whole = not made.part if isinstance(made, Output) else call is None
     if made is not None and is_whole and (node := made.calls[0].node) is not None:
@@ -310,7 +303,7 @@ def _lengths(x: Tensor) -> Any:
 
 
 def names_of(part: object, calls: Stack) -> Names:
-    """What a part is called, in the code of each of these frames and in each of their files."""
+    """Return the names of a part, by the code of these frames and by their files."""
     names = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
         code = frame.f_code

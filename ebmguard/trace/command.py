@@ -20,7 +20,7 @@ __all__ = ["trace"]
 
 
 def trace(config: TraceConfig) -> int:
-    """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
+    """Trace a script, print its lines and prove them. Return 0 where they are proven, else 1.
 
     A ConfigError where there is no such file, too few steps, or a guard in it already.
     """
@@ -70,7 +70,7 @@ def _prove(config: TraceConfig, seen: Trace, candidates: list[Plan]) -> int:
 
 
 def _missing(plan: Plan) -> str:
-    """What the guard does not do, as it is told too little."""
+    """Say what the guard leaves out where it has no optimizer."""
     if any(word.startswith("optimizer=") for word in plan.parts):
         return ""
     where = "g.attach(model=..., optimizer=...)"
@@ -84,7 +84,7 @@ _ACTS = 0.05  # a β* that is under nearly every output scale
 
 
 def _outcome(config: TraceConfig, seen: Trace, plan: Plan) -> Refused | str:
-    """Why a plan is not the one; or, in words, what was proven."""
+    """Run a plan. Return the proof in words, or the refusal."""
     guarded = config.script, config.arguments, seen.steps, plan.texts()
     done = replay(*guarded, beta_star=0.0, substeps=1)
     facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
@@ -98,8 +98,6 @@ def _outcome(config: TraceConfig, seen: Trace, plan: Plan) -> Refused | str:
     if acting.error:
         return Refused("guarded run", error=acting.error)
     warnings = done.warnings + acting.warnings
-    if any(sampler.is_linear for sampler in seen.samplers):
-        warnings = tuple(text for text in warnings if "where f is linear in x" not in text)
     if warnings:
         return Refused("warned", error=warnings[0])
     if plan.softmax is not None:

@@ -25,7 +25,7 @@ _SURE = 1e-3
 
 
 class Effect(NamedTuple):
-    """How one value enters another, from its gradients with that value moved."""
+    """The dependence of one value on another, from gradients at moved values."""
 
     weight: float  # the slope in its mean, wherever it is moved; NaN where there is no such number
     total: float  # the sum of the gradient where it is; NaN where it changes with every move
@@ -36,7 +36,7 @@ NO_EFFECT = Effect(math.nan, math.nan)
 
 
 class Experiment:
-    """A value of the trainer's, as a function of the outputs behind it."""
+    """A value of the trainer, as a function of the outputs behind it."""
 
     def __init__(self, root: Edge) -> None:
         self.root = root
@@ -68,14 +68,14 @@ class Experiment:
         return {self.outputs[of].labels[row] for of, chosen in rows for row in chosen}
 
     def meetings(self) -> Iterator[Edge]:
-        """Where samples of two kinds first meet, from the outputs to the root."""
+        """Yield the edges where samples of two kinds first meet, from the outputs on."""
         for edge, made in self.made.items():
             needs = made.needs if isinstance(made, Operation) else [edge]
             if len(self.kinds(edge)) > 1 and all(len(self.kinds(need)) < 2 for need in needs):
                 yield edge
 
     def users(self, edge: Edge) -> Iterator[tuple[Edge, tuple[int, int]]]:
-        """Results of calls upon an edge; which argument it is there, and where in a list."""
+        """Yield results of calls upon an edge, and its position: (argument, index)."""
         for user, made in self.made.items():
             for at, argument in enumerate(made.args if isinstance(made, Operation) else ()):
                 of = (
@@ -86,7 +86,7 @@ class Experiment:
                 yield from ((user, (at, i)) for i, x in enumerate(of) if _is(edge, x))
 
     def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
-        """Edges with a number, or heads, for each sample of a label; the rows of outputs behind."""
+        """Yield edges with one row per sample of a label, and the outputs' rows behind."""
         for edge in self.made:
             rows, value = self.rows[edge], self.values[edge]
             counts = [len(chosen) for chosen in rows.values()]
@@ -95,12 +95,12 @@ class Experiment:
 
 
 def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
-    """How a value enters the root; with rows, the root's mean where it has as many."""
+    """Measure how a value enters the root, or the root's mean where that has ``rows`` rows."""
     return effect_on(lambda leaf: evaluate(root, {at: leaf})[root], value, rows)
 
 
 def effect_on(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> Effect:
-    """The same of a function."""
+    """Measure how a value enters the result of a function."""
     gradients = []
     for amplitude in _AMPLITUDES:
         leaf = moved(value, amplitude)
@@ -151,7 +151,7 @@ def _is(edge: Edge, x: object) -> bool:
 
 
 def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
-    """The expression of an argument, or of a part of a list, in the user's code."""
+    """Return the expression of an argument, or of an element of a list, in the user's code."""
     position, index = at
     node = call.calls[0].node
     name = getattr(call.func, "__name__", "")
@@ -171,7 +171,7 @@ def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
 
 
 def moved(value: Tensor, amplitude: float) -> Tensor:
-    """A leaf with these values, each moved a little differently."""
+    """Return a leaf with these values, moved by different amounts."""
     generator = torch.Generator().manual_seed(0)
     by = 1 + torch.rand(value.shape, generator=generator).to(value)
     size = value.abs().max() if value.numel() else 0.0
@@ -179,7 +179,7 @@ def moved(value: Tensor, amplitude: float) -> Tensor:
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """The gradients of a value's sum, its entries weighed differently where there are several."""
+    """Return the gradients of the sum of a value's entries, weighed differently."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)).to(value)

@@ -1,4 +1,4 @@
-"""The lines that guard a traced trainer, in its own names: two, and an import."""
+"""The lines that guard a traced trainer, in the trainer's names: two, and an import."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Plan:
     softmax: Difference | None  # of which it makes another loss
 
     def texts(self) -> dict[str, str]:
-        """The text of each file with its edits."""
+        """Return the edited text of the files."""
         texts: dict[str, bytes] = {}
         for file, start, end, new in sorted(self.edits, key=lambda edit: -edit[1]):
             text = texts.get(file, source_of(file).text.encode())
@@ -43,7 +43,9 @@ class Plan:
 
 
 def plans(trace: Trace) -> list[Plan]:
-    """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
+    """Return plans to try: replace the loss, or reweight the energies before it.
+
+    Refused where there is none."""
     sided = [d for d in trace.differences if d.is_sided and not math.isnan(d.effect.total)]
     if not sided:
         raise _no_difference(trace)
@@ -97,7 +99,7 @@ def plans(trace: Trace) -> list[Plan]:
 
 
 def _one_guard_a_loss(trace: Trace, sided: list[Difference]) -> Refused:
-    """A guard for each of the losses, whose samples are a sampler's calls or stand beside it."""
+    """Explain a guard per loss, with its sampler or with a chain beside it."""
     ways = list[str]()
     for number, difference in enumerate(
         sorted(sided, key=lambda difference: difference.place.line), 1
@@ -122,7 +124,7 @@ def _one_guard_a_loss(trace: Trace, sided: list[Difference]) -> Refused:
 
 
 def _no_difference(trace: Trace) -> Refused:
-    """Why there is none: other energies than the sampler's, or none at all."""
+    """Explain why no difference exists: other energies than the sampler's, or none at all."""
     if trace.error or not trace.samplers:
         return Refused("stopped", error=trace.error) if trace.error else Refused("no sampler")
     if trace.unread:
@@ -142,7 +144,7 @@ def _no_difference(trace: Trace) -> Refused:
 def by_hand(
     sampler: Sampler, entries: tuple[Place, ...] = (), is_energy: bool | None = None
 ) -> str:
-    """The guard's call with the names at a call of the sampler, or with all that are known."""
+    """Return a call of guard, with the names at the sampler's calls, or any that are known."""
     if is_energy is None:
         is_energy = sampler.measured.convention == "energy"
     called = [sampler.names.get(entry.code, []) for entry in entries]
@@ -156,7 +158,7 @@ def by_hand(
 
 
 def _sides(trace: Trace, difference: Difference) -> tuple[Sampler, str, str]:
-    """The sampler of the negatives, and the labels of the positives and the negatives."""
+    """Return the sampler of the negatives, and the labels of positives and negatives."""
     by_name = {sampler.name: sampler for sampler in trace.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
     known = {sampler.measured.convention for sampler in samplers} - {None}
@@ -190,7 +192,7 @@ def _number(scale: float) -> str:
 def _around(
     sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool, trainer: Names
 ) -> tuple[list[Edit], str, tuple[str, ...]]:
-    """The sampler wrapped where it has a name; the guard's loss; and what the guard is told."""
+    """Wrap the sampler where it has a name. Return edits, the loss's name, the trainer's parts."""
     at = where(sampler, entry, loss, trainer)
     if at is None:
         guard = by_hand(sampler, (entry,), is_energy)
@@ -212,7 +214,7 @@ def _around(
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
-    """The energy tempered inside of the sampler's loop; and the name of the guard's loss."""
+    """Temper the energy inside the sampler's loop. Return edits and the name of the loss."""
     place, is_tempered = difference.place, "output_scale" in options  # else nothing is tempered
     if sampler.spot is None and is_tempered:
         raise Refused("one place", site=sampler.site)
@@ -229,7 +231,7 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
 
 
 def _free(source: Source, name: str) -> str:
-    """A name that the file has no use for: this one, or with underscores."""
+    """Return a name that the file does not use: this one, or with underscores."""
     fields = "id", "arg", "attr"
     used = {getattr(node, field, "") for node in ast.walk(source.tree) for field in fields}
     while name in used:
@@ -256,7 +258,7 @@ def _import(source: Source) -> Edit:
 
 
 def _top(source: Source) -> int:
-    """The line below a file's docstring and its first imports."""
+    """Return the line below a file's docstring and its first imports."""
     above = [*takewhile(_is_header, source.tree.body)]
     return after(above[-1])[0] if above else 1
 
@@ -269,7 +271,7 @@ def _is_header(node: ast.stmt) -> bool:
 def _losses(
     difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
 ) -> Iterator[list[Edit]]:
-    """The expression replaced by the guarded loss; or its energies reweighted before it."""
+    """Yield edits: the expression replaced by the guarded loss; its energies reweighted."""
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
     sides = [difference.sides[label] for label in (positive, negative)]
@@ -303,7 +305,7 @@ def _losses(
 
 
 def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> Iterator[list[Edit]]:
-    """New names for reweighted energies, where the difference has the energies' own."""
+    """Yield edits that use reweighted energies in the difference."""
     inside, last = [*ast.walk(source.scope(place.statement))], place.statement.lineno
     pos, neg = (side.name for side in sides)
     assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
@@ -320,7 +322,7 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
 
 
 def _is_mean(above: Any, node: ast.expr) -> bool:
-    """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
+    """Tell whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
     func: Any = getattr(above, "func", None)
     is_mean = isinstance(func, ast.Attribute) and func.attr == "mean"
     return is_mean and node in (func.value, *above.args[:1])

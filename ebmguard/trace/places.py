@@ -1,4 +1,4 @@
-"""Where a guard's line goes: a place that runs once, where the sampler has a name."""
+"""The place of a guard's line: it runs once, and the sampler has a name there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Where", "after", "binds", "where"]
 
 
 class Where(NamedTuple):
-    """A line, and what is called what there."""
+    """A line, and the names of the trainer's parts there."""
 
     source: Source
     line: int
@@ -28,7 +28,9 @@ class Where(NamedTuple):
 
 
 def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
-    """For a guard around what is called at ``entry``; None where no place runs once."""
+    """Return the place for a guard of the function called at ``entry``.
+
+    None where no place runs once."""
     base, call = entry.base, entry.node
     if base is None or not isinstance(call, ast.Call):
         return None
@@ -44,7 +46,7 @@ def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where 
 def _in_init(
     sampler: Sampler, entry: Place, loss: Place, trainer: Names, owner: Any
 ) -> Where | None:
-    """At the end of ``__init__``; before the loops of the call where the energy is made later."""
+    """Return the end of ``__init__``, or the line before the call's loops."""
     source, call = entry.source, entry.node
     body = owner.body if owner in source.around(loss.statement) else []
     init = next((node for node in body if "__init__" in binds(node)), None)
@@ -71,7 +73,7 @@ def _in_init(
 
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
-    """Before the loops of the function that made the sampler, and may pass it on."""
+    """Return the line before the loops of the function that made the sampler."""
     ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
     calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
@@ -126,19 +128,19 @@ def _scope(place: Place) -> Any:
 
 
 def _calls(node: ast.AST, owner: Any) -> bool:
-    """Whether a node makes an object of a class."""
+    """Tell whether a node makes an object of a class."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == owner.name
 
 
 def _is_again(place: Place) -> bool:
-    """Whether its file calls the same function at another place, too."""
+    """Tell whether its file calls the same function at another place, too."""
     name = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else ""
     calls = (x for x in ast.walk(place.source.tree) if isinstance(x, ast.Call))
     return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 
 def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
-    """The names that a scope itself binds, each with the last statement that does, or the scope."""
+    """Return the names that a scope binds, with their last statement, or the scope."""
     bindings: dict[str, Any] = {}
     for node in ast.walk(scope):
         around = [node, *source.around(node)]
@@ -154,7 +156,7 @@ def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
 
 
 def binds(node: ast.AST) -> list[str]:
-    """What a node itself binds."""
+    """Return the names that a node binds."""
     if isinstance(node, ast.Name):
         return [node.id] if isinstance(node.ctx, ast.Store) else []
     if isinstance(node, ast.alias):
@@ -165,5 +167,5 @@ def binds(node: ast.AST) -> list[str]:
 
 
 def after(statement: ast.stmt) -> tuple[int, int]:
-    """The line below a statement, and its indent."""
+    """Return the line below a statement, and its indent."""
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset

@@ -39,24 +39,24 @@ class Side:
 
     @property
     def rank(self) -> tuple[bool, ...]:
-        """How well a difference can be written with them."""
+        """The fitness of these energies for an expression of the difference; higher is better."""
         is_one = abs(abs(self.effect.weight) - 1) < _SURE
         is_read = bool(self.sign), is_one, not math.isnan(self.effect.total)
         return *is_read, self.is_here, bool(self.name), self.sign > 0
 
     @property
     def weight(self) -> float:
-        """Slope of the difference in the mean of what the sampler follows; NaN: none."""
+        """The slope of the difference in the mean of the sampler's energy; NaN: none."""
         return self.sign * self.effect.weight
 
     def turned(self, text: str) -> str:
-        """The text of these energies as that of what the sampler follows."""
+        """Return the text of these energies with the sign of the sampler's energy."""
         return f"-{text}" if self.sign < 0 else text
 
 
 @dataclass(eq=False)
 class Difference:
-    """Where energies of samples and of data meet: sides by "data", or the sampler's name."""
+    """A place where energies of samples and of data meet; sides by "data" or a sampler's name."""
 
     place: Place
     sides: dict[str, Side]
@@ -69,19 +69,19 @@ class Difference:
 
     @property
     def elsewhere(self) -> set[int]:
-        """Lines of its file where the same expression stands, this one too."""
+        """The lines of its file with the same expression, this one too."""
         node, tree = self.place.node, self.place.source.tree
         same = [other for other in ast.walk(tree) if node and isinstance(other, type(node))]
         return {e.lineno for e in same if node and ast.dump(e) == ast.dump(node)}
 
     @property
     def is_sided(self) -> bool:
-        """Whether it lowers one side and raises another."""
+        """True where it lowers one side and raises another."""
         slopes = [side.sign * side.effect.total for side in self.sides.values()]
         return min(slopes) < 0 < max(slopes)
 
     def pull(self, label: str) -> float:
-        """How the loss enters the energies of a side: below 0, it raises them there."""
+        """Return the slope of the loss in a side's energies; below 0, it raises them."""
         side = self.sides[label]
         return side.sign * self.effect.total * side.effect.total
 
@@ -93,7 +93,7 @@ def read(
     args: Sequence[Any] = (),
     values: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """What the sides are, from a call of the difference with these arguments and local names."""
+    """Read the sides from a call of the difference with these arguments and local names."""
     names = {edge_of(value): name for name, value in values.items() if name.isidentifier()}
     here = difference.place.node
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
@@ -147,7 +147,7 @@ def read(
 def _pair(
     difference: Difference, sampler: Sampler, experiment: Experiment, pos: Edge, neg: Edge
 ) -> None:
-    """Whether each positive has negatives of its own: a row of them, or those of its condition."""
+    """Find out whether positives have a row of negatives, or those of their condition."""
     p, q = experiment.values[pos], experiment.values[neg]
     side, count = difference.sides[[*difference.sides][1]], q.numel() // len(p)
     first, (one, *_) = next(iter(experiment.rows[pos])), experiment.rows[neg]
@@ -199,7 +199,7 @@ def _choices(
     names: Mapping[Any, str],
     place: Place,
 ) -> list[tuple[Edge | None, Side]]:
-    """Energies of a side that are those of a sampler, or its negatives, and what they are."""
+    """Return the energies of a side that a sampler follows, or their negatives."""
     choices: list[tuple[Edge | None, Side]] = [(None, Side())]
     for edge, rows in experiment.of_samples(label):
         one, *_ = rows
@@ -218,7 +218,7 @@ def _choices(
 
 
 def _find(experiment: Experiment, edge: Edge, side: Side, place: Place) -> None:
-    """Where the energies stand; and, where no affine value is made of them, what bends."""
+    """Find the expressions of the energies, and the first that is not affine in them."""
     value, affine = experiment.values[edge], dict[Edge, float]()
     users = dict(experiment.users(edge))
     if math.isnan(side.effect.weight):

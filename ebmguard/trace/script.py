@@ -64,26 +64,26 @@ class Source:
         }
 
     def around(self, node: ast.AST) -> list[ast.AST]:
-        """What the node is part of, from the inside out."""
+        """Return the nodes around a node, from the inside out."""
         above = self._parents.get(node)
         return [] if above is None else [above, *self.around(above)]
 
     def scope(self, node: ast.AST) -> Any:
-        """The function around a node, or the whole file."""
+        """Return the function around a node, or the whole file."""
         return next(parent for parent in self.around(node) if isinstance(parent, SCOPES))
 
     def loops(self, node: ast.AST) -> list[Any]:
-        """The loops of the same function around a node, from the inside out."""
+        """Return the loops around a node in its function, from the inside out."""
         inside = itertools.takewhile(lambda x: not isinstance(x, SCOPES), self.around(node))
         return [parent for parent in inside if isinstance(parent, _LOOPS)]
 
     def offset(self, line: int, column: int) -> int:
-        """Bytes before a place: its line from 1, its column in bytes."""
+        """Return the bytes before a place: its line from 1, its column in bytes."""
         before = self.text.splitlines(keepends=True)[: line - 1]
         return len("".join(before).encode()) + column
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node."""
+        """Return the text of a node."""
         return ast.get_source_segment(self.text, node) or ""
 
 
@@ -102,19 +102,19 @@ class Place:
 
     @property
     def _span(self) -> tuple[int, ...]:
-        """First and last line from 1, first and last column in bytes; zeros where unknown."""
+        """The first and last line from 1, the columns in bytes; zeros where unknown."""
         return tuple(
             number or 0 for number in list(self.code.co_positions())[self.instruction // 2]
         )
 
     @property
     def line(self) -> int:
-        """Its line, from 1."""
+        """The line, from 1."""
         return self._span[0]
 
     @property
     def source(self) -> Source:
-        """Its file."""
+        """The source of the file."""
         return source_of(self.code.co_filename)
 
     @property
@@ -125,7 +125,7 @@ class Place:
 
     @property
     def base(self) -> ast.Name | None:
-        """Of a call of ``name(...)`` or ``name.any.thing(...)``, the name."""
+        """The name in a call of ``name(...)`` or ``name.any.thing(...)``."""
         callee: Any = getattr(self.node, "func", None)
         while isinstance(callee, ast.Attribute):
             callee = callee.value
@@ -155,7 +155,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """Its statement on one line, cut where it is long."""
+        """The statement on one line, cut where it is long."""
         try:
             line = ast.unparse(self.statement).splitlines()[0]
         except (OSError, SyntaxError, LookupError):
@@ -163,25 +163,25 @@ class Place:
         return line if len(line) <= 100 else line[:97] + "..."
 
 
-# The user's frames, the innermost first, each with where it stood then.
+# The user's frames and their places, the innermost first.
 Stack = tuple[tuple[FrameType, Place], ...]
 
 
 def stack(frame: FrameType | None) -> Stack:
-    """The user's frames from this one outwards."""
+    """Return the user's frames from this one outwards."""
     while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back)) if frame else ()
 
 
 def shown(file: str) -> str:
-    """A path as short as it can be said from here."""
+    """Return the shorter of the path and the path from here."""
     short = os.path.relpath(file)
     return file if short.startswith(".." + os.sep + "..") else short
 
 
 class _Seen(BaseException):
-    """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
+    """The end of a trace. It is no error, and ``except Exception`` does not catch it."""
 
 
 def run(
@@ -246,7 +246,7 @@ def _state(optimizers: Sequence[Optimizer]) -> str:
 
 @dataclass(frozen=True)
 class Replay:
-    """How a run has ended, and the number of guards, and of calls and losses that they saw."""
+    """The end of a run, and the number of its guards, sampler calls and losses."""
 
     state: str  # hash of parameters and random states after the given number of optimizer steps
     error: str = ""  # that ended the script before
@@ -259,7 +259,7 @@ class Replay:
 def replay(
     script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **options: object
 ) -> Replay:
-    """Run a script for some optimizer steps, with other texts of files; its guards get the options."""
+    """Run a script for some optimizer steps, with other texts of files and options of guards."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
         given = [str(script), list(arguments), steps, dict(texts), options, str(result)]

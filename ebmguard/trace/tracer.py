@@ -1,4 +1,4 @@
-"""What a running trainer shows: its samplers, and the expression in which its energies meet."""
+"""The samplers of a running trainer, and the expressions in which its energies meet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Guarded(BaseException):
 
 @dataclass(eq=False)
 class Trace:
-    """What was seen, in the order in which it was met."""
+    """The samplers and differences of a run, in their order."""
 
     samplers: list[Sampler]
     differences: list[Difference]
@@ -48,7 +48,7 @@ class Trace:
     unread: str = ""  # why something could not be evaluated again
 
     def trainer_of(self, sampler: Sampler) -> Names:
-        """The names of the one optimizer that trains a sampler's energy."""
+        """Return the names of the one optimizer that trains a sampler's energy."""
         weights = {*sampler.energy.parameters()}
         owned = [([p for g in o.param_groups for p in g["params"]], o) for o in self.optimizers]
         names = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
@@ -77,7 +77,7 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
 
 
 class _Tracer(TorchFunctionMode):
-    """As a mode, it writes on each node of the graph what has made it of which energies."""
+    """A mode that writes on the nodes of the graph which calls made them of which energies."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class _Tracer(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Everything that is seen is seen inside this block."""
+        """Watch what runs inside this block."""
         backward = torch.autograd.backward
         self._patched.callback(setattr, torch.autograd, "backward", backward)
 
@@ -114,7 +114,7 @@ class _Tracer(TorchFunctionMode):
             yield
 
     def end_step(self, optimizer: Optimizer) -> bool:
-        """An optimizer's step is over. Returns whether enough has been seen."""
+        """Take an optimizer's step. Return whether the trace may end."""
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         moving = [chain.evaluations[-1].leaf.shape for chain, _ in self.chains.recent]
         if len(owned) == 1 and owned[0].shape in moving and not isinstance(owned[0], nn.Parameter):
@@ -248,7 +248,7 @@ class _Tracer(TorchFunctionMode):
 
 @dataclass
 class _Noted:
-    """What is noted of a call: the user's frames, and the parts of its result with a gradient."""
+    """A call: the user's frames, and the parts of its result with a gradient."""
 
     calls: Stack
     arguments: int
@@ -265,7 +265,7 @@ class _Noted:
 
 
 def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a result, each with how it is taken out of it."""
+    """Yield the tensors of a result, with the expression that takes them out of it."""
     if isinstance(output, Tensor):
         yield "", output
     inner = enumerate(output) if isinstance(output, tuple | list) else ()
