@@ -38,6 +38,7 @@ class Chain:
     loop: Any = None  # the innermost frame that the evaluations share
     sampler: Sampler | None = None
     end: Tensor | None = None  # the samples, as a loss has them
+    distance: float = math.inf  # of these from the last evaluation
 
 
 @dataclass(eq=False)
@@ -112,10 +113,8 @@ class Sampler:
         """Return the entries of these input rows that no sampler step moves: (rows, entries)."""
         parts = [x[rows].double().reshape(len(rows), -1) for x in made.inputs]
         if self.moves < len(parts) and self.still is not None:
-            moved_input = parts.pop(self.moves)
-            parts += (
-                [moved_input[:, self.still]] if moved_input.shape[1:] == self.still.shape else []
-            )
+            entries = parts.pop(self.moves)
+            parts += [entries[:, self.still]] if entries.shape[1:] == self.still.shape else []
         return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
 
     @property
@@ -197,9 +196,7 @@ class Chains:
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, *ends = (
-                evaluation.x for evaluation in chain.evaluations[:1] + chain.evaluations[-3:]
-            )
+            first, *ends = (e.x for e in chain.evaluations[:1] + chain.evaluations[-3:])
             last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
@@ -212,11 +209,15 @@ class Chains:
                 near = _lengths(rows - last[: len(rows)])
                 distance, to_start = float(near.mean()), _lengths(rows - first[: len(rows)]).mean()
                 # Data at which the chains have started is no sample.
-                is_end = (near <= limit).double().mean() > _MOST and distance < to_start
+                is_near = (near <= limit).double().mean() > _MOST
+                is_end = bool(is_near) and distance < float(to_start)
+                if is_end and distance < chain.distance:
+                    chain.distance, chain.end = distance, rows.clone()
+                # Of steps as long as the data's range, all rows are near: the nearest are samples.
+                is_end &= distance <= _NEAR * chain.distance
                 if is_end and distance < nearest[at]:
                     labels[at : at + count] = [sampler.name] * len(rows)
                     nearest[at : at + count] = [distance] * len(rows)
-                    chain.end = rows.clone() if chain.end is None else chain.end
         return labels
 
     def _end(self, key: int) -> None:
@@ -256,9 +257,7 @@ def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> 
     """Tell whether it begins another chain: in another loop of the function, far away."""
     if len(chain.evaluations) < 3:
         return False
-    before, now = (
-        next(p for f, p in calls_ if f is shared) for calls_ in (chain.last_calls, calls)
-    )
+    before, now = (next(p for f, p in x if f is shared) for x in (chain.last_calls, calls))
     if before == now or before.loops[:1] == now.loops[:1]:
         return False
     *steps, jump = (

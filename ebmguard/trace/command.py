@@ -113,11 +113,8 @@ def _outcome(config: TraceConfig, seen: Trace, plan: Plan) -> Refused | str:
 
 
 def _text(seen: Trace) -> Iterator[str]:
-    trained = (
-        ", ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in seen.optimizers))
-        or "none"
-    )
-    yield f"traced {seen.steps} optimizer steps ({trained}) in {seen.seconds:.1f} s"
+    kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in seen.optimizers)) or "none"
+    yield f"traced {seen.steps} optimizer steps ({kinds}) in {seen.seconds:.1f} s"
     if seen.error:
         yield f"  the script stopped: {seen.error}"
     for sampler in seen.samplers:

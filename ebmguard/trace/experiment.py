@@ -89,8 +89,9 @@ class Experiment:
         """Yield edges with one row per sample of a label, and the outputs' rows behind."""
         for edge in self.made:
             rows, value = self.rows[edge], self.values[edge]
-            counts = [len(chosen) for chosen in rows.values()]
-            if self.kinds(edge) == {label} and value.ndim and counts == [len(value)] * len(counts):
+            counts = {len(chosen) for chosen in rows.values()}
+            is_one_each = value.ndim and counts in ({len(value)}, {value.numel()})
+            if self.kinds(edge) == {label} and is_one_each:
                 yield edge, rows
 
 
@@ -138,6 +139,8 @@ def is_same(
     except (RuntimeError, IndexError):  # It has terms with a shape of their own.
         return 0
     a, b = (x.detach().double().reshape(len(x), -1) for x in (value, other))
+    if a.numel() == b.numel():
+        b = b.reshape(a.shape)  # N negatives of each positive, in a row
     if a.shape[1] != b.shape[1]:
         a, b = a.sum(1), b.sum(1)  # The heads of an energy are summed.
     for sign in (1, -1):

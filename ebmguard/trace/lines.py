@@ -60,17 +60,12 @@ def plans(trace: Trace) -> list[Plan]:
     is_energy = sided[0].pull(negative) < 0
     losses = [difference for difference in sided if negative in difference.sides]
     entries = sampler.entries or ()
-    is_one = len(losses) == 1 or len(sampler.lengths) <= max(
-        difference.times for difference in losses
-    )
+    is_one = len(losses) == 1 or len(sampler.lengths) <= max(x.times for x in losses)
     is_one |= entries == () and len(sampler.sites) == 1  # all chains are tempered at once
     if (
         len(sided) > len(losses)
         or not is_one
-        or any(
-            positive not in difference.sides or (difference.pull(negative) < 0) != is_energy
-            for difference in losses
-        )
+        or any(positive not in x.sides or (x.pull(negative) < 0) != is_energy for x in losses)
     ):
         raise _one_guard_a_loss(trace, sided)
     trainer = trace.trainer_of(sampler)
@@ -86,9 +81,7 @@ def plans(trace: Trace) -> list[Plan]:
             else:
                 place = losses[0].place
                 first, loss, parts = _around(sampler, entry, place, options, is_energy, trainer)
-            texts = (
-                _losses(difference, positive, negative, loss, is_energy) for difference in losses
-            )
+            texts = (_losses(x, positive, negative, loss, is_energy) for x in losses)
             more = has_scale, parts, losses[0] if losses[0].is_softmax else None
             tried += [Plan((*first, *chain(*way)), *more) for way in zip(*texts, strict=False)]
         except Refused as refused:
@@ -101,24 +94,17 @@ def plans(trace: Trace) -> list[Plan]:
 def _one_guard_a_loss(trace: Trace, sided: list[Difference]) -> Refused:
     """Explain a guard per loss, with its sampler or with a chain beside it."""
     ways = list[str]()
-    for number, difference in enumerate(
-        sorted(sided, key=lambda difference: difference.place.line), 1
-    ):
+    for number, difference in enumerate(sorted(sided, key=lambda x: x.place.line), 1):
         sampler, _, negative = _sides(trace, difference)
-        is_energy, word = difference.pull(negative) < 0, ["first", "second"][number - 1 :][:1]
-        name = word[0] if word else f"loss_{number}"
-        guard = by_hand(sampler, sampler.entries or (), is_energy)
+        guard = by_hand(sampler, sampler.entries or (), difference.pull(negative) < 0)
+        guard = guard.replace(_FOLDER, _FOLDER.replace("1", str(number)))
+        loss = f"loss_{number}"
+        make = f"make `{loss}, draw_{number} = {guard}`, draw its samples with `draw_{number}`"
         if sampler.entries == ():
-            make = f"`{name} = {guard}`"
-            do = f"write `{name}.temper(...)` around the energy at {sampler.site}"
-            call = f"{name}.loss"
-        else:
-            make = f"`{name}_loss, {name} = {guard}`"
-            do, call = f"draw its samples with `{name}`", f"{name}_loss"
-        make = make.replace(_FOLDER, _FOLDER.replace("1", str(number)))
-        ways.append(
-            f"For the loss at {difference.place} make {make}, {do}, and call `{call}` there."
-        )
+            place, loss = sampler.site, f"g_{number}.loss"
+            make = f"make `g_{number} = {guard}`, write `g_{number}.temper(...)` around the energy "
+            make += f"at {place}"
+        ways.append(f"For the loss at {difference.place} {make}, and call `{loss}` there.")
     places = " and ".join(dict.fromkeys(str(difference.place) for difference in sided))
     return Refused("two losses", place=places, ways=" ".join(ways))
 
@@ -135,9 +121,8 @@ def _no_difference(trace: Trace) -> Refused:
                 is_energy = sampler.measured.convention == "energy"
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
-                return Refused(
-                    "another energy", place=difference.place, called=called, options=options
-                )
+                place = difference.place
+                return Refused("another energy", place=place, called=called, options=options)
     return Refused("no difference", guard=by_hand(trace.samplers[0]))
 
 

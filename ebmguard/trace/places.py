@@ -145,9 +145,7 @@ def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
     for node in ast.walk(scope):
         around = [node, *source.around(node)]
         owners = (parent for parent in around[1:] if isinstance(parent, (ast.ClassDef, *SCOPES)))
-        by: Any = next(
-            parent for parent in around if parent is scope or isinstance(parent, ast.stmt)
-        )
+        by: Any = next(x for x in around if x is scope or isinstance(x, ast.stmt))
         is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
         is_own = node is not scope and not is_header and next(owners) is scope
         for name in binds(node) if is_own else ():

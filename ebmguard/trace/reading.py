@@ -128,11 +128,9 @@ def read(
     difference.is_softmax = bool(turn)
     if not difference.is_sided:
         lasts = [[*experiment.of_samples(label)][-1:] for label in labels]
-        last_values = [(edge, experiment.values[edge]) for last in lasts for edge, _ in last]
-        slopes = [
-            effect(experiment.root, edge, value, len(value)).weight for edge, value in last_values
-        ]
-        difference.is_of_others = len(last_values) == len(labels) and min(slopes) < 0 < max(slopes)
+        values = [(edge, experiment.values[edge]) for last in lasts for edge, _ in last]
+        slopes = [effect(experiment.root, edge, x, len(x)).weight for edge, x in values]
+        difference.is_of_others = len(values) == len(labels) and min(slopes) < 0 < max(slopes)
     if all(side.sign for side in difference.sides.values()):
         total = experiment.values[experiment.root].detach().double()
         counts = [side.shape[0] for side in difference.sides.values()]
@@ -154,7 +152,8 @@ def _pair(
     a = sampler.condition(experiment.outputs[first], experiment.rows[pos][first])
     b = sampler.condition(experiment.outputs[one], experiment.rows[neg][one])
     is_varied = bool((a != a[:1]).any())
-    if count > 1 and q.shape == (len(p), count) and p.numel() == len(p):
+    is_row = len(b) == len(q) or torch.equal(b, a.repeat_interleave(count, 0))
+    if count > 1 and q.shape == (len(p), count) and p.numel() == len(p) and is_row:
         if side.rows is None:
             side.effect = Effect(side.effect.weight * count, *side.effect[1:])
             side.mean /= count
@@ -203,9 +202,7 @@ def _choices(
     choices: list[tuple[Edge | None, Side]] = [(None, Side())]
     for edge, rows in experiment.of_samples(label):
         one, *_ = rows
-        source = (
-            (one, [one]) if sampler is None or follows is None else (follows[0], sampler.outputs)
-        )
+        source = (follows[0], sampler.outputs) if sampler and follows else (one, [one])
         if sign := is_same(*source, rows, experiment.values[edge]):
             value, made = experiment.values[edge].detach(), experiment.outputs[one]
             mean, shape = float(value.double().sum() / len(value)), tuple(value.shape)

@@ -103,9 +103,8 @@ class Place:
     @property
     def _span(self) -> tuple[int, ...]:
         """The first and last line from 1, the columns in bytes; zeros where unknown."""
-        return tuple(
-            number or 0 for number in list(self.code.co_positions())[self.instruction // 2]
-        )
+        span = list(self.code.co_positions())[self.instruction // 2]
+        return tuple(number or 0 for number in span)
 
     @property
     def line(self) -> int:
@@ -134,16 +133,9 @@ class Place:
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
-        line = self.line
-        statements = [
-            statement for statement in ast.walk(self.source.tree) if isinstance(statement, ast.stmt)
-        ]
-        # From the outside in.
-        return [
-            statement
-            for statement in statements
-            if statement.lineno <= line <= (statement.end_lineno or line)
-        ][-1]
+        line, nodes = self.line, ast.walk(self.source.tree)  # from the outside in
+        statements = (x for x in nodes if isinstance(x, ast.stmt))
+        return [x for x in statements if x.lineno <= line <= (x.end_lineno or line)][-1]
 
     @property
     def loops(self) -> list[Any]:
@@ -287,12 +279,7 @@ def _main(task: Path) -> None:
         return guards[-1]
 
     warnings, handler = list[str](), logging.Handler(logging.WARNING)
-
-    def emit(record: logging.LogRecord) -> None:
-        if (text := record.getMessage()) != JOINED:  # which is right of a base measure
-            warnings.append(text)
-
-    vars(handler)["emit"] = emit
+    vars(handler)["emit"] = lambda record: warnings.append(record.getMessage())
     logging.getLogger("ebmguard").addHandler(handler)
 
     def get_code(self: Any, name: str) -> Any:
@@ -305,10 +292,9 @@ def _main(task: Path) -> None:
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [made.state_dict() for made in guards]
-    calls, losses = (
-        sum(numbers[name] for numbers in states) for name in ("sampler_calls", "losses")
-    )
-    done = Replay(state, error, len(guards), calls, losses, tuple(warnings))
+    counts = (sum(x[name] for x in states) for name in ("sampler_calls", "losses"))
+    warned = tuple(text for text in warnings if text != JOINED)  # that is right of a base measure
+    done = Replay(state, error, len(guards), *counts, warned)
     Path(result).write_text(json.dumps(asdict(done)))
 
 

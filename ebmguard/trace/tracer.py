@@ -63,13 +63,10 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers = [*tracer.chains.samplers.values()]
-    for (
-        sampler
-    ) in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
-        if sampler.entries is None and any(
-            sampler.loop.code in x for x in tracer.optimizers.values()
-        ):
-            sampler.entries = ()
+    stepping = {code for names in tracer.optimizers.values() for code in names}
+    for sampler in samplers:
+        if sampler.entries is None and sampler.loop.code in stepping:
+            sampler.entries = ()  # Its loop stands beside the loss.
     differences = [*tracer.differences.values()]
     differences = [difference for difference in differences if difference.is_sided] or differences
     known, taken = tracer.optimizers, tracer.taken
@@ -153,17 +150,16 @@ class _Tracer(TorchFunctionMode):
         calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
         noted = _Noted(calls, arguments=sum(argument is not None for argument in given))
         for part, tensor in _parts(output) if calls else ():
-            batches = [
-                v for v in given if isinstance(v, Tensor) and v.shape[:1] == tensor.shape[:1]
-            ]
+            inputs = (x for x in given if isinstance(x, Tensor))
+            batches = [x for x in inputs if x.shape[:1] == tensor.shape[:1]]
             if tensor.grad_fn is None or not tensor.ndim or not batches:
                 continue
             noted.given = [*map(id, batches)]
             if part:
                 noted.watch(part, tensor)
             if self.chains.is_energy(module, is_made=edge_of(tensor) is not None):
-                inputs, value = tuple(x.detach() for x in batches), tensor.detach().clone()
-                made = inputs, value, tuple(place for _, place in calls), self.chains.labels
+                value, places = tensor.detach().clone(), tuple(place for _, place in calls)
+                made = tuple(x.detach() for x in batches), value, places, self.chains.labels
                 Output(module, *made, part, noted.arguments).mark(tensor)
         return noted
 
@@ -205,11 +201,8 @@ class _Tracer(TorchFunctionMode):
                 sampler.calls = tuple(place for _, place in around)
                 sampler.entries = tuple(place for _, place in reversed(calls))
                 for at, (frame, place) in enumerate(calls):
-                    spaces = frame.f_locals, frame.f_globals
-                    base = next(
-                        (s[place.base.id] for s in spaces if place.base and place.base.id in s),
-                        None,
-                    )
+                    name = place.base.id if place.base else ""
+                    base = {**frame.f_globals, **frame.f_locals}.get(name)
                     if base is not None and place not in sampler.callees:
                         sampler.callees[place] = names_of(base, around[at:])
 
@@ -217,6 +210,8 @@ class _Tracer(TorchFunctionMode):
         if not self.chains.recent:
             return
         loss = Experiment(root)
+        for x in (x for out in loss.outputs.values() for x in out.inputs):
+            self.chains.labels(x)  # All rows are seen before the first has its label.
         if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
         met = [*loss.meetings()]

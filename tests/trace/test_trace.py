@@ -100,6 +100,7 @@ PROVEN = {
     "MAXIMISED": ("value = -loss_fn(fp, fq)",),
     "AFFINE": ("+    loss = loss_fn(f(x_p), f(x_q))",),
     "ROWS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")',),
+    "RESHAPED": ('loss = g.loss(fy, fz, groups="rows")',),
     "PAIRS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")', "attached: nothing; without"),
 }
 NOT = {

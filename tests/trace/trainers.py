@@ -426,4 +426,13 @@ for _ in range(4):
     optim.step()
 """
 PAIRS = ROWS.replace("8)", "1)")
+RESHAPED = (
+    ROWS.replace("(B, 8)", "(8 * B, 1)")
+    .replace("f(x, z)", "f(x.repeat_interleave(8, 0), z)")
+    .replace("    loss = ", "    fz, fy = ")
+    .replace(".mean() - f(x, y).mean()", ".reshape(B, 8), f(x, y).squeeze(1)")
+    .replace(
+        "    optim.zero_grad()", "    loss = torch.mean(fz.mean(dim=1) - fy)\n    optim.zero_grad()"
+    )
+)
 AFFINE = PLAIN.replace("f = net()", "f = nn.Linear(D, 1)")
