@@ -214,7 +214,7 @@ class Chains:
                 if is_end and distance < chain.distance:
                     chain.distance, chain.end = distance, rows.clone()
                 # Of steps as long as the data's range, all rows are near: the nearest are samples.
-                is_end &= distance <= _NEAR * chain.distance
+                is_end &= distance <= max(2 * chain.distance, limit / 4)
                 if is_end and distance < nearest[at]:
                     labels[at : at + count] = [sampler.name] * len(rows)
                     nearest[at : at + count] = [distance] * len(rows)

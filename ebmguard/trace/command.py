@@ -73,10 +73,10 @@ def _missing(plan: Plan) -> str:
     """Say what the guard leaves out where it has no optimizer."""
     if any(word.startswith("optimizer=") for word in plan.parts):
         return ""
-    where = "g.attach(model=..., optimizer=...)"
+    is_inline = any("guard(None, None, " in text for *_, text in plan.edits)
     return (
         "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot "
-        f"roll back: make it later with {where}, g = loss_fn.guard"
+        f"roll back: call {'g' if is_inline else 'loss_fn.guard'}.attach(model=..., optimizer=...)"
     )
 
 

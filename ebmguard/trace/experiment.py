@@ -78,12 +78,10 @@ class Experiment:
         """Yield results of calls upon an edge, and its position: (argument, index)."""
         for user, made in self.made.items():
             for at, argument in enumerate(made.args if isinstance(made, Operation) else ()):
-                of = (
-                    argument
-                    if isinstance(argument, list | tuple) and not isinstance(argument, Edge)
-                    else [argument]
-                )
-                yield from ((user, (at, i)) for i, x in enumerate(of) if _is(edge, x))
+                is_list = isinstance(argument, list | tuple) and not isinstance(argument, Edge)
+                for index, x in enumerate(argument if is_list else [argument]):
+                    if isinstance(x, Edge) and x == edge:
+                        yield user, (at, index)
 
     def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
         """Yield edges with one row per sample of a label, and the outputs' rows behind."""
@@ -147,10 +145,6 @@ def is_same(
         if a.shape == b.shape and torch.allclose(a, sign * b, _SURE, 1e-6):
             return sign
     return 0
-
-
-def _is(edge: Edge, x: object) -> bool:
-    return isinstance(x, Edge) and x == edge
 
 
 def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:

@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 from .chains import Names, Sampler
@@ -45,7 +45,8 @@ class Plan:
 def plans(trace: Trace) -> list[Plan]:
     """Return plans to try: replace the loss, or reweight the energies before it.
 
-    Refused where there is none."""
+    Refused where there is none.
+    """
     sided = [d for d in trace.differences if d.is_sided and not math.isnan(d.effect.total)]
     if not sided:
         raise _no_difference(trace)
@@ -53,11 +54,10 @@ def plans(trace: Trace) -> list[Plan]:
     if not sampler.functions:
         error = trace.unread or f"nothing is known of what {sampler.name} differentiates"
         raise Refused("not evaluated", error=error, guard=by_hand(sampler))
+    is_energy = sided[0].pull(negative) < 0
     if sided[0].is_unpaired:
-        is_energy = sided[0].pull(negative) < 0
         options = _options(sampler, is_energy=is_energy, inline=True)
         raise Refused("conditional", site=sampler.site, options=options)
-    is_energy = sided[0].pull(negative) < 0
     losses = [difference for difference in sided if negative in difference.sides]
     entries = sampler.entries or ()
     is_one = len(losses) == 1 or len(sampler.lengths) <= max(x.times for x in losses)
@@ -244,13 +244,13 @@ def _import(source: Source) -> Edit:
 
 def _top(source: Source) -> int:
     """Return the line below a file's docstring and its first imports."""
-    above = [*takewhile(_is_header, source.tree.body)]
-    return after(above[-1])[0] if above else 1
-
-
-def _is_header(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.Import | ast.ImportFrom)
+    line = 1
+    for node in source.tree.body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_text and not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        line, _ = after(node)
+    return line
 
 
 def _losses(

@@ -30,7 +30,8 @@ class Where(NamedTuple):
 def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
     """Return the place for a guard of the function called at ``entry``.
 
-    None where no place runs once."""
+    None where no place runs once.
+    """
     base, call = entry.base, entry.node
     if base is None or not isinstance(call, ast.Call):
         return None
