@@ -128,9 +128,9 @@ def read(
     difference.is_softmax = bool(turn)
     if not difference.is_sided:
         lasts = [[*experiment.of_samples(label)][-1:] for label in labels]
-        values = [(edge, experiment.values[edge]) for last in lasts for edge, _ in last]
-        slopes = [effect(experiment.root, edge, x, len(x)).weight for edge, x in values]
-        difference.is_of_others = len(values) == len(labels) and min(slopes) < 0 < max(slopes)
+        energies = [(edge, experiment.values[edge]) for last in lasts for edge, _ in last]
+        slopes = [effect(experiment.root, edge, x, len(x)).weight for edge, x in energies]
+        difference.is_of_others = len(energies) == len(labels) and min(slopes) < 0 < max(slopes)
     if all(side.sign for side in difference.sides.values()):
         total = experiment.values[experiment.root].detach().double()
         counts = [side.shape[0] for side in difference.sides.values()]

@@ -292,9 +292,9 @@ def _main(task: Path) -> None:
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
     states = [made.state_dict() for made in guards]
-    counts = (sum(x[name] for x in states) for name in ("sampler_calls", "losses"))
+    calls, losses = (sum(x[name] for x in states) for name in ("sampler_calls", "losses"))
     warned = tuple(text for text in warnings if text != JOINED)  # that is right of a base measure
-    done = Replay(state, error, len(guards), *counts, warned)
+    done = Replay(state, error, len(guards), calls, losses, warned)
     Path(result).write_text(json.dumps(asdict(done)))
 
 
