@@ -31,6 +31,7 @@ _log = logging.getLogger("ebmguard")
 
 # Rows after which the guard checks itself: one; two of all chains; one of the slow tier.
 _FIRST, _TWICE, _SLOW = 1, 3, 52
+_EQUAL = 1 + 1e-5  # the largest norm to the mean one, where all are the same
 # Diagnostics of a step that makes numbers NaN for once.
 _BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_SKIPPED)
 _EVALUATIONS = "sampler/evaluations"
@@ -52,7 +53,7 @@ _STUCK = (
     "exactly 0 in every row: the chains move, and not a bit of their gradient changes. "
     "Autocast does this to a leaf that the sampler moves by x.data: it keeps its first cast of x.",
     "torch.autocast(..., cache_enabled=False) around the sampler, or a new leaf for each step, "
-    "x = x.detach().requires_grad_(); nothing, where f is linear in x.",
+    "x = x.detach().requires_grad_().",
 )
 _REASONS = {
     _EVALUATIONS: "a CUDA graph's replays cannot be counted",
@@ -111,7 +112,10 @@ class SelfCheck:
         nan = {tag for tag, value in row.items() if math.isnan(value)}
         self._nan |= nan
         self._known |= row.keys() - nan
-        self._flat += row.get(SHARPNESS) == 0
+        # All samples have one gradient where f is linear in x: there none changes either.
+        largest = row.get("sampler/grad_norm_max", math.nan)
+        is_linear = largest <= _EQUAL * row.get(SAMPLER_GRAD_NORM, math.nan)
+        self._flat += row.get(SHARPNESS) == 0 and not is_linear
         self.is_stuck = self._flat == self._rows >= _TWICE
         if self._rows >= _TWICE:  # the optimizer is measured in the slow tier
             left = self._nan - self._known - {tag.removeprefix(REFERENCE) for tag in self._known}

@@ -1,4 +1,4 @@
-"""Calls of samplers, found in the evaluations of energies: each loop over one energy is a chain."""
+"""The calls of samplers, as chains: a chain is a loop that evaluates one energy."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Names: TypeAlias = dict[Any, list[str]]  # in the code of each frame, and in eac
 
 @dataclass(eq=False)
 class Chain:
-    """One call of a sampler; its loop and whose it is are known from the second evaluation on."""
+    """One call of a sampler. The second evaluation tells its loop and its sampler."""
 
     evaluations: list[Evaluation]
     calls: Stack  # at the first evaluation
@@ -38,6 +38,7 @@ class Chain:
     loop: Any = None  # the innermost frame that the evaluations share
     sampler: Sampler | None = None
     end: Tensor | None = None  # the samples, as a loss has them
+    distance: float = math.inf  # of these from the last evaluation
 
 
 @dataclass(eq=False)
@@ -65,41 +66,40 @@ class Sampler:
     arguments: int = 1  # that the energy is given
     moves: int = 0  # which of those with an entry for each sample
     still: Tensor | None = None  # entries of a sample that no step moves
-    is_linear: bool = False  # each step has the same gradient, of other energies
     sites: set[Place] = field(default_factory=set)  # where its chains call the energy
 
     def see(self, root: Edge | None) -> None:
-        """It differentiates this: energies that it may follow are those in which that is affine."""
+        """Keep the energies in which the differentiated root is affine: it may follow these."""
         if root is None or self.functions:
             return
-        found, values = behind(root), evaluate(root, {})
-        outputs = {e: made for e, made in found.items() if isinstance(made, Output)}
+        graph, values = behind(root), evaluate(root, {})
+        outputs = {e: made for e, made in graph.items() if isinstance(made, Output)}
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
             count = len(next(iter(outputs.values())).value)
             self.root, self.outputs = root, [*outputs]
             # An output itself before what is made of it, and that next to the root first.
             later = [*values.items()][::-1]
-            for each, value in sorted(later, key=lambda pair: pair[0] not in outputs):
+            for edge, value in sorted(later, key=lambda pair: pair[0] not in outputs):
                 is_batch = value.ndim and len(value) == count
-                weight = effect(root, each, value).weight if is_batch else math.nan
+                weight = effect(root, edge, value).weight if is_batch else math.nan
                 if not math.isnan(weight):
-                    self.functions.append((each, weight / count))
+                    self.functions.append((edge, weight / count))
 
     def aim(self, loss: Experiment, follows: Edge, slope: float) -> None:
-        """The loss has these of its functions for energies: where they are in its own code."""
+        """Find the expression of the loss's energies in the sampler's code."""
         if self.spot is not None or self.root is None:
             return
-        own, places = Experiment(self.root), set[Place]()
+        driven, places = Experiment(self.root), set[Place]()
         for made in loss.made.values():
             places.update(made.calls)
-        value = own.values[follows].flatten()
+        value = driven.values[follows].flatten()
         alike = [e for e, by in self.functions if by == slope]  # the same in another shape, too
-        alike = [e for e in alike if torch.equal(own.values[e].flatten(), value)]
+        alike = [e for e in alike if torch.equal(driven.values[e].flatten(), value)]
         spots = list[tuple[Place, ast.expr, Any]]()
-        for each in [follows, *alike]:
-            users: list[tuple[Edge | None, tuple[int, int]]] = [*own.users(each)]
+        for edge in [follows, *alike]:
+            users: list[tuple[Edge | None, tuple[int, int]]] = [*driven.users(edge)]
             for user, at in users or [(None, (0, 0))]:
-                spots += _spots(each, user, at)
+                spots += _spots(edge, user, at)
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
@@ -110,30 +110,30 @@ class Sampler:
             self.slope, self.measured = slope, Measured("no call has ended")
 
     def condition(self, made: Output, rows: list[int]) -> Tensor:
-        """What these rows of its energy's inputs have beside what its steps move: numbers each."""
-        parts = [x[rows].double().reshape(len(rows), -1) for x in made.given]
+        """Return the entries of these input rows that no sampler step moves: (rows, entries)."""
+        parts = [x[rows].double().reshape(len(rows), -1) for x in made.inputs]
         if self.moves < len(parts) and self.still is not None:
-            own = parts.pop(self.moves)
-            parts += [own[:, self.still]] if own.shape[1:] == self.still.shape else []
+            entries = parts.pop(self.moves)
+            parts += [entries[:, self.still]] if entries.shape[1:] == self.still.shape else []
         return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
 
     @property
     def is_function(self) -> bool:
-        """Whether the energy is made of what is called, so that no factor on that tempers it."""
+        """True where the energy is a function of the module's output, which no factor tempers."""
         return not math.isnan(self.slope) and self.method is None
 
     @cached_property
     def is_scalar(self) -> bool:
-        """Whether one number per sample is differentiated: heads of which the sum is the same."""
-        each = self.first.cotangent
-        if each is None:
+        """True where the sampler differentiates one number per sample."""
+        cotangent = self.first.cotangent
+        if cotangent is None:
             return False
-        total = each.double().reshape(len(each) if each.ndim else 1, -1).sum(1)
+        total = cotangent.double().reshape(len(cotangent) if cotangent.ndim else 1, -1).sum(1)
         return total.numel() == 1 or bool(total.std() < 1e-3 * total.abs().mean())
 
 
 class Chains:
-    """Groups evaluations as they come."""
+    """The open and the closed chains of a training run."""
 
     def __init__(self, draws: list[Draw | None]) -> None:
         self.samplers: dict[Any, Sampler] = {}  # by the code and the energy of their loops
@@ -143,23 +143,23 @@ class Chains:
 
     @property
     def recent(self) -> list[tuple[Chain, Sampler]]:
-        """The last chains of energies, those that are under way last."""
+        """The last chains; the open ones come last."""
         chains = [*self._over, *self._open.values()]
-        known = [(each, each.sampler) for each in chains if each.sampler is not None]
+        known = [(chain, chain.sampler) for chain in chains if chain.sampler is not None]
         return [pair for pair in known if pair[1].is_scalar] or known
 
     def is_energy(self, module: nn.Module, *, is_made: bool) -> bool:
-        """Whether a sampler differentiates one number per sample of this module, or of a part.
+        """Tell whether a sampler differentiates this module, or a part of it.
 
         Of a part, where the result is made of what energies are: else the module samples.
         """
         known = self.samplers.values()
         energies = [s.first.energy for s in [s for s in known if s.is_scalar] or known]
-        own = [*module.modules()] if is_made else [module]
-        return any(each in own or module in each.modules() for each in energies)
+        modules = [*module.modules()] if is_made else [module]
+        return any(energy in modules or module in energy.modules() for energy in energies)
 
     def add(self, evaluation: Evaluation, calls: Stack) -> Chain:
-        """One more evaluation; ``calls`` are the user's frames when the energy was called."""
+        """Add an evaluation; ``calls`` are the user's frames when the energy was called."""
         key = id(evaluation.energy)
         chain = self._open.get(key)
         if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
@@ -180,23 +180,23 @@ class Chains:
         return self._open[key]
 
     def end(self) -> None:
-        """A training step is over, and so are all chains."""
+        """Close all chains at the end of a training step."""
         for key in list(self._open):
             self._end(key)
         self._draws[:] = [None] * len(self._draws)
 
     def forget(self) -> None:
-        """What was measured so far, which may be chains from before the training."""
+        """Drop the measurements, which may be of chains from before the training."""
         for sampler in self.samplers.values():
             sampler.measured = Measured("no call has ended")
             del sampler.lengths[:-1]
 
     def labels(self, x: Tensor) -> list[str]:
-        """For each row of ``x`` the sampler at whose end it lies, or ``DATA``."""
+        """Label the rows of ``x``: the sampler at whose end a row lies, or ``DATA``."""
         labels = [DATA] * len(x)
         nearest = [math.inf] * len(x)
         for chain, sampler in self.recent:
-            first, *ends = (each.x for each in chain.evaluations[:1] + chain.evaluations[-3:])
+            first, *ends = (e.x for e in chain.evaluations[:1] + chain.evaluations[-3:])
             last = ends[-1]
             if last.shape[1:] != x.shape[1:] or last.device != x.device:
                 continue
@@ -209,11 +209,15 @@ class Chains:
                 near = _lengths(rows - last[: len(rows)])
                 distance, to_start = float(near.mean()), _lengths(rows - first[: len(rows)]).mean()
                 # Data at which the chains have started is no sample.
-                is_end = (near <= limit).double().mean() > _MOST and distance < to_start
+                is_near = (near <= limit).double().mean() > _MOST
+                is_end = bool(is_near) and distance < float(to_start)
+                if is_end and distance < chain.distance:
+                    chain.distance, chain.end = distance, rows.clone()
+                # Of steps as long as the data's range, all rows are near: the nearest are samples.
+                is_end &= distance <= max(2 * chain.distance, limit / 4)
                 if is_end and distance < nearest[at]:
                     labels[at : at + count] = [sampler.name] * len(rows)
                     nearest[at : at + count] = [distance] * len(rows)
-                    chain.end = rows.clone() if chain.end is None else chain.end
         return labels
 
     def _end(self, key: int) -> None:
@@ -224,19 +228,13 @@ class Chains:
         sampler.lengths.append(len(chain.evaluations))
         sampler.sites.add(chain.calls[0][1])
         first, last = (chain.evaluations[at].x for at in (0, -1))
-        same, a, b = (
-            chain.evaluations[0].gradient,
-            *(chain.evaluations[at].output for at in (0, -1)),
-        )
-        alike = (torch.equal(same, e.gradient) for e in chain.evaluations)  # type: ignore[arg-type]
-        sampler.is_linear = a is not None and b is not None and not torch.equal(a, b) and all(alike)
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
             if not math.isnan(sampler.slope):
-                for each in chain.evaluations:
-                    each.cotangent = torch.full((len(each.x),), sampler.slope)
-            found = Measured.of(chain.evaluations, self._draws, chain.end)
-            sampler.measured = found.after(sampler.measured)
+                for evaluation in chain.evaluations:
+                    evaluation.cotangent = torch.full((len(evaluation.x),), sampler.slope)
+            measured = Measured.of(chain.evaluations, self._draws, chain.end)
+            sampler.measured = measured.after(sampler.measured)
         chain.evaluations = chain.evaluations[:1] + chain.evaluations[-3:]
         self._over = [*self._over[1 - _KEPT :], chain]
 
@@ -245,7 +243,7 @@ class Chains:
         place = next(place for frame, place in chain.calls if frame is chain.loop)
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
-            taken = {each.name for each in self.samplers.values()}
+            taken = {sampler.name for sampler in self.samplers.values()}
             name = place.code.co_name if place.code.co_name != "<module>" else "the script"
             names = names_of(first.energy, chain.calls)
             if name in taken:
@@ -256,10 +254,10 @@ class Chains:
 
 
 def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> bool:
-    """Whether it begins another chain: in another loop of the same function, far away."""
+    """Tell whether it begins another chain: in another loop of the function, far away."""
     if len(chain.evaluations) < 3:
         return False
-    before, now = (next(p for f, p in each if f is shared) for each in (chain.last_calls, calls))
+    before, now = (next(p for f, p in x if f is shared) for x in (chain.last_calls, calls))
     if before == now or before.loops[:1] == now.loops[:1]:
         return False
     *steps, jump = (
@@ -270,23 +268,23 @@ def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> 
 
 
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
-    """The methods of modules between the loop and the energy, as names, modules and their names."""
-    found = {}
+    """Return the modules' methods between the loop and the energy: name, module, its names."""
+    methods = {}
     loop = [frame for frame, _ in chain.calls].index(chain.loop)
     for at, (frame, _) in enumerate(chain.calls[:loop]):
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-        own = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
-        if isinstance(owner, nn.Module) and own is code:
+        method = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
+        if isinstance(owner, nn.Module) and method is code:
             name = code.co_name.removeprefix("forward")
-            found[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
-    return found
+            methods[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
+    return methods
 
 
 def _spots(
     follows: Edge, user: Edge | None, at: tuple[int, int]
 ) -> Iterator[tuple[Place, ast.expr, Any]]:
-    """Expressions that are energies, one inside another: what a call is upon, and calls of code."""
+    """Yield the expressions of an energy, from the inside out, with the code that they call."""
     made, call = follows.made, user.made if user else None
     is_whole = not made.part if isinstance(made, Output) else call is None
     if made is not None and is_whole and (node := made.calls[0].node) is not None:
@@ -304,21 +302,23 @@ def _lengths(x: Tensor) -> Any:
 
 
 def names_of(part: object, calls: Stack) -> Names:
-    """What a part is called, in the code of each of these frames and in each of their files."""
-    found = defaultdict[Any, list[str]](list)
+    """Return the names of a part, by the code of these frames and by their files."""
+    names = defaultdict[Any, list[str]](list)
     for frame, _ in calls:
         code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         for where, prefix, space in spaces:
-            found[where] += [prefix + name for name, each in space.items() if each is part]
+            names[where] += [prefix + name for name, value in space.items() if value is part]
             if prefix.count(".") < 2:  # what self or a network has, and what that has
                 inner = {
-                    name: each
-                    for name, each in space.items()
-                    if name == "self" or prefix or isinstance(each, nn.Module)
+                    name: value
+                    for name, value in space.items()
+                    if name == "self" or prefix or isinstance(value, nn.Module)
                 }
-                spaces += [(where, f"{prefix}{n}.", _attributes(each)) for n, each in inner.items()]
-    return found
+                spaces += [
+                    (where, f"{prefix}{n}.", _attributes(value)) for n, value in inner.items()
+                ]
+    return names
 
 
 def _attributes(of: object) -> dict[str, object]:

@@ -20,7 +20,7 @@ __all__ = ["trace"]
 
 
 def trace(config: TraceConfig) -> int:
-    """Trace, print and prove; 0 where the lines that are printed were proven, else 1.
+    """Trace a script, print its lines and prove them. Return 0 where they are proven, else 1.
 
     A ConfigError where there is no such file, too few steps, or a guard in it already.
     """
@@ -30,83 +30,81 @@ def trace(config: TraceConfig) -> int:
         raise ConfigError(f"--steps is {config.steps}; expected 2 or more: the first one finds.")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            found = trace_script(config.script, config.arguments, config.steps)
+            seen = trace_script(config.script, config.arguments, config.steps)
     except Guarded as there:
         raise ConfigError(
             f"{config.script} is guarded already, at {there}. Trace it without that guard, or ask "
             "what is wrong with it: g.check() before the first step, ebmguard check LOG_DIR later."
         ) from None
-    print("\n".join(_text(found)))
+    print("\n".join(_text(seen)))
     try:
-        tried = plans(found)
-        return _prove(config, found, tried)
+        candidates = plans(seen)
+        return _prove(config, seen, candidates)
     except (OSError, SyntaxError) as unreadable:
-        refused = Refused("not evaluated", error=unreadable, guard=by_hand(found.samplers[0]))
+        refused = Refused("not evaluated", error=unreadable, guard=by_hand(seen.samplers[0]))
     except Refused as unclear:
         refused = unclear
     print(f"\ncould not tell how to guard it: {refused}\nway out: {refused.exit}")
     return 1
 
 
-def _prove(config: TraceConfig, found: Trace, tried: list[Plan]) -> int:
+def _prove(config: TraceConfig, seen: Trace, candidates: list[Plan]) -> int:
     refusals = list[Refused]()
-    for plan in tried:
-        told = _tried(config, found, plan)
-        if isinstance(told, str):
-            print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {told}")
-            print(f"attached: {', '.join(plan.told) or 'nothing'}{_lacks(plan)}")
+    for plan in candidates:
+        outcome = _outcome(config, seen, plan)
+        if isinstance(outcome, str):
+            print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {outcome}")
+            print(f"attached: {', '.join(plan.parts) or 'nothing'}{_missing(plan)}")
             return 0
-        refusals.append(told)
-        if told.why in ("warned", "softmax"):  # Other lines would only hide it.
-            refusals, tried = [told], [plan]
+        refusals.append(outcome)
+        if outcome.why in ("warned", "softmax"):  # Other lines would only hide it.
+            refusals, candidates = [outcome], [plan]
             break
-    print("\nnot proven; the lines would be:\n" + "\n".join(_diff(tried[0])))
-    first, plain = refusals[0], replay(config.script, config.arguments, found.steps, {})
-    if plain.state != found.state:
+    print("\nnot proven; the lines would be:\n" + "\n".join(_diff(candidates[0])))
+    first, plain = refusals[0], replay(config.script, config.arguments, seen.steps, {})
+    if plain.state != seen.state:
         stopped = f"stopped: {plain.error}" if plain.error else "differs as well"
         first = Refused("not repeatable", error=stopped)
     print(f"\nbut {first}\nway out: {first.exit}")
     return 1
 
 
-def _lacks(plan: Plan) -> str:
-    """What the guard does not do, as it is told too little."""
-    if any(each.startswith("optimizer=") for each in plan.told):
+def _missing(plan: Plan) -> str:
+    """Say what the guard leaves out where it has no optimizer."""
+    if any(word.startswith("optimizer=") for word in plan.parts):
         return ""
-    where = "g.attach(model=..., optimizer=...)"
+    is_inline = any("guard(None, None, " in text for *_, text in plan.edits)
     return (
         "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot "
-        f"roll back: make it later with {where}, g = loss_fn.guard"
+        f"roll back: call {'g' if is_inline else 'loss_fn.guard'}.attach(model=..., optimizer=...)"
     )
 
 
 _ACTS = 0.05  # a β* that is under nearly every output scale
 
 
-def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
-    """Why a plan is not the one; or, in words, what was proven."""
-    guarded = config.script, config.arguments, found.steps, plan.texts()
+def _outcome(config: TraceConfig, seen: Trace, plan: Plan) -> Refused | str:
+    """Run a plan. Return the proof in words, or the refusal."""
+    guarded = config.script, config.arguments, seen.steps, plan.texts()
     done = replay(*guarded, beta_star=0.0, substeps=1)
     facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
     if done.error or not done.state:
         return Refused("guarded run", error=done.error or "it ended before as long")
     if done.guards != 1 or not done.losses:
         return Refused("guards", **facts)
-    if done.state != found.state and plan.softmax is None:
+    if done.state != seen.state and plan.softmax is None:
         return Refused("differs")
     acting = replay(*guarded, beta_star=_ACTS)
     if acting.error:
         return Refused("guarded run", error=acting.error)
-    said = done.warnings + acting.warnings
-    if any(each.is_linear for each in found.samplers):
-        said = tuple(each for each in said if "where f is linear in x" not in each)
-    if said:
-        return Refused("warned", error=said[0])
+    warnings = done.warnings + acting.warnings
+    if warnings:
+        return Refused("warned", error=warnings[0])
     if plan.softmax is not None:
         return Refused("softmax", place=plan.softmax.place)
     why = " No output scale is known: a beta_star of yours acts through the weights alone."
     return (
-        f"with these lines at beta_star=0 it ran again for {found.steps} optimizer steps; "
+        f"with these lines at beta_star=0 it ran again for {seen.steps} optimizer steps; "
         "parameters and random states are the same bit for bit, and the guard saw "
         f"{done.sampler_calls} sampler calls and {done.losses} losses. At beta_star={_ACTS:g} it "
         "ran as long, and the guard warned of nothing. What comes after these steps was not seen."
@@ -114,24 +112,24 @@ def _tried(config: TraceConfig, found: Trace, plan: Plan) -> Refused | str:
     )
 
 
-def _text(found: Trace) -> Iterator[str]:
-    trained = ", ".join(dict.fromkeys(type(each).__name__ for each in found.optimizers)) or "none"
-    yield f"traced {found.steps} optimizer steps ({trained}) in {found.seconds:.1f} s"
-    if found.error:
-        yield f"  the script stopped: {found.error}"
-    for sampler in found.samplers:
+def _text(seen: Trace) -> Iterator[str]:
+    kinds = ", ".join(dict.fromkeys(type(x).__name__ for x in seen.optimizers)) or "none"
+    yield f"traced {seen.steps} optimizer steps ({kinds}) in {seen.seconds:.1f} s"
+    if seen.error:
+        yield f"  the script stopped: {seen.error}"
+    for sampler in seen.samplers:
         yield from _sampler(sampler)
-    if not found.samplers:
+    if not seen.samplers:
         yield f"no sampler: {REFUSALS['no sampler'][0]}"
-    given = {each.name: each.arguments for each in found.samplers}
-    for each in found.differences:
-        yield f"\nloss at {each.place} ({each.times} times): {each.place.text}"
-        for label, side in each.sides.items():
+    given = {sampler.name: sampler.arguments for sampler in seen.samplers}
+    for difference in seen.differences:
+        yield f"\nloss at {difference.place} ({difference.times} times): {difference.place.text}"
+        for label, side in difference.sides.items():
             of = "data" if label == DATA else f"samples of `{label}`"
-            pull, text = each.pull(label), side.name
+            pull, text = difference.pull(label), side.name
             way = "raises" if pull < 0 else "lowers" if pull > 0 else "has no slope for"
             if not text and side.node is not None:
-                text = each.place.source.segment(side.node)
+                text = difference.place.source.segment(side.node)
             what = f"`{side.turned(text)}` {side.shape}" if text else "no expression found"
             yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
             more = given.get(label, side.arguments) - side.arguments
@@ -140,32 +138,33 @@ def _text(found: Trace) -> Iterator[str]:
                 yield "    it draws from another density"
             if side.bends:
                 yield f"    not affine in these, and left as it is: {side.bends}"
-        met = {other.place.line for other in found.differences}
-        if others := sorted(each.elsewhere - met):
+        met = {known.place.line for known in seen.differences}
+        if others := sorted(difference.elsewhere - met):
             yield f"  the same expression stands in line {', '.join(map(str, others))}, in branches"
             yield "  that did not run or in no loss: it is not guarded by the lines below"
-        if each.effect.bends:
+        if difference.effect.bends:
             yield "  the loss is not affine in this difference: what is around it stays as it is"
-    if found.samplers and not found.differences:
+    if seen.samplers and not seen.differences:
         yield "no difference of energies of samples and of data in what backward() was called on"
 
 
-def _sampler(each: Sampler) -> Iterator[str]:
-    steps = " to ".join(map(str, sorted({min(each.lengths), max(each.lengths)})))
-    yield f"\nsampler `{each.name}` ({each.loop}), {len(each.lengths)} calls of {steps} gradients"
-    if each.entries == ():
-        yield f"  its loop stands beside the loss: {each.loop}"
-    for entry in each.entries or ():
+def _sampler(sampler: Sampler) -> Iterator[str]:
+    steps = " to ".join(map(str, sorted({min(sampler.lengths), max(sampler.lengths)})))
+    calls = f"{len(sampler.lengths)} calls of {steps} gradients"
+    yield f"\nsampler `{sampler.name}` ({sampler.loop}), {calls}"
+    if sampler.entries == ():
+        yield f"  its loop stands beside the loss: {sampler.loop}"
+    for entry in sampler.entries or ():
         yield f"  called at {entry}: {entry.text}"
-    kind = type(each.energy)
-    names = [*dict.fromkeys(name for group in each.names.values() for name in group)]
+    kind = type(sampler.energy)
+    names = [*dict.fromkeys(name for group in sampler.names.values() for name in group)]
     called = f", called {', '.join(names[:3])}" if names else ""
     yield f"  energy: {kind.__module__}.{kind.__qualname__}{called}"
-    yield f"  at {each.site}: {each.site.text}"
-    heads = ": a function of it is the energy" if each.is_function else ""
-    yield f"  input {tuple(each.first.x.shape)}, output {each.first.output_shape}{heads}"
-    yield f"  {each.measured}"
-    if "discrete" in each.measured.verdict:
+    yield f"  at {sampler.site}: {sampler.site.text}"
+    heads = ": a function of it is the energy" if sampler.is_function else ""
+    yield f"  input {tuple(sampler.first.x.shape)}, output {sampler.first.output_shape}{heads}"
+    yield f"  {sampler.measured}"
+    if "discrete" in sampler.measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
 
 

@@ -24,7 +24,7 @@ class TraceConfig:
     """The Python file of a trainer."""
 
     arguments: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Its own arguments, all that follows."""
+    """The script's arguments: all that follows."""
 
     steps: Annotated[int, tyro.conf.arg(aliases=["-n"])] = 4
-    """Optimizer steps to look at, of those whose loss compares samples with data; 2 or more."""
+    """The number of optimizer steps to watch whose loss compares samples with data; 2 or more."""

@@ -25,7 +25,7 @@ _SURE = 1e-3
 
 
 class Effect(NamedTuple):
-    """How one value enters another, from its gradients with that value moved."""
+    """The dependence of one value on another, from gradients at moved values."""
 
     weight: float  # the slope in its mean, wherever it is moved; NaN where there is no such number
     total: float  # the sum of the gradient where it is; NaN where it changes with every move
@@ -36,7 +36,7 @@ NO_EFFECT = Effect(math.nan, math.nan)
 
 
 class Experiment:
-    """A value of the trainer's, as a function of the outputs behind it."""
+    """A value of the trainer, as a function of the outputs behind it."""
 
     def __init__(self, root: Edge) -> None:
         self.root = root
@@ -47,7 +47,7 @@ class Experiment:
     @cached_property
     def rows(self) -> dict[Edge, dict[Edge, list[int]]]:
         """The rows of each output behind each edge, where some gradient reaches them."""
-        found: dict[Edge, dict[Edge, list[int]]] = {edge: {} for edge in self.made}
+        rows: dict[Edge, dict[Edge, list[int]]] = {edge: {} for edge in self.made}
         reached: dict[tuple[Edge, Edge], Tensor] = {}
         for amplitude in (0.0, 1.0, -1.0):
             leaves = {e: moved(out.value, amplitude) for e, out in self.outputs.items()}
@@ -55,12 +55,12 @@ class Experiment:
             for edge in self.made:
                 found_grads = _gradients(values[edge], [*leaves.values()])
                 for of, grads in zip(leaves, found_grads, strict=True):
-                    each = grads.reshape(len(grads), -1).ne(0).any(1)
-                    reached[edge, of] = reached.get((edge, of), each) | each
-        for (edge, of), each in reached.items():
-            if each.any():
-                found[edge][of] = each.nonzero().flatten().tolist()
-        return found
+                    mask = grads.reshape(len(grads), -1).ne(0).any(1)
+                    reached[edge, of] = reached.get((edge, of), mask) | mask
+        for (edge, of), mask in reached.items():
+            if mask.any():
+                rows[edge][of] = mask.nonzero().flatten().tolist()
+        return rows
 
     def kinds(self, edge: Edge) -> set[str]:
         """The labels of the samples behind an edge."""
@@ -68,53 +68,52 @@ class Experiment:
         return {self.outputs[of].labels[row] for of, chosen in rows for row in chosen}
 
     def meetings(self) -> Iterator[Edge]:
-        """Where samples of two kinds first meet, from the outputs to the root."""
+        """Yield the edges where samples of two kinds first meet, from the outputs on."""
         for edge, made in self.made.items():
             needs = made.needs if isinstance(made, Operation) else [edge]
-            if len(self.kinds(edge)) > 1 and all(len(self.kinds(each)) < 2 for each in needs):
+            if len(self.kinds(edge)) > 1 and all(len(self.kinds(need)) < 2 for need in needs):
                 yield edge
 
     def users(self, edge: Edge) -> Iterator[tuple[Edge, tuple[int, int]]]:
-        """Results of calls upon an edge; which argument it is there, and where in a list."""
+        """Yield results of calls upon an edge, and its position: (argument, index)."""
         for user, made in self.made.items():
-            for at, each in enumerate(made.args if isinstance(made, Operation) else ()):
-                of = (
-                    each
-                    if isinstance(each, list | tuple) and not isinstance(each, Edge)
-                    else [each]
-                )
-                yield from ((user, (at, i)) for i, x in enumerate(of) if _is(edge, x))
+            for at, argument in enumerate(made.args if isinstance(made, Operation) else ()):
+                is_list = isinstance(argument, list | tuple) and not isinstance(argument, Edge)
+                for index, x in enumerate(argument if is_list else [argument]):
+                    if isinstance(x, Edge) and x == edge:
+                        yield user, (at, index)
 
     def of_samples(self, label: str) -> Iterator[tuple[Edge, dict[Edge, list[int]]]]:
-        """Edges with a number, or heads, for each sample of a label; the rows of outputs behind."""
+        """Yield edges with one row per sample of a label, and the outputs' rows behind."""
         for edge in self.made:
             rows, value = self.rows[edge], self.values[edge]
-            counts = [len(chosen) for chosen in rows.values()]
-            if self.kinds(edge) == {label} and value.ndim and counts == [len(value)] * len(counts):
+            counts = {len(chosen) for chosen in rows.values()}
+            is_one_each = value.ndim and counts in ({len(value)}, {value.numel()})
+            if self.kinds(edge) == {label} and is_one_each:
                 yield edge, rows
 
 
 def effect(root: Edge, at: Edge, value: Tensor, rows: int = 0) -> Effect:
-    """How a value enters the root; with rows, the root's mean where it has as many."""
+    """Measure how a value enters the root, or the root's mean where that has ``rows`` rows."""
     return effect_on(lambda leaf: evaluate(root, {at: leaf})[root], value, rows)
 
 
 def effect_on(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> Effect:
-    """The same of a function."""
-    found = []
+    """Measure how a value enters the result of a function."""
+    gradients = []
     for amplitude in _AMPLITUDES:
         leaf = moved(value, amplitude)
         result = of(leaf)
         is_batch = rows and result.ndim and len(result) == rows
         total = result.sum() / (len(result) if is_batch else 1)
-        found += [each.double() for each in _gradients(total, [leaf])]
-    mean, size = float(found[0].mean()), float(found[0].abs().max())
-    if max(float((each - mean).abs().max()) for each in found) <= _SURE * abs(mean):
+        gradients += [gradient.double() for gradient in _gradients(total, [leaf])]
+    mean, size = float(gradients[0].mean()), float(gradients[0].abs().max())
+    if max(float((gradient - mean).abs().max()) for gradient in gradients) <= _SURE * abs(mean):
         scale = len(value) if value.ndim else 1
-        return Effect(mean * scale, float(found[0].sum())) if mean else NO_EFFECT
-    near = max(float((each - found[0]).abs().max()) for each in found[:_NEAR])
+        return Effect(mean * scale, float(gradients[0].sum())) if mean else NO_EFFECT
+    near = max(float((gradient - gradients[0]).abs().max()) for gradient in gradients[:_NEAR])
     is_in_pieces = size > 0 and near <= 1e-5 * size  # a clamp, or a mean of some of the samples
-    return Effect(math.nan, float(found[0].sum()) if is_in_pieces else math.nan, bends=True)
+    return Effect(math.nan, float(gradients[0].sum()) if is_in_pieces else math.nan, bends=True)
 
 
 def is_same(
@@ -127,9 +126,9 @@ def is_same(
         rows: of the outputs behind the other.
         other: values, one for each of these rows.
     """
-    of = {each: made for each in (*rows, *outputs) if isinstance(made := each.made, Output)}
-    by_energy = {of[each].energy: of[each].value for each in rows}
-    given = {each: by_energy.get(of[each].energy) for each in outputs}
+    of = {edge: made for edge in (*rows, *outputs) if isinstance(made := edge.made, Output)}
+    by_energy = {of[edge].energy: of[edge].value for edge in rows}
+    given = {edge: by_energy.get(of[edge].energy) for edge in outputs}
     chosen, *_ = rows.values()
     if any(value is None for value in given.values()):
         return 0
@@ -138,6 +137,8 @@ def is_same(
     except (RuntimeError, IndexError):  # It has terms with a shape of their own.
         return 0
     a, b = (x.detach().double().reshape(len(x), -1) for x in (value, other))
+    if a.numel() == b.numel():
+        b = b.reshape(a.shape)  # N negatives of each positive, in a row
     if a.shape[1] != b.shape[1]:
         a, b = a.sum(1), b.sum(1)  # The heads of an energy are summed.
     for sign in (1, -1):
@@ -146,12 +147,8 @@ def is_same(
     return 0
 
 
-def _is(edge: Edge, x: object) -> bool:
-    return isinstance(x, Edge) and x == edge
-
-
 def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
-    """The expression of an argument, or of a part of a list, in the user's code."""
+    """Return the expression of an argument, or of an element of a list, in the user's code."""
     position, index = at
     node = call.calls[0].node
     name = getattr(call.func, "__name__", "")
@@ -166,12 +163,12 @@ def operand(call: Operation, at: tuple[int, int]) -> ast.expr | None:
     given = list(node.args)
     if isinstance(node.func, ast.Attribute) and len(given) < len(call.args):
         given = [node.func.value, *given]
-    found = given[position] if position < len(given) else None
-    return found.elts[index] if isinstance(found, ast.List | ast.Tuple) else found
+    argument = given[position] if position < len(given) else None
+    return argument.elts[index] if isinstance(argument, ast.List | ast.Tuple) else argument
 
 
 def moved(value: Tensor, amplitude: float) -> Tensor:
-    """A leaf with these values, each moved a little differently."""
+    """Return a leaf with these values, moved by different amounts."""
     generator = torch.Generator().manual_seed(0)
     by = 1 + torch.rand(value.shape, generator=generator).to(value)
     size = value.abs().max() if value.numel() else 0.0
@@ -179,10 +176,10 @@ def moved(value: Tensor, amplitude: float) -> Tensor:
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """The gradients of a value's sum, its entries weighed differently where there are several."""
+    """Return the gradients of the sum of a value's entries, weighed differently."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(1)).to(value)
     total = (value * (1 + weights)).sum() if value.ndim else value
-    found = torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
-    return [grad.detach() for grad in found]
+    gradients = torch.autograd.grad(total, leaves, retain_graph=True, materialize_grads=True)
+    return [grad.detach() for grad in gradients]

@@ -27,9 +27,9 @@ class Edge(NamedTuple):
 
     @property
     def made(self) -> Output | Operation | None:
-        """What is known of it."""
-        found: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
-        return found
+        """The output or operation that made it; None for anything else."""
+        made: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
+        return made
 
 
 @dataclass(eq=False)
@@ -37,32 +37,32 @@ class Output:
     """A tensor that the outermost call of a module has returned, alone or as a part."""
 
     module: Any
-    given: tuple[Tensor, ...]  # its inputs with an entry for each of its rows, detached
+    inputs: tuple[Tensor, ...]  # those with an entry for each row, detached
     value: Tensor  # detached
     calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
     label_rows: Callable[[Tensor], list[str]]
     part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
-    arguments: int = 1  # x, and what else was given
+    arguments: int = 1  # x, and its conditions
 
     @functools.cached_property
     def labels(self) -> list[str]:
-        """Where each row comes from, as is known when somebody asks; a condition is data."""
-        found = zip(*map(self.label_rows, self.given), strict=True)
-        return [next((label for label in row if label != DATA), DATA) for row in found]
+        """The origin of the rows, as it is known at the first use; a condition is data."""
+        labels = zip(*map(self.label_rows, self.inputs), strict=True)
+        return [next((label for label in row if label != DATA), DATA) for row in labels]
 
     @property
     def energy(self) -> tuple[Any, str]:
-        """Of two outputs that have the same, the same call has made them."""
+        """The key of an energy: a module and a part of its result."""
         return self.module, self.part
 
     def mark(self, tensor: Tensor) -> None:
-        """Write on a tensor's node what it is."""
+        """Write this output on a tensor's node."""
         _write(tensor, self)
 
 
 @dataclass(eq=False)
 class Operation:
-    """A call of torch upon outputs, with edges in the place of what came from them."""
+    """A call of torch upon outputs, with edges in place of their tensors."""
 
     func: Any
     args: tuple[Any, ...]
@@ -72,34 +72,34 @@ class Operation:
 
     @classmethod
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
-        """A call that is about to be made; None where it is upon no outputs."""
-        found = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
-        if not any(True for _ in found.needs):
+        """Describe a call before it is made. Return None where it is upon no outputs."""
+        call = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
+        if not any(True for _ in call.needs):
             return None
-        if found.is_in_place and isinstance(found.args[0], Tensor):
-            found.args = (found.args[0].detach().clone(), *found.args[1:])
-        return found
+        if call.is_in_place and isinstance(call.args[0], Tensor):
+            call.args = (call.args[0].detach().clone(), *call.args[1:])
+        return call
 
     @property
     def is_in_place(self) -> bool:
-        """Whether it changes its first argument."""
+        """True where it changes its first argument."""
         name = str(getattr(self.func, "__name__", ""))
         is_method = name.endswith("_") and not name.endswith("__")
         return is_method or name == "__setitem__" or name.startswith("__i")
 
     @property
     def needs(self) -> Iterator[Edge]:
-        """What it is made of."""
+        """The edges among its arguments."""
         yield from filter(_is_edge, tree_leaves((self.args, self.kwargs), _is_edge))
 
     def mark(self, result: Any, calls: tuple[Place, ...]) -> None:
-        """Write on the nodes of its results what they are."""
+        """Write this operation on the nodes of its results."""
         for index, tensor in enumerate(tensors(result)):
             if tensor.grad_fn is not None:
                 _write(tensor, replace(self, calls=calls, index=index))
 
     def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
-        """Its result with these in the place of edges."""
+        """Run it again, with these values in place of edges."""
         given = self.args, self.kwargs
         args, kwargs = tree_map(lambda x: values[x] if _is_edge(x) else x, given, is_leaf=_is_edge)
         if self.is_in_place:
@@ -109,12 +109,12 @@ class Operation:
 
 
 def tensors(result: Any) -> Iterator[Tensor]:
-    """The tensors of a result, which may be several."""
+    """Yield the tensors of a result."""
     yield from (part for part in tree_leaves(result) if isinstance(part, Tensor))
 
 
 def edge_of(x: object) -> Edge | None:
-    """The edge of a tensor that came from outputs, or is one; None for anything else."""
+    """Return the edge of a tensor that is an output or is made of outputs, else None."""
     if not isinstance(x, Tensor) or x.grad_fn is None:
         return None
     edge = Edge(x.grad_fn, x.output_nr)
@@ -122,24 +122,24 @@ def edge_of(x: object) -> Edge | None:
 
 
 def behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operation]:
-    """All that an edge was made of, itself too, each after what it needs; cut there."""
-    found, ends = dict[Edge, Output | Operation](), set(cut)
+    """Return all that an edge is made of, itself last, in order of evaluation; stop at ``cut``."""
+    made_of, ends = dict[Edge, Output | Operation](), set(cut)
     todo, entered = [root], set[Edge]()
     while todo:
         edge = todo.pop()
         made = edge.made
-        if edge in found or made is None:
+        if edge in made_of or made is None:
             continue
         if edge in entered or edge in ends or isinstance(made, Output):
-            found[edge] = made
+            made_of[edge] = made
         else:
             entered.add(edge)
             todo += [edge, *made.needs]
-    return found
+    return made_of
 
 
 def evaluate(root: Edge, given: Mapping[Edge, Tensor]) -> dict[Edge, Tensor]:
-    """What the root and all behind it would be with these values in the place of theirs."""
+    """Evaluate the root and all behind it again, with these values for some edges."""
     values = dict(given)
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(range(torch.cuda.device_count() if is_on_gpu else 0)):

@@ -1,4 +1,4 @@
-"""The lines that guard a traced trainer, in its own names: two, and an import."""
+"""The lines that guard a traced trainer, in the trainer's names: two, and an import."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, takewhile
+from itertools import chain
 from typing import Any
 
 from .chains import Names, Sampler
@@ -30,59 +30,59 @@ class Plan:
 
     edits: tuple[Edit, ...]
     has_scale: bool  # the sampler's is known, and tempers it
-    told: tuple[str, ...]  # of the trainer, to the guard
+    parts: tuple[str, ...]  # of the trainer, to the guard
     softmax: Difference | None  # of which it makes another loss
 
     def texts(self) -> dict[str, str]:
-        """The text of each file with its edits."""
-        found: dict[str, bytes] = {}
+        """Return the edited text of the files."""
+        texts: dict[str, bytes] = {}
         for file, start, end, new in sorted(self.edits, key=lambda edit: -edit[1]):
-            text = found.get(file, source_of(file).text.encode())
-            found[file] = text[:start] + new.encode() + text[end:]
-        return {file: text.decode() for file, text in found.items()}
+            text = texts.get(file, source_of(file).text.encode())
+            texts[file] = text[:start] + new.encode() + text[end:]
+        return {file: text.decode() for file, text in texts.items()}
 
 
-def plans(found: Trace) -> list[Plan]:
-    """Plans to try: the loss replaced; energies reweighted before it. Refused, if there is none."""
-    sided = [d for d in found.differences if d.is_sided and not math.isnan(d.effect.total)]
+def plans(trace: Trace) -> list[Plan]:
+    """Return plans to try: replace the loss, or reweight the energies before it.
+
+    Refused where there is none.
+    """
+    sided = [d for d in trace.differences if d.is_sided and not math.isnan(d.effect.total)]
     if not sided:
-        raise _no_difference(found)
-    sampler, positive, negative = _sides(found, sided[0])
+        raise _no_difference(trace)
+    sampler, positive, negative = _sides(trace, sided[0])
     if not sampler.functions:
-        error = found.unread or f"nothing is known of what {sampler.name} differentiates"
+        error = trace.unread or f"nothing is known of what {sampler.name} differentiates"
         raise Refused("not evaluated", error=error, guard=by_hand(sampler))
+    is_energy = sided[0].pull(negative) < 0
     if sided[0].is_unpaired:
-        is_energy = sided[0].pull(negative) < 0
         options = _options(sampler, is_energy=is_energy, inline=True)
         raise Refused("conditional", site=sampler.site, options=options)
-    is_energy = sided[0].pull(negative) < 0
-    losses = [each for each in sided if negative in each.sides]
+    losses = [difference for difference in sided if negative in difference.sides]
     entries = sampler.entries or ()
-    is_one = len(losses) == 1 or len(sampler.lengths) <= max(each.times for each in losses)
+    is_one = len(losses) == 1 or len(sampler.lengths) <= max(x.times for x in losses)
     is_one |= entries == () and len(sampler.sites) == 1  # all chains are tempered at once
     if (
         len(sided) > len(losses)
         or not is_one
-        or any(
-            positive not in each.sides or (each.pull(negative) < 0) != is_energy for each in losses
-        )
+        or any(positive not in x.sides or (x.pull(negative) < 0) != is_energy for x in losses)
     ):
-        raise _of_each(found, sided)
-    trainer = found.trainer_of(sampler)
+        raise _one_guard_a_loss(trace, sided)
+    trainer = trace.trainer_of(sampler)
     ways = [None, *entries] if sampler.is_function else [*entries, None]
     why, tried = None, []
     for entry in ways:
         options = _options(sampler, is_energy=is_energy, inline=entry is None)
         has_scale = sampler.measured.is_exact and "sampler_scale=" not in options
         try:
-            told: tuple[str, ...] = ()
+            parts: tuple[str, ...] = ()
             if entry is None:
                 first, loss = _inside(sampler, losses[0], options)
             else:
                 place = losses[0].place
-                first, loss, told = _around(sampler, entry, place, options, is_energy, trainer)
-            texts = (_losses(each, positive, negative, loss, is_energy) for each in losses)
-            more = has_scale, told, losses[0] if losses[0].is_softmax else None
+                first, loss, parts = _around(sampler, entry, place, options, is_energy, trainer)
+            texts = (_losses(x, positive, negative, loss, is_energy) for x in losses)
+            more = has_scale, parts, losses[0] if losses[0].is_softmax else None
             tried += [Plan((*first, *chain(*way)), *more) for way in zip(*texts, strict=False)]
         except Refused as refused:
             why = why or refused
@@ -91,64 +91,62 @@ def plans(found: Trace) -> list[Plan]:
     return tried
 
 
-def _of_each(found: Trace, sided: list[Difference]) -> Refused:
-    """A guard for each of the losses, whose samples are a sampler's calls or stand beside it."""
+def _one_guard_a_loss(trace: Trace, sided: list[Difference]) -> Refused:
+    """Explain a guard per loss, with its sampler or with a chain beside it."""
     ways = list[str]()
-    for number, each in enumerate(sorted(sided, key=lambda each: each.place.line), 1):
-        sampler, _, negative = _sides(found, each)
-        is_energy, word = each.pull(negative) < 0, ["first", "second"][number - 1 :][:1]
-        name = word[0] if word else f"loss_{number}"
-        guard = by_hand(sampler, sampler.entries or (), is_energy)
+    for number, difference in enumerate(sorted(sided, key=lambda x: x.place.line), 1):
+        sampler, _, negative = _sides(trace, difference)
+        guard = by_hand(sampler, sampler.entries or (), difference.pull(negative) < 0)
+        guard = guard.replace(_FOLDER, _FOLDER.replace("1", str(number)))
+        loss = f"loss_{number}"
+        make = f"make `{loss}, draw_{number} = {guard}`, draw its samples with `draw_{number}`"
         if sampler.entries == ():
-            make = f"`{name} = {guard}`"
-            do = f"write `{name}.temper(...)` around the energy at {sampler.site}"
-            call = f"{name}.loss"
-        else:
-            make = f"`{name}_loss, {name} = {guard}`"
-            do, call = f"draw its samples with `{name}`", f"{name}_loss"
-        make = make.replace(_FOLDER, _FOLDER.replace("1", str(number)))
-        ways.append(f"For the loss at {each.place} make {make}, {do}, and call `{call}` there.")
-    places = " and ".join(dict.fromkeys(str(each.place) for each in sided))
+            place, loss = sampler.site, f"g_{number}.loss"
+            make = f"make `g_{number} = {guard}`, write `g_{number}.temper(...)` around the energy "
+            make += f"at {place}"
+        ways.append(f"For the loss at {difference.place} {make}, and call `{loss}` there.")
+    places = " and ".join(dict.fromkeys(str(difference.place) for difference in sided))
     return Refused("two losses", place=places, ways=" ".join(ways))
 
 
-def _no_difference(found: Trace) -> Refused:
-    """Why there is none: other energies than the sampler's, or none at all."""
-    if found.error or not found.samplers:
-        return Refused("stopped", error=found.error) if found.error else Refused("no sampler")
-    if found.unread:
-        return Refused("not evaluated", error=found.unread, guard=by_hand(found.samplers[0]))
-    for sampler in found.samplers:
-        for each in found.differences:
-            if each.is_of_others and sampler.name in each.sides:
+def _no_difference(trace: Trace) -> Refused:
+    """Explain why no difference exists: other energies than the sampler's, or none at all."""
+    if trace.error or not trace.samplers:
+        return Refused("stopped", error=trace.error) if trace.error else Refused("no sampler")
+    if trace.unread:
+        return Refused("not evaluated", error=trace.unread, guard=by_hand(trace.samplers[0]))
+    for sampler in trace.samplers:
+        for difference in trace.differences:
+            if difference.is_of_others and sampler.name in difference.sides:
                 is_energy = sampler.measured.convention == "energy"
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname
-                return Refused("another energy", place=each.place, called=called, options=options)
-    return Refused("no difference", guard=by_hand(found.samplers[0]))
+                place = difference.place
+                return Refused("another energy", place=place, called=called, options=options)
+    return Refused("no difference", guard=by_hand(trace.samplers[0]))
 
 
 def by_hand(
     sampler: Sampler, entries: tuple[Place, ...] = (), is_energy: bool | None = None
 ) -> str:
-    """The guard's call with the names at a call of the sampler, or with all that are known."""
+    """Return a call of guard, with the names at the sampler's calls, or any that are known."""
     if is_energy is None:
         is_energy = sampler.measured.convention == "energy"
-    own = [sampler.names.get(each.code, []) for each in entries]
-    names = [*chain(*own, *sampler.names.values())]
+    called = [sampler.names.get(entry.code, []) for entry in entries]
+    names = [*chain(*called, *sampler.names.values())]
     calls = [e.source.segment(e.node.func) for e in entries if isinstance(e.node, ast.Call)]
-    words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={each}" for each in names[:1]]
+    words = [*calls, sampler.name.split(" ")[0]][:1] + [f"model={name}" for name in names[:1]]
     words += [f'energy="{sampler.method}"'] if sampler.method else []
     words = ["None"] if sampler.entries == () else words
     options = _options(sampler, is_energy=is_energy, inline=sampler.entries == ())
     return f"ebmguard.guard({', '.join(['None', *words, options])})"
 
 
-def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
-    """The sampler of the negatives, and the labels of the positives and the negatives."""
-    by_name = {each.name: each for each in found.samplers}
+def _sides(trace: Trace, difference: Difference) -> tuple[Sampler, str, str]:
+    """Return the sampler of the negatives, and the labels of positives and negatives."""
+    by_name = {sampler.name: sampler for sampler in trace.samplers}
     samplers = [by_name[label] for label in difference.sides if label in by_name]
-    known = {each.measured.convention for each in samplers} - {None}
+    known = {sampler.measured.convention for sampler in samplers} - {None}
     is_up = "log_density" in known
     for sampler in samplers:
         pull = difference.pull(sampler.name)
@@ -163,11 +161,11 @@ def _sides(found: Trace, difference: Difference) -> tuple[Sampler, str, str]:
 
 
 def _options(sampler: Sampler, *, is_energy: bool, inline: bool) -> str:
-    words, found = list[str](), sampler.measured
-    if not inline and (sampler.is_function or not (found.is_exact or found.has_no_noise)):
+    words, measured = list[str](), sampler.measured
+    if not inline and (sampler.is_function or not (measured.is_exact or measured.has_no_noise)):
         words.append("sampler_scale=1.0")  # No factor on the module tempers it, or none is known.
-    elif found.is_exact and inline:
-        words.append(f"output_scale={_number(found.output_scale)}")
+    elif measured.is_exact and inline:
+        words.append(f"output_scale={_number(measured.output_scale)}")
     words += ['convention="energy"'] if is_energy else []
     return ", ".join([*words, _FOLDER])
 
@@ -179,7 +177,7 @@ def _number(scale: float) -> str:
 def _around(
     sampler: Sampler, entry: Place, loss: Place, options: str, is_energy: bool, trainer: Names
 ) -> tuple[list[Edit], str, tuple[str, ...]]:
-    """The sampler wrapped where it has a name; the guard's loss; and what the guard is told."""
+    """Wrap the sampler where it has a name. Return edits, the loss's name, the trainer's parts."""
     at = where(sampler, entry, loss, trainer)
     if at is None:
         guard = by_hand(sampler, (entry,), is_energy)
@@ -187,21 +185,21 @@ def _around(
     is_own = at.is_moved or (at.sampler.startswith("self.") and not at.is_global)
     new = f"self.{at.sampler}" if at.is_moved else at.sampler
     loss_fn = _free(at.source, "loss_fn")
-    told = [f"model={each}" for each in at.models[:1]]
-    told += [f'energy="{sampler.method}"'] if sampler.method else []
-    told += [f"optimizer={each}" for each in at.optimizers[:1]]
-    words, indent = ", ".join(["None", at.sampler, *told, options]), " " * at.indent
+    parts = [f"model={name}" for name in at.models[:1]]
+    parts += [f'energy="{sampler.method}"'] if sampler.method else []
+    parts += [f"optimizer={name}" for name in at.optimizers[:1]]
+    words, indent = ", ".join(["None", at.sampler, *parts, options]), " " * at.indent
     loss_fn = f"self.{loss_fn}" if is_own else loss_fn
     text = f"{indent}global {loss_fn}\n" if at.is_global else ""
     text += f"{indent}{loss_fn}, {new} = ebmguard.guard({words})"
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
     moved = [_spliced(at.source, entry.node.func, new)] if at.is_moved else []  # type: ignore[union-attr]
-    return [_line(at.source, at.line, text), *moved, _import(at.source)], loss_fn, tuple(told)
+    return [_line(at.source, at.line, text), *moved, _import(at.source)], loss_fn, tuple(parts)
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
-    """The energy tempered inside of the sampler's loop; and the name of the guard's loss."""
+    """Temper the energy inside the sampler's loop. Return edits and the name of the loss."""
     place, is_tempered = difference.place, "output_scale" in options  # else nothing is tempered
     if sampler.spot is None and is_tempered:
         raise Refused("one place", site=sampler.site)
@@ -218,9 +216,9 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
 
 
 def _free(source: Source, name: str) -> str:
-    """A name that the file has no use for: this one, or with underscores."""
+    """Return a name that the file does not use: this one, or with underscores."""
     fields = "id", "arg", "attr"
-    used = {getattr(node, each, "") for node in ast.walk(source.tree) for each in fields}
+    used = {getattr(node, field, "") for node in ast.walk(source.tree) for field in fields}
     while name in used:
         name += "_"
     return name
@@ -245,20 +243,20 @@ def _import(source: Source) -> Edit:
 
 
 def _top(source: Source) -> int:
-    """The line below a file's docstring and its first imports."""
-    above = [*takewhile(_is_header, source.tree.body)]
-    return after(above[-1])[0] if above else 1
-
-
-def _is_header(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return is_text or isinstance(node, ast.Import | ast.ImportFrom)
+    """Return the line below a file's docstring and its first imports."""
+    line = 1
+    for node in source.tree.body:
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if not is_text and not isinstance(node, ast.Import | ast.ImportFrom):
+            break
+        line, _ = after(node)
+    return line
 
 
 def _losses(
     difference: Difference, positive: str, negative: str, loss: str, is_energy: bool
 ) -> Iterator[list[Edit]]:
-    """The expression replaced by the guarded loss; or its energies reweighted before it."""
+    """Yield edits: the expression replaced by the guarded loss; its energies reweighted."""
     place, source, node = difference.place, difference.place.source, difference.place.node
     named, words = list[Edit](), list[str]()
     sides = [difference.sides[label] for label in (positive, negative)]
@@ -292,24 +290,24 @@ def _losses(
 
 
 def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> Iterator[list[Edit]]:
-    """New names for reweighted energies, where the difference has the energies' own."""
+    """Yield edits that use reweighted energies in the difference."""
     inside, last = [*ast.walk(source.scope(place.statement))], place.statement.lineno
     pos, neg = (side.name for side in sides)
     assigned = [e for e in inside if isinstance(e, ast.Assign) and e.lineno < last]
     made = [e for e in assigned if {pos, neg} & {*chain(*map(binds, ast.walk(e)))}]
     if made:
-        line, indent = after(max(made, key=lambda each: each.lineno))
+        line, indent = after(max(made, key=lambda statement: statement.lineno))
         guard = loss.removesuffix(".loss") if loss.endswith(".loss") else f"{loss}.guard"
         uses = [(node, f"{side.name}_cd") for side in sides for node in side.uses]
         groups = "" if sides[1].rows is None else ', groups="rows"'
-        own = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
-        text = f"{' ' * indent}{own} = {guard}.reweight({pos}, {neg}{groups})"
-        splices = [_spliced(source, *use) for use in uses if own != f"{pos}, {neg}"]
+        names = f"{pos}_cd, {neg}_cd" if all(side.uses for side in sides) else f"{pos}, {neg}"
+        text = f"{' ' * indent}{names} = {guard}.reweight({pos}, {neg}{groups})"
+        splices = [_spliced(source, *use) for use in uses if names != f"{pos}, {neg}"]
         yield [_line(source, line, text), *splices]
 
 
 def _is_mean(above: Any, node: ast.expr) -> bool:
-    """Whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
+    """Tell whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
     func: Any = getattr(above, "func", None)
     is_mean = isinstance(func, ast.Attribute) and func.attr == "mean"
     return is_mean and node in (func.value, *above.args[:1])

@@ -1,4 +1,4 @@
-"""Where a guard's line goes: a place that runs once, where the sampler has a name."""
+"""The place of a guard's line: it runs once, and the sampler has a name there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Where", "after", "binds", "where"]
 
 
 class Where(NamedTuple):
-    """A line, and what is called what there."""
+    """A line, and the names of the trainer's parts there."""
 
     source: Source
     line: int
@@ -28,7 +28,10 @@ class Where(NamedTuple):
 
 
 def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
-    """For a guard around what is called at ``entry``; None where no place runs once."""
+    """Return the place for a guard of the function called at ``entry``.
+
+    None where no place runs once.
+    """
     base, call = entry.base, entry.node
     if base is None or not isinstance(call, ast.Call):
         return None
@@ -44,11 +47,11 @@ def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where 
 def _in_init(
     sampler: Sampler, entry: Place, loss: Place, trainer: Names, owner: Any
 ) -> Where | None:
-    """At the end of ``__init__``; before the loops of the call where the energy is made later."""
+    """Return the end of ``__init__``, or the line before the call's loops."""
     source, call = entry.source, entry.node
     body = owner.body if owner in source.around(loss.statement) else []
-    init = next((each for each in body if "__init__" in binds(each)), None)
-    files = {each.source for each in sampler.calls}
+    init = next((node for node in body if "__init__" in binds(node)), None)
+    files = {place.source for place in sampler.calls}
     is_made = (s.loops(x) for s in files for x in ast.walk(s.tree) if _calls(x, owner))
     if call is None or init is None or any(is_made):
         return None
@@ -58,12 +61,12 @@ def _in_init(
     if (loops := entry.loops) and models and f"{models[0]} =" not in text:
         ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
         outer = sampler.calls[sampler.calls.index(entry) + 1 : next(ends, None)]
-        if any(each.loops for each in outer):
+        if any(place.loops for place in outer):
             return None
         line, indent = loops[-1].lineno, loops[-1].col_offset
     lines = range(owner.lineno, owner.end_lineno + 1)
     codes = [x for x in trainer if isinstance(x, CodeType) and x.co_filename == source.file]
-    here = chain(*(trainer[each] for each in codes if each.co_firstlineno in lines))
+    here = chain(*(trainer[code] for code in codes if code.co_firstlineno in lines))
     optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in text]
     name = source.segment(call.func)  # type: ignore[attr-defined]
     is_moved = not name.startswith("self.")
@@ -71,19 +74,19 @@ def _in_init(
 
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
-    """Before the loops of the function that made the sampler, and may pass it on."""
+    """Return the line before the loops of the function that made the sampler."""
     ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
     calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
     for at, place in enumerate(calls):
-        source, root, own = place.source, base.partition(".")[0], _scope(place)
-        around = [own, *(x for x in source.around(own) if isinstance(x, SCOPES))]
+        source, root, inner = place.source, base.partition(".")[0], _scope(place)
+        around = [inner, *(x for x in source.around(inner) if isinstance(x, SCOPES))]
         scope = next((x for x in around if root in _bound(source, x)), source.tree)
         bound = _bound(source, scope)
         made = bound.get(root) or bound.get("*")
         if "." in base or made is not scope:
-            scope = own if "." in base else scope
+            scope = inner if "." in base else scope
             break
         caller = calls[at + 1] if at + 1 < len(calls) else place
         known, call = sampler.callees.get(entry, {}), caller.node
@@ -117,7 +120,7 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
         there = [x for x, by in pairs if (by.lineno < line if by is not None else not is_file)]
         return [x for x in there if not (x.startswith("self.") and f"{x} =" in text)]
 
-    models, optimizers = (known_there(each.get(key, [])) for each in (sampler.names, trainer))
+    models, optimizers = (known_there(names.get(key, [])) for names in (sampler.names, trainer))
     return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
 
 
@@ -126,33 +129,33 @@ def _scope(place: Place) -> Any:
 
 
 def _calls(node: ast.AST, owner: Any) -> bool:
-    """Whether a node makes an object of a class."""
+    """Tell whether a node makes an object of a class."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == owner.name
 
 
 def _is_again(place: Place) -> bool:
-    """Whether its file calls the same function at another place, too."""
+    """Tell whether its file calls the same function at another place, too."""
     name = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else ""
     calls = (x for x in ast.walk(place.source.tree) if isinstance(x, ast.Call))
-    return sum(ast.unparse(each.func) == name for each in calls) > 1
+    return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 
 def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
-    """The names that a scope itself binds, each with the last statement that does, or the scope."""
-    found: dict[str, Any] = {}
+    """Return the names that a scope binds, with their last statement, or the scope."""
+    bindings: dict[str, Any] = {}
     for node in ast.walk(scope):
         around = [node, *source.around(node)]
-        owners = (each for each in around[1:] if isinstance(each, (ast.ClassDef, *SCOPES)))
-        by: Any = next(each for each in around if each is scope or isinstance(each, ast.stmt))
+        owners = (parent for parent in around[1:] if isinstance(parent, (ast.ClassDef, *SCOPES)))
+        by: Any = next(x for x in around if x is scope or isinstance(x, ast.stmt))
         is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
         is_own = node is not scope and not is_header and next(owners) is scope
         for name in binds(node) if is_own else ():
-            found[name] = max(by, found.get(name, by), key=lambda each: each.lineno)
-    return found
+            bindings[name] = max(by, bindings.get(name, by), key=lambda statement: statement.lineno)
+    return bindings
 
 
 def binds(node: ast.AST) -> list[str]:
-    """What a node itself binds."""
+    """Return the names that a node binds."""
     if isinstance(node, ast.Name):
         return [node.id] if isinstance(node.ctx, ast.Store) else []
     if isinstance(node, ast.alias):
@@ -163,5 +166,5 @@ def binds(node: ast.AST) -> list[str]:
 
 
 def after(statement: ast.stmt) -> tuple[int, int]:
-    """The line below a statement, and its indent."""
+    """Return the line below a statement, and its indent."""
     return (statement.end_lineno or statement.lineno) + 1, statement.col_offset

@@ -39,24 +39,24 @@ class Side:
 
     @property
     def rank(self) -> tuple[bool, ...]:
-        """How well a difference can be written with them."""
+        """The fitness of these energies for an expression of the difference; higher is better."""
         is_one = abs(abs(self.effect.weight) - 1) < _SURE
         is_read = bool(self.sign), is_one, not math.isnan(self.effect.total)
         return *is_read, self.is_here, bool(self.name), self.sign > 0
 
     @property
     def weight(self) -> float:
-        """Slope of the difference in the mean of what the sampler follows; NaN: none."""
+        """The slope of the difference in the mean of the sampler's energy; NaN: none."""
         return self.sign * self.effect.weight
 
     def turned(self, text: str) -> str:
-        """The text of these energies as that of what the sampler follows."""
+        """Return the text of these energies with the sign of the sampler's energy."""
         return f"-{text}" if self.sign < 0 else text
 
 
 @dataclass(eq=False)
 class Difference:
-    """Where energies of samples and of data meet: sides by "data", or the sampler's name."""
+    """A place where energies of samples and of data meet; sides by "data" or a sampler's name."""
 
     place: Place
     sides: dict[str, Side]
@@ -69,19 +69,19 @@ class Difference:
 
     @property
     def elsewhere(self) -> set[int]:
-        """Lines of its file where the same expression stands, this one too."""
+        """The lines of its file with the same expression, this one too."""
         node, tree = self.place.node, self.place.source.tree
-        same = [each for each in ast.walk(tree) if node and isinstance(each, type(node))]
+        same = [other for other in ast.walk(tree) if node and isinstance(other, type(node))]
         return {e.lineno for e in same if node and ast.dump(e) == ast.dump(node)}
 
     @property
     def is_sided(self) -> bool:
-        """Whether it lowers one side and raises another."""
+        """True where it lowers one side and raises another."""
         slopes = [side.sign * side.effect.total for side in self.sides.values()]
         return min(slopes) < 0 < max(slopes)
 
     def pull(self, label: str) -> float:
-        """How the loss enters the energies of a side: below 0, it raises them there."""
+        """Return the slope of the loss in a side's energies; below 0, it raises them."""
         side = self.sides[label]
         return side.sign * self.effect.total * side.effect.total
 
@@ -89,91 +89,92 @@ class Difference:
 def read(
     difference: Difference,
     samplers: Sequence[Sampler],
-    found: Experiment,
+    experiment: Experiment,
     args: Sequence[Any] = (),
     values: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """What the sides are, from a call of the difference with these arguments and local names."""
+    """Read the sides from a call of the difference with these arguments and local names."""
     names = {edge_of(value): name for name, value in values.items() if name.isidentifier()}
     here = difference.place.node
     operands = [here.left, here.right] if isinstance(here, ast.BinOp) else []
     for node, value in zip(operands, args, strict=False):
         names[edge_of(value)] = difference.place.source.segment(node)
     labels = sorted(difference.sides, key=lambda label: label != DATA)
-    known = [each for each in samplers if each.name in difference.sides]
+    known = [sampler_ for sampler_ in samplers if sampler_.name in difference.sides]
     ways: list[tuple[Sampler | None, tuple[Edge, float] | None]]
-    ways = [(each, way) for each in known for way in each.functions] or [(None, None)]
+    ways = [(sampler_, way) for sampler_ in known for way in sampler_.functions] or [(None, None)]
     tried = []
     for way in ways:
-        choices = [_choices(found, label, *way, names, difference.place) for label in labels]
-        best = [max(reversed(each), key=lambda choice: choice[1].rank) for each in choices]
+        choices = [_choices(experiment, label, *way, names, difference.place) for label in labels]
+        best = [max(reversed(options), key=lambda choice: choice[1].rank) for options in choices]
         ranks = [*map(sum, zip(*(side.rank for _, side in best), strict=True))]
-        tried.append((ranks, best, [each[:2][-1] for each in choices], *way))
-    _, best, firsts, sampler, follows = max(tried, key=lambda each: each[0])
+        tried.append((ranks, best, [options[:2][-1] for options in choices], *way))
+    _, best, firsts, sampler, follows = max(tried, key=lambda way: way[0])
     turn = 0
     for chosen in (firsts, best):  # all of the energies, as a softmax has them; else the best
         difference.sides = dict(zip(labels, (side for _, side in chosen), strict=True))
         edges = [edge for edge, _ in chosen if edge is not None]
         if sampler is not None and len(edges) == len(labels) == 2:
-            _pair(difference, sampler, found, *edges)
-            if turn := _softmax(difference, found, *edges):
+            _pair(difference, sampler, experiment, *edges)
+            if turn := _softmax(difference, experiment, *edges):
                 best = chosen
                 break
     for edge, side in best:
         if edge is not None:
-            _find(found, edge, side, difference.place)
+            _find(experiment, edge, side, difference.place)
     if turn:
         for side, slope in zip(difference.sides.values(), (-turn, turn), strict=True):
             side.effect, side.bends = Effect(slope, slope), ""
     difference.is_softmax = bool(turn)
     if not difference.is_sided:
-        lasts = [[*found.of_samples(label)][-1:] for label in labels]
-        own = [(each, found.values[each]) for last in lasts for each, _ in last]
-        slopes = [effect(found.root, each, value, len(value)).weight for each, value in own]
-        difference.is_of_others = len(own) == len(labels) and min(slopes) < 0 < max(slopes)
+        lasts = [[*experiment.of_samples(label)][-1:] for label in labels]
+        energies = [(edge, experiment.values[edge]) for last in lasts for edge, _ in last]
+        slopes = [effect(experiment.root, edge, x, len(x)).weight for edge, x in energies]
+        difference.is_of_others = len(energies) == len(labels) and min(slopes) < 0 < max(slopes)
     if all(side.sign for side in difference.sides.values()):
-        total = found.values[found.root].detach().double()
+        total = experiment.values[experiment.root].detach().double()
         counts = [side.shape[0] for side in difference.sides.values()]
         mean = float(total.sum() / (len(total) if total.ndim and len(total) in counts else 1))
         terms = sum(side.effect.weight * side.mean for side in difference.sides.values())
         is_sum = math.isclose(mean, terms, rel_tol=_SURE, abs_tol=1e-5)
         difference.is_whole = is_sum or difference.is_softmax
         if sampler is not None and follows is not None:
-            sampler.aim(found, *follows)
+            sampler.aim(experiment, *follows)
 
 
 def _pair(
-    difference: Difference, sampler: Sampler, found: Experiment, pos: Edge, neg: Edge
+    difference: Difference, sampler: Sampler, experiment: Experiment, pos: Edge, neg: Edge
 ) -> None:
-    """Whether each positive has negatives of its own: a row of them, or those of its condition."""
-    p, q = found.values[pos], found.values[neg]
-    side, each = difference.sides[[*difference.sides][1]], q.numel() // len(p)
-    first, (one, *_) = next(iter(found.rows[pos])), found.rows[neg]
-    a = sampler.condition(found.outputs[first], found.rows[pos][first])
-    b = sampler.condition(found.outputs[one], found.rows[neg][one])
+    """Find out whether positives have a row of negatives, or those of their condition."""
+    p, q = experiment.values[pos], experiment.values[neg]
+    side, count = difference.sides[[*difference.sides][1]], q.numel() // len(p)
+    first, (one, *_) = next(iter(experiment.rows[pos])), experiment.rows[neg]
+    a = sampler.condition(experiment.outputs[first], experiment.rows[pos][first])
+    b = sampler.condition(experiment.outputs[one], experiment.rows[neg][one])
     is_varied = bool((a != a[:1]).any())
-    if each > 1 and q.shape == (len(p), each) and p.numel() == len(p):
+    is_row = len(b) == len(q) or torch.equal(b, a.repeat_interleave(count, 0))
+    if count > 1 and q.shape == (len(p), count) and p.numel() == len(p) and is_row:
         if side.rows is None:
-            side.effect = Effect(side.effect.weight * each, *side.effect[1:])
-            side.mean /= each
+            side.effect = Effect(side.effect.weight * count, *side.effect[1:])
+            side.mean /= count
         side.rows = ""
     elif is_varied and p.numel() == len(p) == len({*map(tuple, a.tolist())}):
-        if torch.equal(b, a.repeat_interleave(each, 0)):
+        if torch.equal(b, a.repeat_interleave(count, 0)):
             narrow = "" if q.ndim > 1 else "[:, None]"
-            side.rows = narrow if each == 1 else f".reshape(-1, {each})"
-        elif torch.equal(b, a.repeat(each, 1)):
-            side.rows = f".reshape({each}, -1).T"
-    has_condition = is_varied and len(found.outputs[first].given) > 1
+            side.rows = narrow if count == 1 else f".reshape(-1, {count})"
+        elif torch.equal(b, a.repeat(count, 1)):
+            side.rows = f".reshape({count}, -1).T"
+    has_condition = is_varied and len(experiment.outputs[first].inputs) > 1
     difference.is_unpaired = has_condition and side.rows is None
 
 
-def _softmax(difference: Difference, found: Experiment, pos: Edge, neg: Edge) -> int:
+def _softmax(difference: Difference, experiment: Experiment, pos: Edge, neg: Edge) -> int:
     """1 where the value is InfoNCE of energies that are high on data; -1 its or their negatives."""
     _, side = difference.sides.values()
     signs = {1, -1, 2, -2} if side.effect.bends else set[int]()
     for amplitude in (0.0, 1.0, -1.0) if signs else ():
-        p, q = (moved(found.values[each], amplitude) for each in (pos, neg))
-        value = evaluate(found.root, {pos: p, neg: q})[found.root]
+        p, q = (moved(experiment.values[edge], amplitude) for edge in (pos, neg))
+        value = evaluate(experiment.root, {pos: p, neg: q})[experiment.root]
         mean = value.sum() / (len(value) if value.ndim else 1)
         rows = q.reshape(1, -1).expand(len(p), -1)
         if side.rows is not None and q.numel() % len(p) == 0:
@@ -190,53 +191,53 @@ def _softmax(difference: Difference, found: Experiment, pos: Edge, neg: Edge) ->
 
 
 def _choices(
-    found: Experiment,
+    experiment: Experiment,
     label: str,
     sampler: Sampler | None,
     follows: tuple[Edge, float] | None,
     names: Mapping[Any, str],
     place: Place,
 ) -> list[tuple[Edge | None, Side]]:
-    """Energies of a side that are those of a sampler, or its negatives, and what they are."""
+    """Return the energies of a side that a sampler follows, or their negatives."""
     choices: list[tuple[Edge | None, Side]] = [(None, Side())]
-    for edge, rows in found.of_samples(label):
+    for edge, rows in experiment.of_samples(label):
         one, *_ = rows
-        own = (one, [one]) if sampler is None or follows is None else (follows[0], sampler.outputs)
-        if sign := is_same(*own, rows, found.values[edge]):
-            value, made = found.values[edge].detach(), found.outputs[one]
+        source = (follows[0], sampler.outputs) if sampler and follows else (one, [one])
+        if sign := is_same(*source, rows, experiment.values[edge]):
+            value, made = experiment.values[edge].detach(), experiment.outputs[one]
             mean, shape = float(value.double().sum() / len(value)), tuple(value.shape)
-            how = effect(found.root, edge, value, len(value))
-            calls = [found.made[user].calls[0].code for user, _ in found.users(edge)]
+            how = effect(experiment.root, edge, value, len(value))
+            calls = [experiment.made[user].calls[0].code for user, _ in experiment.users(edge)]
             side = Side(how, sign, place.code in calls, names.get(edge, ""), None, (), shape, mean)
             side.arguments = made.arguments
             choices.append((edge, side))
     return choices
 
 
-def _find(found: Experiment, edge: Edge, side: Side, place: Place) -> None:
-    """Where the energies stand; and, where no affine value is made of them, what bends."""
-    value, affine = found.values[edge], dict[Edge, float]()
-    users = dict(found.users(edge))
+def _find(experiment: Experiment, edge: Edge, side: Side, place: Place) -> None:
+    """Find the expressions of the energies, and the first that is not affine in them."""
+    value, affine = experiment.values[edge], dict[Edge, float]()
+    users = dict(experiment.users(edge))
     if math.isnan(side.effect.weight):
         for user in users:
             # Squares beside: what is affine is so by some of the calls upon the energies.
-            call, own = found.made[user], found.values[user]
+            call, result = experiment.made[user], experiment.values[user]
             assert isinstance(call, Operation)
             inner = effect_on(
-                lambda x, of=call: of.again({**found.values, edge: x}),  # type: ignore[misc]
+                lambda x, of=call: of.again({**experiment.values, edge: x}),  # type: ignore[misc]
                 value,
                 len(value),
             )
-            outer = effect(found.root, user, own, len(value))
+            outer = effect(experiment.root, user, result, len(value))
             if not math.isnan(inner.weight * outer.weight):
                 affine[user] = inner.weight * outer.weight
-        for user, made in found.made.items():
+        for user, made in experiment.made.items():
             if not side.bends and isinstance(made, Operation) and effect(user, edge, value).bends:
                 side.bends = f"{made.calls[0].text} ({made.calls[0]})"
     if affine:
         side.effect = Effect(sum(affine.values()), sum(affine.values()))
     for user, position in users.items():
-        call = found.made[user]
+        call = experiment.made[user]
         is_here = isinstance(call, Operation) and call.calls[0].code is place.code
         expression = operand(call, position) if is_here else None  # type: ignore[arg-type]
         if expression is None:

@@ -1,4 +1,4 @@
-"""What cannot be told, or proven: one table, each with its sentence and a way out."""
+"""Refusals: one table with the reason of a refusal and its way out."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
 
 
 class Refused(Exception):
-    """What could not be told, by its name in ``REFUSALS``, with the facts of its sentences."""
+    """A refusal by its name in ``REFUSALS``, with the facts of its sentences."""
 
     def __init__(self, why: str, /, **facts: object) -> None:
         self.why = why

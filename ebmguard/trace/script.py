@@ -59,29 +59,31 @@ class Source:
         self.text = Path(file).read_text()
         self.tree = ast.parse(self.text)
         above = ast.walk(self.tree)
-        self._parents = {each: parent for parent in above for each in ast.iter_child_nodes(parent)}
+        self._parents = {
+            child: parent for parent in above for child in ast.iter_child_nodes(parent)
+        }
 
     def around(self, node: ast.AST) -> list[ast.AST]:
-        """What the node is part of, from the inside out."""
+        """Return the nodes around a node, from the inside out."""
         above = self._parents.get(node)
         return [] if above is None else [above, *self.around(above)]
 
     def scope(self, node: ast.AST) -> Any:
-        """The function around a node, or the whole file."""
-        return next(each for each in self.around(node) if isinstance(each, SCOPES))
+        """Return the function around a node, or the whole file."""
+        return next(parent for parent in self.around(node) if isinstance(parent, SCOPES))
 
     def loops(self, node: ast.AST) -> list[Any]:
-        """The loops of the same function around a node, from the inside out."""
+        """Return the loops around a node in its function, from the inside out."""
         inside = itertools.takewhile(lambda x: not isinstance(x, SCOPES), self.around(node))
-        return [each for each in inside if isinstance(each, _LOOPS)]
+        return [parent for parent in inside if isinstance(parent, _LOOPS)]
 
     def offset(self, line: int, column: int) -> int:
-        """Bytes before a place: its line from 1, its column in bytes."""
+        """Return the bytes before a place: its line from 1, its column in bytes."""
         before = self.text.splitlines(keepends=True)[: line - 1]
         return len("".join(before).encode()) + column
 
     def segment(self, node: ast.AST) -> str:
-        """The text of a node."""
+        """Return the text of a node."""
         return ast.get_source_segment(self.text, node) or ""
 
 
@@ -100,17 +102,18 @@ class Place:
 
     @property
     def _span(self) -> tuple[int, ...]:
-        """First and last line from 1, first and last column in bytes; zeros where unknown."""
-        return tuple(each or 0 for each in list(self.code.co_positions())[self.instruction // 2])
+        """The first and last line from 1, the columns in bytes; zeros where unknown."""
+        span = list(self.code.co_positions())[self.instruction // 2]
+        return tuple(number or 0 for number in span)
 
     @property
     def line(self) -> int:
-        """Its line, from 1."""
+        """The line, from 1."""
         return self._span[0]
 
     @property
     def source(self) -> Source:
-        """Its file."""
+        """The source of the file."""
         return source_of(self.code.co_filename)
 
     @property
@@ -121,19 +124,18 @@ class Place:
 
     @property
     def base(self) -> ast.Name | None:
-        """Of a call of ``name(...)`` or ``name.any.thing(...)``, the name."""
-        found: Any = getattr(self.node, "func", None)
-        while isinstance(found, ast.Attribute):
-            found = found.value
-        return found if isinstance(found, ast.Name) else None
+        """The name in a call of ``name(...)`` or ``name.any.thing(...)``."""
+        callee: Any = getattr(self.node, "func", None)
+        while isinstance(callee, ast.Attribute):
+            callee = callee.value
+        return callee if isinstance(callee, ast.Name) else None
 
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
-        line = self.line
-        found = [each for each in ast.walk(self.source.tree) if isinstance(each, ast.stmt)]
-        # From the outside in.
-        return [each for each in found if each.lineno <= line <= (each.end_lineno or line)][-1]
+        line, nodes = self.line, ast.walk(self.source.tree)  # from the outside in
+        statements = (x for x in nodes if isinstance(x, ast.stmt))
+        return [x for x in statements if x.lineno <= line <= (x.end_lineno or line)][-1]
 
     @property
     def loops(self) -> list[Any]:
@@ -145,7 +147,7 @@ class Place:
 
     @property
     def text(self) -> str:
-        """Its statement on one line, cut where it is long."""
+        """The statement on one line, cut where it is long."""
         try:
             line = ast.unparse(self.statement).splitlines()[0]
         except (OSError, SyntaxError, LookupError):
@@ -153,25 +155,25 @@ class Place:
         return line if len(line) <= 100 else line[:97] + "..."
 
 
-# The user's frames, the innermost first, each with where it stood then.
+# The user's frames and their places, the innermost first.
 Stack = tuple[tuple[FrameType, Place], ...]
 
 
 def stack(frame: FrameType | None) -> Stack:
-    """The user's frames from this one outwards."""
+    """Return the user's frames from this one outwards."""
     while frame is not None and not _is_users(frame.f_code.co_filename):
         frame = frame.f_back
     return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back)) if frame else ()
 
 
 def shown(file: str) -> str:
-    """A path as short as it can be said from here."""
+    """Return the shorter of the path and the path from here."""
     short = os.path.relpath(file)
     return file if short.startswith(".." + os.sep + "..") else short
 
 
 class _Seen(BaseException):
-    """Enough has been seen: no error, and nothing that ``except Exception`` may catch."""
+    """The end of a trace. It is no error, and ``except Exception`` does not catch it."""
 
 
 def run(
@@ -187,7 +189,7 @@ def run(
 
     def after_step(optimizer: Optimizer, *_: Any) -> None:
         nonlocal state
-        if not any(optimizer is each for each in optimizers):
+        if not any(optimizer is known for known in optimizers):
             optimizers.append(optimizer)
         if state or is_enough(optimizer):
             state = state or _state(optimizers)
@@ -213,7 +215,7 @@ def run(
         error = f"SystemExit: {left}" if left.code else ""
     except Exception as failed:  # noqa: BLE001  Of the user's code: it is told, with its place.
         frames = traceback.extract_tb(failed.__traceback__)
-        lines = [each.lineno for each in frames if each.filename == main.__file__]
+        lines = [frame.lineno for frame in frames if frame.filename == main.__file__]
         error = f"{type(failed).__name__}: {failed}" + (f" ({script}:{lines[-1]})" if lines else "")
     finally:
         hook.remove()
@@ -222,7 +224,7 @@ def run(
 
 
 def _state(optimizers: Sequence[Optimizer]) -> str:
-    groups = [group for each in optimizers for group in each.param_groups]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     numpy = sys.modules.get("numpy")
     is_on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     parts = [
@@ -236,7 +238,7 @@ def _state(optimizers: Sequence[Optimizer]) -> str:
 
 @dataclass(frozen=True)
 class Replay:
-    """How a run has ended, and the number of guards, and of calls and losses that they saw."""
+    """The end of a run, and the number of its guards, sampler calls and losses."""
 
     state: str  # hash of parameters and random states after the given number of optimizer steps
     error: str = ""  # that ended the script before
@@ -247,12 +249,12 @@ class Replay:
 
 
 def replay(
-    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **told: object
+    script: Path, arguments: Sequence[str], steps: int, texts: Mapping[str, str], **options: object
 ) -> Replay:
-    """Run a script for some optimizer steps, with other texts of files; guards are told more."""
+    """Run a script for some optimizer steps, with other texts of files and options of guards."""
     with tempfile.TemporaryDirectory() as folder:
         task, result = Path(folder) / "task.json", Path(folder) / "result.json"
-        given = [str(script), list(arguments), steps, dict(texts), told, str(result)]
+        given = [str(script), list(arguments), steps, dict(texts), options, str(result)]
         task.write_text(json.dumps(given))
         done = subprocess.run(
             [sys.executable, "-m", __name__, str(task)], capture_output=True, text=True, check=False
@@ -265,7 +267,7 @@ def replay(
 
 def _main(task: Path) -> None:
     facade: Any = importlib.import_module("ebmguard")
-    script, arguments, steps, texts, more, told = json.loads(task.read_text())
+    script, arguments, steps, texts, options, result = json.loads(task.read_text())
     guards: list[Any] = []
     make, count = facade.guard, itertools.count(1)
     loader: Any = importlib.machinery.SourceFileLoader
@@ -273,16 +275,11 @@ def _main(task: Path) -> None:
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         # A proof leaves the folder of the real run alone.
-        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None, **more}))
+        guards.append(make(*args, **{"rules": (), **kwargs, "log_dir": None, **options}))
         return guards[-1]
 
-    said, handler = list[str](), logging.Handler(logging.WARNING)
-
-    def emit(record: logging.LogRecord) -> None:
-        if (text := record.getMessage()) != JOINED:  # which is right of a base measure
-            said.append(text)
-
-    vars(handler)["emit"] = emit
+    warnings, handler = list[str](), logging.Handler(logging.WARNING)
+    vars(handler)["emit"] = lambda record: warnings.append(record.getMessage())
     logging.getLogger("ebmguard").addHandler(handler)
 
     def get_code(self: Any, name: str) -> Any:
@@ -294,10 +291,11 @@ def _main(task: Path) -> None:
     facade.guard, loader.get_code = guard, get_code
     text = texts.get(str(Path(script).resolve()), "")
     state, error = run(Path(script), arguments, lambda _: next(count) >= steps, text)
-    states = [each.state_dict() for each in guards]
-    calls, losses = (sum(each[name] for each in states) for name in ("sampler_calls", "losses"))
-    done = Replay(state, error, len(guards), calls, losses, tuple(said))
-    Path(told).write_text(json.dumps(asdict(done)))
+    states = [made.state_dict() for made in guards]
+    calls, losses = (sum(x[name] for x in states) for name in ("sampler_calls", "losses"))
+    warned = tuple(text for text in warnings if text != JOINED)  # that is right of a base measure
+    done = Replay(state, error, len(guards), calls, losses, warned)
+    Path(result).write_text(json.dumps(asdict(done)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a running trainer shows: its samplers, and the expression in which its energies meet."""
+"""The samplers of a running trainer, and the expressions in which its energies meet."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Guarded(BaseException):
 
 @dataclass(eq=False)
 class Trace:
-    """What was seen, in the order in which it was met."""
+    """The samplers and differences of a run, in their order."""
 
     samplers: list[Sampler]
     differences: list[Difference]
@@ -48,11 +48,11 @@ class Trace:
     unread: str = ""  # why something could not be evaluated again
 
     def trainer_of(self, sampler: Sampler) -> Names:
-        """The names of the one optimizer that trains a sampler's energy."""
+        """Return the names of the one optimizer that trains a sampler's energy."""
         weights = {*sampler.energy.parameters()}
         owned = [([p for g in o.param_groups for p in g["params"]], o) for o in self.optimizers]
-        found = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
-        return found[0] if len(found) == 1 else {}
+        names = [self.optimizers[o] for own, o in owned if not weights.isdisjoint(own)]
+        return names[0] if len(names) == 1 else {}
 
 
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
@@ -63,17 +63,18 @@ def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     seconds = time.perf_counter() - began
     tracer.chains.end()
     samplers = [*tracer.chains.samplers.values()]
-    for each in samplers:  # A loop of a function that steps the optimizer stands beside the loss.
-        if each.entries is None and any(each.loop.code in x for x in tracer.optimizers.values()):
-            each.entries = ()
+    stepping = {code for names in tracer.optimizers.values() for code in names}
+    for sampler in samplers:
+        if sampler.entries is None and sampler.loop.code in stepping:
+            sampler.entries = ()  # Its loop stands beside the loss.
     differences = [*tracer.differences.values()]
-    differences = [each for each in differences if each.is_sided] or differences
+    differences = [difference for difference in differences if difference.is_sided] or differences
     known, taken = tracer.optimizers, tracer.taken
     return Trace(samplers, differences, known, taken, seconds, state, error, tracer.unread)
 
 
 class _Tracer(TorchFunctionMode):
-    """As a mode, it writes on each node of the graph what has made it of which energies."""
+    """A mode that writes on the nodes of the graph which calls made them of which energies."""
 
     def __init__(self, steps: int) -> None:
         super().__init__()
@@ -90,7 +91,7 @@ class _Tracer(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Everything that is seen is seen inside this block."""
+        """Watch what runs inside this block."""
         backward = torch.autograd.backward
         self._patched.callback(setattr, torch.autograd, "backward", backward)
 
@@ -110,7 +111,7 @@ class _Tracer(TorchFunctionMode):
             yield
 
     def end_step(self, optimizer: Optimizer) -> bool:
-        """An optimizer's step is over. Returns whether enough has been seen."""
+        """Take an optimizer's step. Return whether the trace may end."""
         owned = [p for group in optimizer.param_groups for p in group["params"]]
         moving = [chain.evaluations[-1].leaf.shape for chain, _ in self.chains.recent]
         if len(owned) == 1 and owned[0].shape in moving and not isinstance(owned[0], nn.Parameter):
@@ -147,18 +148,19 @@ class _Tracer(TorchFunctionMode):
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
         calls, given = stack(sys._getframe(1)), (*args, *kwargs.values())
-        noted = _Noted(calls, arguments=sum(each is not None for each in given))
-        for part, each in _parts(output) if calls else ():
-            batches = [v for v in given if isinstance(v, Tensor) and v.shape[:1] == each.shape[:1]]
-            if each.grad_fn is None or not each.ndim or not batches:
+        noted = _Noted(calls, arguments=sum(argument is not None for argument in given))
+        for part, tensor in _parts(output) if calls else ():
+            inputs = (x for x in given if isinstance(x, Tensor))
+            batches = [x for x in inputs if x.shape[:1] == tensor.shape[:1]]
+            if tensor.grad_fn is None or not tensor.ndim or not batches:
                 continue
             noted.given = [*map(id, batches)]
             if part:
-                noted.watch(part, each)
-            if self.chains.is_energy(module, is_made=edge_of(each) is not None):
-                inputs, value = tuple(x.detach() for x in batches), each.detach().clone()
-                made = inputs, value, tuple(place for _, place in calls), self.chains.labels
-                Output(module, *made, part, noted.arguments).mark(each)
+                noted.watch(part, tensor)
+            if self.chains.is_energy(module, is_made=edge_of(tensor) is not None):
+                value, places = tensor.detach().clone(), tuple(place for _, place in calls)
+                made = tuple(x.detach() for x in batches), value, places, self.chains.labels
+                Output(module, *made, part, noted.arguments).mark(tensor)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -199,50 +201,49 @@ class _Tracer(TorchFunctionMode):
                 sampler.calls = tuple(place for _, place in around)
                 sampler.entries = tuple(place for _, place in reversed(calls))
                 for at, (frame, place) in enumerate(calls):
-                    spaces = frame.f_locals, frame.f_globals
-                    base = next(
-                        (s[place.base.id] for s in spaces if place.base and place.base.id in s),
-                        None,
-                    )
+                    name = place.base.id if place.base else ""
+                    base = {**frame.f_globals, **frame.f_locals}.get(name)
                     if base is not None and place not in sampler.callees:
                         sampler.callees[place] = names_of(base, around[at:])
 
     def _before_backward(self, root: Edge) -> None:
         if not self.chains.recent:
             return
-        found = Experiment(root)
-        if len({label for out in found.outputs.values() for label in out.labels}) < 2:
+        loss = Experiment(root)
+        for x in (x for out in loss.outputs.values() for x in out.inputs):
+            self.chains.labels(x)  # All rows are seen before the first has its label.
+        if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
-        met = [*found.meetings()]
-        is_sided = [self._meet(found, edge, is_first=True) for edge in met]
+        met = [*loss.meetings()]
+        is_sided = [self._meet(loss, edge, is_first=True) for edge in met]
         if any(is_sided):
             return
         for edge in met:  # Squares may have met first: what has a slope is added to them later.
-            while len(users := {user for user, _ in found.users(edge)}) == 1:
+            while len(users := {user for user, _ in loss.users(edge)}) == 1:
                 (edge,) = users
-                if self._meet(found, edge, is_first=False):
+                if self._meet(loss, edge, is_first=False):
                     return
 
-    def _meet(self, found: Experiment, edge: Edge, *, is_first: bool) -> bool:
+    def _meet(self, loss: Experiment, edge: Edge, *, is_first: bool) -> bool:
         made = edge.made
         assert isinstance(made, Operation)
         place = made.calls[0]
         difference = self.differences.get(place)
         if difference is None:
-            difference = Difference(place, {label: Side() for label in sorted(found.kinds(edge))})
+            difference = Difference(place, {label: Side() for label in sorted(loss.kinds(edge))})
             read(difference, [*self.chains.samplers.values()], Experiment(edge))
             if not (is_first or difference.is_sided):
                 return False
             self.differences[place] = difference
         difference.times += 1
-        difference.effect = effect(found.root, edge, found.values[edge])
+        difference.effect = effect(loss.root, edge, loss.values[edge])
         self._contrastive.add(self.taken)
         return difference.is_sided
 
 
 @dataclass
 class _Noted:
-    """What is noted of a call: the user's frames, and the parts of its result with a gradient."""
+    """A call: the user's frames, and the parts of its result with a gradient."""
 
     calls: Stack
     arguments: int
@@ -259,12 +260,12 @@ class _Noted:
 
 
 def _parts(output: Any) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a result, each with how it is taken out of it."""
+    """Yield the tensors of a result, with the expression that takes them out of it."""
     if isinstance(output, Tensor):
         yield "", output
     inner = enumerate(output) if isinstance(output, tuple | list) else ()
     named: Iterable[Any] = output.items() if isinstance(output, dict) else inner
-    yield from ((f"[{key!r}]", each) for key, each in named if isinstance(each, Tensor))
+    yield from ((f"[{key!r}]", tensor) for key, tensor in named if isinstance(tensor, Tensor))
 
 
 def _guarded(*_: Any, **__: Any) -> None:

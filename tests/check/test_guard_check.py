@@ -173,3 +173,22 @@ def test_a_leaf_whose_cast_autocast_keeps(caplog, caches, is_new, is_stuck):
         optimizer.step()
     assert ("stuck" in names(g)) == is_stuck
     assert caplog.text.count("cache_enabled=False") == is_stuck
+
+
+def test_a_linear_energy_is_not_taken_for_a_stuck_chain():
+    f = torch.nn.Linear(X.shape[1], 1)
+    optimizer = torch.optim.Adam(f.parameters())
+
+    def langevin(x):
+        for _ in range(4):
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(f(x).sum(), x)
+            x = x + slope + 0.1 * torch.randn_like(x)
+        return x.detach()
+
+    loss_fn, sample = g = guard(None, langevin, model=f, optimizer=optimizer)
+    for _ in range(4):
+        loss_fn(f(X), f(sample(torch.randn_like(X)))).backward()
+        optimizer.step()
+    assert g.last["sampler/sharpness"] == 0
+    assert "stuck" not in names(g)

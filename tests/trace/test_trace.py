@@ -100,6 +100,11 @@ PROVEN = {
     "MAXIMISED": ("value = -loss_fn(fp, fq)",),
     "AFFINE": ("+    loss = loss_fn(f(x_p), f(x_q))",),
     "ROWS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")',),
+    "LONG_STEPS": (
+        "data: `fp` (16, 1); the loss lowers the output there (+1)",
+        "+    loss = loss_fn(fp, fq)",
+    ),
+    "RESHAPED": ('loss = g.loss(fy, fz, groups="rows")',),
     "PAIRS": ('loss = g.loss(f(x, y), f(x, z), groups="rows")', "attached: nothing; without"),
 }
 NOT = {

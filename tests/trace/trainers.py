@@ -426,4 +426,33 @@ for _ in range(4):
     optim.step()
 """
 PAIRS = ROWS.replace("8)", "1)")
+RESHAPED = (
+    ROWS.replace("(B, 8)", "(8 * B, 1)")
+    .replace("f(x, z)", "f(x.repeat_interleave(8, 0), z)")
+    .replace("    loss = ", "    fz, fy = ")
+    .replace(".mean() - f(x, y).mean()", ".reshape(B, 8), f(x, y).squeeze(1)")
+    .replace(
+        "    optim.zero_grad()", "    loss = torch.mean(fz.mean(dim=1) - fy)\n    optim.zero_grad()"
+    )
+)
+LONG_STEPS = """
+f = net()
+optim = torch.optim.Adam(f.parameters(), 1e-3)
+
+
+def draw(f):
+    x = 3 * torch.randn(B, D)
+    for _ in range(K):
+        x = (x + torch.randn(B, D)).requires_grad_()
+        x = (x - 0.01 * torch.autograd.grad(f(x).sum(), x)[0]).detach().clamp(-1, 1)
+    return x
+
+
+for step in range(100):
+    fp, fq = f(2 * torch.rand(B, D) - 1), f(draw(f))
+    loss = fp.mean() - fq.mean()
+    optim.zero_grad()
+    loss.backward()
+    optim.step()
+"""
 AFFINE = PLAIN.replace("f = net()", "f = nn.Linear(D, 1)")
