@@ -69,9 +69,9 @@ class Drift(Recording):
     """
 
     def __init__(self, batch_dim: int, looking: Substeps | None, ends: int | None) -> None:
-        super().__init__(ends=ends, on_evaluation=self._see, on_call=self._called)
+        super().__init__(ends=ends, on_evaluation=self._take_evaluation, on_call=self._take_call)
         self.looking, self._joins, self._function = looking, False, ""
-        self._astray: list[Evaluation] | None = None  # until they are asked for
+        self._leading: list[Evaluation] | None = None  # until they are asked for
         self._batch_dim, self._calls = batch_dim, Counter[int]()  # that a backward pass reached
         self._uneven: list[Tensor] = []  # what came back to one number a sample, if not all alike
         self.is_hidden = self._is_wide = self._has_kept = False
@@ -109,7 +109,7 @@ class Drift(Recording):
                 return _KEPT
             if self._is_by_hand(result):
                 return _BY_HAND
-        if any(stray.note for stray in self._leading(result)):
+        if any(stray.note for stray in self._leading_strays(result)):
             return _ELSEWHERE
         is_known = len(self._uneven) > 1 or all(c.numel() == 1 for c in self._uneven)
         return "" if is_known and all_alike(self._uneven) else _BENT
@@ -126,16 +126,16 @@ class Drift(Recording):
 
     def is_joined(self, result: object) -> bool:
         """Return whether other terms join the gradient, in a call that has returned ``result``."""
-        return self._joins or self._is_joined_behind() or bool(self._leading(result))
+        return self._joins or self._is_joined_behind() or bool(self._leading_strays(result))
 
-    def _leading(self, result: object) -> list[Evaluation]:
+    def _leading_strays(self, result: object) -> list[Evaluation]:
         """The strays that lead the chain."""
-        if self._astray is None:
-            strays = self.draws.strays
-            self._astray = [*self._beside(result), *self._amid(result)] if strays else []
-        return self._astray
+        if self._leading is None:
+            ways = (self._joined_strays, self._alternating_strays) if self.draws.strays else ()
+            self._leading = [stray for way in ways for stray in way(result)]
+        return self._leading
 
-    def _called(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def _take_call(self, energy: Any, args: Any, kwargs: Any, output: Any) -> None:
         if self._uniform < 0:
             self._uniform = self.draws.uniform
         if not isinstance(output, Tensor) or is_opaque(output) or is_capturing():
@@ -152,9 +152,9 @@ class Drift(Recording):
         if output.requires_grad:
             self._has_kept |= is_wide
             copy = output.detach().clone()
-            output.register_hook(lambda c: self._came_back(copy, c))  # type: ignore[no-untyped-call]
+            output.register_hook(lambda c: self._take_cotangent(copy, c))  # type: ignore[no-untyped-call]
 
-    def _came_back(self, output: Tensor, cotangent: Tensor) -> None:
+    def _take_cotangent(self, output: Tensor, cotangent: Tensor) -> None:
         self.draws.reached += 1
         self._calls[torch._C._current_graph_task_id()] += 1
         if is_opaque(cotangent) or not cotangent.numel():
@@ -167,7 +167,7 @@ class Drift(Recording):
         elif not is_even or c.numel() == 1:
             self._uneven.append(c.clone())
 
-    def _see(self, evaluation: Evaluation) -> None:
+    def _take_evaluation(self, evaluation: Evaluation) -> None:
         if self.looking is not None:
             self.looking.look(evaluation)
         inner, whole = evaluation.inner_gradient, evaluation.gradient
@@ -184,7 +184,7 @@ class Drift(Recording):
                 return is_same and differ(inner.flatten(), whole.flatten())
         return False
 
-    def _beside(self, result: object) -> list[Evaluation]:
+    def _joined_strays(self, result: object) -> list[Evaluation]:
         """The strays of which a step is made together with the energy's gradient, but not alone."""
         draws, points = self.draws, self.evaluations[:2]
         points += end_point(points[-1], result, len(draws.log)) if len(points) == 1 else []
@@ -199,7 +199,7 @@ class Drift(Recording):
         terms = ((stray, [*noises, Draw(stray.point[1], None)]) for stray in strays)
         return [stray for stray, parts in terms if _step_along(gradient, x, end, parts)]
 
-    def _amid(self, result: object) -> list[Evaluation]:
+    def _alternating_strays(self, result: object) -> list[Evaluation]:
         """The strays that make a step alone, amid those of the energy or of its layers.
 
         A chain may start from where another network has led it, and be denoised by one at its end.

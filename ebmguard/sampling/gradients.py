@@ -34,7 +34,7 @@ class Gradients:
         self.output_shape = torch.Size()
         self._batch_dim = batch_dim
         self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
-        self._ran: Tensor | None = None  # the number of the graph replayed last; 0 is none of them
+        self._replayed: Tensor | None = None  # the number of the graph that came last; 0 is none
         self._is_new = False  # the latest call has not been differentiated yet
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
@@ -49,9 +49,9 @@ class Gradients:
         self._shape: tuple[int, ...] = ()  # of that gradient
         self._before: Tensor | None = None  # the drift of the step before
         self._products: list[Tensor] = []  # ⟨g, g'⟩ and ⟨g, g⟩ of consecutive drifts, in turn
-        self._chooses = self._ran is not None
-        if self._ran is not None:
-            self._ran.fill_(0)
+        self._chooses = self._replayed is not None
+        if self._replayed is not None:
+            self._replayed.fill_(0)
 
     @property
     def norm(self) -> Tensor | None:
@@ -79,18 +79,20 @@ class Gradients:
             self._handle.remove()
         norm = self.norm
         self._handle = self._leaf = self._before = None
-        if self._ran is None or not self._chooses:  # before the first replay nothing is written
+        if (
+            self._replayed is None or not self._chooses
+        ):  # before the first replay nothing is written
             return
         norms = list(enumerate(self._graphs.values(), 1))
         if norm is not None:
-            norms.append((0, norm.to(self._ran.device)))
+            norms.append((0, norm.to(self._replayed.device)))
         width = max(norm.shape[-1] for _, norm in norms)
-        chosen = torch.full((), torch.nan, device=self._ran.device)
+        chosen = torch.full((), torch.nan, device=self._replayed.device)
         for number, norm in norms:
             if short := width - norm.shape[-1]:
                 mean = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
                 norm = torch.cat([norm, mean], -1)
-            chosen = torch.where(self._ran == number, norm, chosen)
+            chosen = torch.where(self._replayed == number, norm, chosen)
         self._known = chosen
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,11 +157,11 @@ class Gradients:
             graph = self._graphs.setdefault(shape, norm)
             if graph is not norm:
                 graph.copy_(norm)
-            if self._ran is None:
-                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
+            if self._replayed is None:
+                self._replayed = torch.empty((), dtype=torch.int64, device=norm.device)
             number = 1 + list(self._graphs).index(shape)
-        if self._ran is not None:
-            self._ran.fill_(number)
+        if self._replayed is not None:
+            self._replayed.fill_(number)
 
     def _norm(self, gradient: Tensor, output: torch.Size) -> Tensor | None:
         """The norm of every sample; None where the members of an ensemble share their samples."""

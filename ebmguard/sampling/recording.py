@@ -51,8 +51,9 @@ class Draws(TorchFunctionMode):
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
         self.strays: list[Evaluation] = []  # the first gradients that came through no energy
         self.parameters, self.is_inside = list[Tensor](), False  # the energy's; inside its calls
-        self.is_past = False  # since a gradient, layers of it or of a copy ran outside of its calls
-        self.is_weighed = False  # and were weighed, as by JEM++ with the tempered gradient there
+        # Since a gradient, layers of it or of a copy ran outside of its calls; and were weighed, as
+        # by JEM++ with the tempered gradient there.
+        self.is_bypassed = self.is_weighted = False
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -63,14 +64,14 @@ class Draws(TorchFunctionMode):
         if func in _GRADIENTS and len(self.strays) < _STRAYS:
             return self._differentiate(func, args, kwargs)
         out = func(*args, **kwargs)
-        is_outside = not (self.is_inside or self.is_past) and isinstance(out, Tensor)
+        is_outside = not (self.is_inside or self.is_bypassed) and isinstance(out, Tensor)
         if is_outside and out.requires_grad:
             inputs = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
-            self.is_past = any(_is_copy(x, p) for x in inputs for p in self.parameters)
+            self.is_bypassed = any(_is_copy(x, p) for x in inputs for p in self.parameters)
         name = getattr(func, "__name__", "")
-        if self.is_past and name == "mul":
+        if self.is_bypassed and name == "mul":
             factors = (x for x in args if isinstance(x, Tensor) and not x.requires_grad)
-            self.is_weighed |= any(x.ndim for x in factors)
+            self.is_weighted |= any(x.ndim for x in factors)
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
@@ -92,7 +93,7 @@ class Draws(TorchFunctionMode):
                     hook = x.register_hook(lambda g, x=x: pairs.append((x, g)))  # type: ignore[no-untyped-call]
                     hooks.enter_context(hook)
             out = func(*args, **kwargs)
-        if self.reached == reached and not (reached and self.is_weighed):
+        if self.reached == reached and not (reached and self.is_weighted):
             if func is torch.autograd.grad:
                 inputs = args[1] if len(args) > 1 else kwargs["inputs"]
                 inputs = [inputs] if isinstance(inputs, Tensor) else inputs
@@ -103,9 +104,9 @@ class Draws(TorchFunctionMode):
                 if all(isinstance(y, Tensor) and _is_plain(y) for y in (x, g))
             ] or [(torch.empty(0), torch.empty(0))]
             for x, g in copies[: _STRAYS - len(self.strays)]:
-                stray = Evaluation(None, x, len(self.log), x, gradient=g, note=self.is_past)
+                stray = Evaluation(None, x, len(self.log), x, gradient=g, note=self.is_bypassed)
                 self.strays.append(stray)
-        self.is_past = self.is_weighed = False
+        self.is_bypassed = self.is_weighted = False
         return out
 
 

@@ -53,7 +53,7 @@ class Substeps(Draws):
         self.why, self.missed = "", cast("Tensor | None", None)
         self.moves, self.times = moves, times
         self._seed, self._states = seed, list[Tensor]()  # of the random numbers of the finer steps
-        self._is_aside = False
+        self._is_isolated = False
         self._count = self._steps = 0  # of the draws, and of the sampler's steps
         self._inner: dict[int, Tensor] = {}  # gradients, by the id of the input
         # Where the step under way should lead, and how far its drift does.
@@ -69,7 +69,7 @@ class Substeps(Draws):
 
     def take(self, values: Tensor, std: float | None) -> None:
         """See a draw, and scale it to a finer step's noise where the sampler's step uses it."""
-        if self._is_aside or self.moves is None:
+        if self._is_isolated or self.moves is None:
             return
         number, self._count = self._count, self._count + 1
         if any(offset < 0 for offset, _ in self.moves.places):
@@ -131,7 +131,7 @@ class Substeps(Draws):
                 self._inner[id(x)] = gradient.clone()
                 return None
             step = self.moves, x.detach(), gradient, gradient_at, draws_before
-            return self._aside(module, x.device, partial(self._finer, *step))
+            return self._isolated(module, x.device, partial(self._finer, *step))
 
         y = x.view_as(x)
         # Before the call, which may change its input in place.
@@ -203,7 +203,7 @@ class Substeps(Draws):
             self.missed = ((x - end).abs() > _OFF * self._size + rounding).float().mean()
         self._end = self._waits_for = None
 
-    def _aside(self, module: nn.Module, device: torch.device, call: Callable[[], T]) -> T:
+    def _isolated(self, module: nn.Module, device: torch.device, call: Callable[[], T]) -> T:
         """Return ``call()``, whose random numbers, draws and buffers nobody else notices."""
         generators = [torch.default_generator]
         if device.type == "cuda":
@@ -216,11 +216,11 @@ class Substeps(Draws):
                 generator.set_state(state)
             for now, before in buffers:
                 now.update(before)
-            self._is_aside = False
+            self._is_isolated = False
 
         try:
             try:
-                self._is_aside = True
+                self._is_isolated = True
                 for i, generator in enumerate(generators):
                     if self._states:
                         generator.set_state(self._states[i])

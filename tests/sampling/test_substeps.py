@@ -227,7 +227,7 @@ def finer(
 
     def kept(z: Tensor, **kwargs: Any) -> Tensor:
         out = plain(z, **kwargs)
-        if substeps._is_aside:
+        if substeps._is_isolated:
             inner.append(math.copysign(1, moves.sizes[0][1]) * out)
         return out
 
