@@ -56,7 +56,7 @@ def weight_sums(terms: Terms) -> Tensor:
         log_pull = torch.where(terms.is_paired, log_pull, low)
         v = log_pull.softmax(-1) * terms.is_paired
         # Finite where the weight is 0, which adds nothing to the entropy.
-        log_w = terms.of_negatives(v).log().clamp(min=low)
+        log_w = terms.negative_weights(v).log().clamp(min=low)
     n, m = log_pull.shape[-1], log_w.shape[-1]
     if n != m:  # what has no weight changes no sum
         log_w = F.pad(log_w, (0, max(0, n - m)), value=low)

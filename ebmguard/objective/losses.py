@@ -44,7 +44,7 @@ def contrastive_loss(
     log_q: LogQ | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """The contrastive loss to minimise, 0-dim, in the units of ``f_neg.mean() - f_pos.mean()``.
+    """Return the loss to minimise, 0-dim, in the units of ``f_neg.mean() - f_pos.mean()``.
 
     ======== =============================================================================
     β* = 0   mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given
@@ -63,11 +63,11 @@ def contrastive_loss(
         beta_star: a number or a 0-dim tensor.
         variant: see the table.
         groups: class labels ``(y_pos, y_neg)`` of shapes ``(N,)`` and ``(M,)``: every positive is
-            set against the negatives of its own class, which have a normaliser of their own;
-            without any it is left out. For "default" and "no_pos" only. A third tensor ``(N,)`` has
-            the output scale of each positive's class in units of that of β*, which it multiplies:
-            positive, and the same within a class; a pair of its own is a class too. ``"rows"``: the
-            negatives of positive i are row i of ``f_neg``, ``(N, M)``, as of f(x, y).
+            set against the negatives of its class, which share a normaliser; without any it is left
+            out. For "default" and "no_pos" only. A third tensor ``(N,)`` has the output scale of
+            every positive's class in units of that of β*, which it multiplies: positive, and the
+            same within a class; a single pair is a class, too. ``"rows"``: the negatives of
+            positive i are row i of ``f_neg``, ``(N, M)``, as of f(x, y).
         log_q: log-densities ``(log_q_pos, log_q_neg)`` of the proposal that drew the negatives, at
             the samples of both sides: ``(N,)`` and ``(M,)``, up to a common constant; high where
             the proposal draws often, whatever the sign of f. The weights are then p / q (Eq. 6). If
@@ -86,8 +86,8 @@ def contrastive_loss(
     pos, neg = per_sample(f_pos), per_sample(f_neg)
     if process_group is not None:
         _check_group(process_group)
-        own = Batch(pos, neg, groups, log_q)
-        pos, neg, groups, log_q = whole_batch(process_group, own, same=(beta_star, variant))[:4]
+        batch = Batch(pos, neg, groups, log_q)
+        pos, neg, groups, log_q = whole_batch(process_group, batch, same=(beta_star, variant))[:4]
     elif not isinstance(beta_star, Tensor) and abs(beta_star) < SMALLEST:
         return mean_difference(f_pos, f_neg)
     return Terms.of(pos, neg, _as_tensor(beta_star, pos), groups, log_q).loss(variant)
@@ -103,17 +103,17 @@ def coefficients(
     log_q: LogQ | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradient of :func:`contrastive_loss` with respect to each sample's energy, by autograd.
+    """Return the gradient of :func:`contrastive_loss` with respect to the energies, by autograd.
 
     Detached, ``(N,)`` and ``(M,)``; of rows ``(N * M,)``. For ``default`` without groups they are
     -(1 - w⁺_i)/N and GradScale · w_j. The two sides sum to zero in every variant. Across ranks they
     are those of this rank's samples, in the mean over all ranks' samples.
     """
     options: dict[str, Any] = {"variant": variant, "groups": groups, "log_q": log_q}
-    one, other, of_both = in_rows(f_pos, f_neg, groups, log_q)
-    check_energies(one, other, beta_star, **options | {"log_q": of_both})
+    pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
+    check_energies(pos, neg, beta_star, **options | {"log_q": log_q})
     with torch.enable_grad():
-        pos, neg = (per_sample(f.detach()).requires_grad_() for f in (one, other))
+        pos, neg = (per_sample(f.detach()).requires_grad_() for f in (pos, neg))
         beta_star = _as_tensor(beta_star, pos)  # a tensor of 0 leaves out what is not usable
         sides = pos, neg.reshape(f_neg.shape) if groups == "rows" else neg
         loss = contrastive_loss(*sides, beta_star, **options, process_group=process_group)
@@ -123,7 +123,7 @@ def coefficients(
 
 
 def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) -> Tensor:
-    """Self-normalised importance weights of the negatives: softmax of β* f⁻ - log q (Eq. 5 to 7).
+    """Return the negatives' importance weights, the softmax of β* f⁻ - log q (Eq. 5 to 7).
 
     ``(M,)``, summing to one unless no negative is finite; uniform at β* = 0. Args and errors are
     those of :func:`contrastive_loss`; ``log_q`` is that of the negatives.
@@ -138,21 +138,21 @@ def weights(f_neg: Tensor, beta_star: BetaStar, *, log_q: Tensor | None = None) 
 def positive_weights(
     f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
-    """Weight each positive would get as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
+    """Return the weights of positives as one more negative: sigmoid(β* f⁺ - log q⁺ - S) (Eq. 8).
 
     ``(N,)``; NaN for positives whose energy or log q is not usable; 1 / (M + 1) at β* = 0. Args and
     errors are those of :func:`contrastive_loss`.
     """
     terms = _terms(f_pos, f_neg, beta_star, log_q)
     # Without a usable negative it would have the whole weight.
-    found = torch.where(terms.is_paired, torch.sigmoid(terms.logit), 1.0)
-    return torch.where(terms.is_pos, found, torch.nan)
+    weight = torch.where(terms.is_paired, torch.sigmoid(terms.logit), 1.0)
+    return torch.where(terms.is_pos, weight, torch.nan)
 
 
 def grad_scale(
     f_pos: Tensor, f_neg: Tensor, beta_star: BetaStar, *, log_q: LogQ | None = None
 ) -> Tensor:
-    """GradScale, mean_i (1 - w⁺_i) (Eq. 30), 0-dim: the factor on the whole contrastive gradient.
+    """Return GradScale, mean_i (1 - w⁺_i) (Eq. 30), 0-dim: the factor on the contrastive gradient.
 
     M / (M + 1) when positives and negatives look alike, towards 0 when no negative is competitive;
     0 if a side has no usable sample. Args and errors are those of :func:`contrastive_loss`.
@@ -179,5 +179,5 @@ def _check_group(group: object) -> None:
 
 
 def mean_difference(f_pos: Tensor, f_neg: Tensor) -> Tensor:
-    """Mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given; heads are summed."""
+    """Return mean f⁻ - mean f⁺, the standard loss (Eq. 3), in the dtype given; heads are summed."""
     return heads_summed(f_neg).mean() - heads_summed(f_pos).mean()

@@ -97,7 +97,7 @@ def _column(first: float, second: float, dtype: torch.dtype, device: torch.devic
         )
         at = Exponent.of(torch.stack(both).unsqueeze(-1), dtype)
         is_up = min(first, second) >= 0
-        return at._replace(is_zero=False, is_up=is_up, low=low, zero=zero)
+        return at._replace(is_zero=False, is_nonnegative=is_up, low=low, zero=zero)
 
 
 def check_models(

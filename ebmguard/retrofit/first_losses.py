@@ -147,7 +147,7 @@ class FirstLosses:
         if self._are_old:
             self._samples, self._are_old = [], False
         found = [x for x in leaves(samples) if _is_plain(x)]
-        shape = tempering.seen.output_shape
+        shape = tempering.gradients.output_shape
         self._follows_one = bool(shape) and shape.numel() in map(len, found)
         # Of two alike one may be the data; and states that are whole numbers may be data's, too.
         alike = [x.shape[1:] for x in found]

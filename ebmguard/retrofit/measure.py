@@ -104,7 +104,7 @@ class Measure(Stateful):
         count = None if tempering is None else tempering.evaluations
         known["sampler/evaluations"] = math.nan if count is None else float(count)
         parts: list[Part] = []
-        follows = None if tempering is None else tempering.seen.follows
+        follows = None if tempering is None else tempering.gradients.products
         if follows is None:
             known[SHARPNESS] = math.nan
         else:
@@ -114,13 +114,13 @@ class Measure(Stateful):
         elif times > 1:
             known[SUBSTEPS_MISSED] = math.nan
         # The norm of the drift, which the tempered energy has; f's own is that over the factor.
-        drift = None if tempering is None else tempering.seen.norm
+        drift = None if tempering is None else tempering.gradients.norm
         if tempering is None or drift is None or not drift.numel():
             names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
             known |= {f"sampler/{name}": math.nan for name in names}
         else:
             # A factor that is a tensor is read with the row.
-            f, entries = tempering.given, tempering.seen.entries
+            f, entries = tempering.factor, tempering.gradients.entries
             factor, size = (f, 1.0) if isinstance(f, Tensor) else (None, abs(f))
 
             def named(sums: Sequence[float]) -> Row:
@@ -137,7 +137,7 @@ class Measure(Stateful):
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
             seen = evaluations if count is not None and len(evaluations) == 2 else ()
-            by = 1.0 if tempering is None else tempering.given
+            by = 1.0 if tempering is None else tempering.factor
             first, last = [self._point(each, by) for each in seen] or (None, None)
             if first is None or last is None or first.x.shape != last.x.shape:
                 known["sampler/acceptance"] = math.nan

@@ -125,7 +125,7 @@ class Sampling:
             self.temperings[module] = tempering
         drift = recording if isinstance(recording, Drift) else None
         if drift is not None and module is not None:
-            drift.draws.own = [*module.parameters()]
+            drift.draws.parameters = [*module.parameters()]
         if tempering is None:
             result = call(*args, **kwargs)
         else:
@@ -137,7 +137,7 @@ class Sampling:
         if (must_temper or later) and not lazy and tempering:
             if not tempering.reached:
                 wrong = _never_called(tempering, call, args, kwargs)
-            elif drift and not tempering.is_hidden and (wrong := drift.wrong(result)):
+            elif drift and not tempering.is_hidden and (wrong := drift.untempered(result)):
                 energy = f"{type(tempering.module).__name__}.{tempering.energy}"
                 wrong = f"{wrong}. {_EXITS}".format(energy)
         if wrong and (must_temper or (lazy and not now.is_off)) and not _is_one(factor):

@@ -74,7 +74,7 @@ class FirstCalls(Stateful):
     def take(self, drift: Drift, tempering: Tempering | None, result: object) -> None:
         """Take the recorded call and what it has returned, and measure the sampler by them."""
         self.follows = drift.follows or self.follows
-        if tempering is not None and changes(tempering.given):
+        if tempering is not None and changes(tempering.factor):
             # Where nothing moves any function of the outputs is followed.
             moves = any(x.gradient is not None and x.gradient.any() for x in drift.evaluations)
             self._tempered_left = 0 if moves else max(0, self._tempered_left - 1)
@@ -82,15 +82,15 @@ class FirstCalls(Stateful):
                 self.is_joined = True
                 if self._settings.ranks.is_first:
                     _log.warning(JOINED)
-            if drift.says and not self._has_said and self._settings.ranks.is_first:
+            if drift.caveat and not self._has_said and self._settings.ranks.is_first:
                 self._has_said = True
                 say = _log.warning if drift.is_tested else _log.info
-                say(drift.says.format(f"{type(tempering.module).__name__}.{tempering.energy}"))
+                say(drift.caveat.format(f"{type(tempering.module).__name__}.{tempering.energy}"))
         if self.calls_left:
             own = _measured(drift, tempering, result).after(self.result)
             found: Measured = self._settings.ranks.from_all(own)[0]
             self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
-        if tempering is not None and changes(tempering.given) and self.result is not None:
+        if tempering is not None and changes(tempering.factor) and self.result is not None:
             self.decays |= self.result.decay != 0  # as the gradient of a prior does, by hand
 
     def compared(

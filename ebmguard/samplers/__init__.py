@@ -1,4 +1,4 @@
-"""Samplers of energy-based models: pure functions with an explicit random generator.
+"""The samplers of energy-based models: pure functions with an explicit random generator.
 
 - A sampler is called as ``(f, x0, steps=, step_size=, noise_std=, generator=)`` and returns
   detached samples like ``x0``.

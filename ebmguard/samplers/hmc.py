@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo, and MALA, in the units of a Langevin step: every step is tested."""
+"""Hamiltonian Monte Carlo, and MALA, in the units of a Langevin step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..errors import ConfigError, typed
-from .sgld import Chains, Energy, Proposal, check_count, check_noise, evaluated, start_chains
+from .sgld import Chains, Energy, Proposal, check_count, check_noise, evaluate, start_chains
 
 __all__ = ["hmc", "hmc_step", "leapfrog", "mala", "mala_step"]
 
@@ -21,7 +21,7 @@ def leapfrog(
     """Follow H(x, p) = -o f(x) + |p|²/2, o = 2 step_size / noise_std**2, in steps of noise_std.
 
     Neal 2011, "MCMC using Hamiltonian dynamics", Eq. 2.28 to 2.30. Returns the ends, the momenta
-    there, and H(start) - H(end) for each chain, float64 (float32 on MPS).
+    there, and H(start) - H(end) of the chains, float64 (float32 on MPS).
     """
     # Positions and momenta are as wide as the energies: they lose what f itself has lost, o eps f,
     # and eps √(steps entries). Where that is wider than the samples, f gets those they round to.
@@ -33,7 +33,7 @@ def leapfrog(
     p, end = first.add(chains.grad, alpha=kick), chains
     for left in reversed(range(steps)):
         x = x.add(p, alpha=noise_std)
-        end = evaluated(f, x.to(chains.x.dtype), dim)
+        end = evaluate(f, x.to(chains.x.dtype), dim)
         p.add_(end.grad, alpha=2 * kick if left else kick)
         lost.add_(end.f, alpha=0)  # NaN, once an energy on the way is not finite
 
@@ -59,11 +59,11 @@ def hmc_step(
     generator: Generator | None = None,
     noise: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Chains, Proposal]:
-    """One step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Figure 2), masses 1.
+    """Take one step of Hamiltonian Monte Carlo (Duane et al. 1987; Neal 2011, Fig. 2), masses 1.
 
     Its stationary density is exp(o f), o = 2 step_size / noise_std**2. With one leapfrog step the
-    proposal is that of :func:`ebmguard.samplers.sgld_step`; more keep the momentum. Each chain is
-    tested by itself. One that starts where the energy is not finite stays there.
+    proposal is that of :func:`ebmguard.samplers.sgld_step`; more keep the momentum. Chains are
+    tested one by one. A chain that starts where the energy is not finite stays there.
 
     Args:
         f, chains: as :func:`start_chains` takes and returns them, or the step before.
@@ -74,11 +74,11 @@ def hmc_step(
 
     Raises:
         ConfigError: settings that are not above 0, or both `noise` and `generator`.
-        ShapeError: what f returns, see :func:`start_chains`.
+        ShapeError: a wrong result of f, see :func:`start_chains`.
     """
     walk = _trajectory(leapfrog_steps, step_size, noise_std)
-    for each, like in zip(noise or (), (chains.x, chains.f), strict=False):
-        check_noise(each, like.shape, generator)
+    for draw, like in zip(noise or (), (chains.x, chains.f), strict=False):
+        check_noise(draw, like.shape, generator)
     return _step(walk, f, chains, generator, noise)
 
 
@@ -127,7 +127,7 @@ def hmc(
 ) -> Tensor:
     """Run `steps` steps of :func:`hmc_step` from `x0`.
 
-    f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with each proposal,
+    f is evaluated ``1 + steps * leapfrog_steps`` times. `on_step` is called with every proposal,
     which holds samples and gradients: keep its numbers. The other arguments, and the errors, are
     those of :func:`start_chains` and :func:`hmc_step`. Returns detached samples like `x0`.
     """

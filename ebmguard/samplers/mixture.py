@@ -1,4 +1,4 @@
-"""Several samplers that contribute to one set of negatives."""
+"""A mixture of samplers that contribute to one set of negatives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Mixture"]
 
 @typed
 class Mixture:
-    """A sampler that calls several samplers and joins their samples.
+    """A sampler that joins the samples of several samplers.
 
     The weights of the robust objective go to the negatives that are likely under the model: one
     sampler that delivers is enough. Every sampler gets the arguments of the call, and returns as
@@ -33,7 +33,7 @@ class Mixture:
         dim: the batch dimension of the samples; 1 for an ensemble's (models, B, ...).
 
     Attributes:
-        parts: of the latest call, which samples along ``dim`` are whose; empty before it.
+        parts: the samples of the latest call along ``dim`` by sampler; empty before it.
 
     Raises:
         ConfigError: no sampler, a name that is not text, or a sampler that cannot be called.

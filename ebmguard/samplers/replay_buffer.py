@@ -1,4 +1,4 @@
-"""Replay buffer of persistent chains (Du and Mordatch 2019, Algorithm 1)."""
+"""A replay buffer of persistent chains (Du and Mordatch 2019, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ReplayBuffer"]
 
 @typed
 class ReplayBuffer(Stateful):
-    """Chains that persist between training steps; a share of each draw starts afresh.
+    """A buffer of chains that persist between training steps; a share of a draw starts afresh.
 
     Args:
         size: number of chains.
@@ -30,7 +30,7 @@ class ReplayBuffer(Stateful):
 
     Attributes:
         samples: the chains, (size, *sample_shape).
-        ages: how many draws each has lived through since it started afresh, (size,) int64.
+        ages: number of draws since a chain started afresh, (size,) int64.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -76,8 +76,8 @@ class ReplayBuffer(Stateful):
 
         Args:
             n: how many.
-            labels: draw each from the chains of its class: (n,) int64 in [0, classes). Their range
-                is not checked, since that would wait for the device.
+            labels: classes of the chains to draw, (n,) int64 in [0, classes). Their range is not
+                checked, since that would wait for the device.
 
         Returns:
             Start points (n, *sample_shape), a copy, and the rows they belong to, (n,) int64.
@@ -109,8 +109,8 @@ class ReplayBuffer(Stateful):
     def write(self, indices: Tensor, samples: Tensor) -> None:
         """Store the ends of the chains in their rows. Of a row drawn twice, the last one stays.
 
-        Each is then one draw older than its start point in the latest draw, or, with other rows,
-        than what its row held.
+        A chain is then one draw older than its start point in the latest draw, or, with other
+        rows, than the chain that its row held.
 
         Args:
             indices: rows, (n,) int64, as returned by :meth:`sample`.
@@ -135,9 +135,9 @@ class ReplayBuffer(Stateful):
         self.ages[indices] = ages[last] + 1
 
     def diagnostics(self) -> dict[str, Tensor]:
-        """Of the latest draw ``age``, ``duplicates`` and ``reinit``, see :mod:`ebmguard.tags`.
+        """Return ``age``, ``duplicates`` and ``reinit`` of a draw, see :mod:`ebmguard.tags`.
 
-        0-dim float32; none before the first draw and after a restored state.
+        The latest draw, 0-dim float32; none before the first draw and after a restored state.
         """
         if self._draw is None:
             return {}
@@ -165,13 +165,13 @@ class ReplayBuffer(Stateful):
                 "samples alone can be used)"
             )
         read = super()._read(state)
-        samples, ages, own = read["samples"], read["ages"], self.samples
-        is_other = samples.shape != own.shape or samples.dtype != own.dtype
+        samples, ages, held = read["samples"], read["ages"], self.samples
+        is_other = samples.shape != held.shape or samples.dtype != held.dtype
         if is_other or ages.shape != self.ages.shape:
             raise ConfigError(
                 f"the state holds samples of shape {tuple(samples.shape)} and {samples.dtype}, and "
-                f"ages of {tuple(ages.shape)}, this buffer samples of {tuple(own.shape)} and "
-                f"{own.dtype}; build the buffer with the settings of the saved run"
+                f"ages of {tuple(ages.shape)}, this buffer samples of {tuple(held.shape)} and "
+                f"{held.dtype}; build the buffer with the settings of the saved run"
             )
         return read
 

@@ -1,4 +1,4 @@
-"""Stochastic gradient Langevin dynamics; and what a step of any sampler takes and returns."""
+"""Stochastic gradient Langevin dynamics; and the chains and proposals of any sampler's step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import ConfigError, ShapeError, typed
 
 __all__ = [
     *("Chains", "Energy", "Proposal", "annealed", "random_steps", "sgld", "sgld_step"),
-    *("start_chains", "check_count", "check_noise", "evaluated"),
+    *("start_chains", "check_count", "check_noise", "evaluate"),
 ]
 
 Energy: TypeAlias = Callable[[Tensor], Tensor]
@@ -21,7 +21,7 @@ Shape: TypeAlias = Literal["linear", "geometric", "cosine"]
 
 
 class Chains(NamedTuple):
-    """Where chains are, and f there. Of one f: when its parameters or β change, start anew.
+    """The places of chains, and f there. When parameters of f or β change, start anew.
 
     The samples x ``(B, ...)``, or ``(*models, B, ...)`` of an ensemble, their negative energy f,
     ``(B,)`` or ``(*models, B)``, and its gradient, in the shape of x.
@@ -33,7 +33,7 @@ class Chains(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """What a step proposed to each chain, and what became of it: ``(B,)`` or ``(*models, B)``."""
+    """The proposals of a step, and whether chains took them: ``(B,)`` or ``(*models, B)``."""
 
     chains: Chains  # where the proposals are, accepted or not
     acceptance: Tensor  # probability of being accepted; 1 for SGLD
@@ -43,20 +43,20 @@ class Proposal(NamedTuple):
 
 @typed
 def start_chains(f: Energy, x0: Tensor, *, dim: int = 0) -> Chains:
-    """Evaluate f and its gradient at the start points x0; ConfigError of whole numbers.
+    """Evaluate f and its gradient at the start points x0; whole numbers are a ConfigError.
 
     Args:
         f: negative energy: ``(B, ...)`` to ``(B,)``, or ``(*models, B, ...)`` to ``(*models, B)``;
-            ShapeError of anything else, since each chain has one energy.
+            anything else is a ShapeError, since a chain has one energy.
         x0: start points.
         dim: the batch dimension; 1 for ``(models, B, ...)``.
     """
-    return evaluated(f, x0, dim)
+    return evaluate(f, x0, dim)
 
 
-def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
-    """The chains at x, with what f returns there refused unless it is one number a sample."""
-    values, grad = slope(f, x)
+def evaluate(f: Energy, x: Tensor, dim: int) -> Chains:
+    """Return the chains at x; refuse what f returns there unless it is one number a sample."""
+    values, grad = value_and_gradient(f, x)
     if values.shape != x.shape[: dim + 1]:
         raise ShapeError(
             f"f returned shape {tuple(values.shape)}; expected one number for each sample: "
@@ -66,16 +66,16 @@ def evaluated(f: Energy, x: Tensor, dim: int) -> Chains:
     return Chains(x.detach(), values, grad)
 
 
-def slope(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What f returns at x, and the gradient of its sum, both detached."""
+def value_and_gradient(f: Energy, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return f at x and the gradient of its sum, both detached."""
     if not x.is_floating_point():
         raise ConfigError(f"x0 has dtype {x.dtype}, expected floating-point start points")
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         values = f(x)
         if not isinstance(values, Tensor) or not values.requires_grad:
-            found = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
-            raise ShapeError(f"f returned {found[:50]}; expected energies that depend on x")
+            result = "a tensor without a gradient" if isinstance(values, Tensor) else repr(values)
+            raise ShapeError(f"f returned {result[:50]}; expected energies that depend on x")
         (grad,) = torch.autograd.grad(values.sum(), x)
     return values.detach(), grad
 
@@ -112,13 +112,13 @@ def sgld_step(
     clamp: tuple[float, float] | None = None,
     grad_clip: float | None = None,
 ) -> tuple[Chains, Proposal]:
-    """One Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
+    """Take one Langevin step: x + step_size * grad + noise_std * z, with z ~ N(0, I).
 
     The update of JEM's sampler: a correct Langevin step for p(x) ∝ exp(o f(x)) with
     o = 2 step_size / noise_std**2 (Welling and Teh 2011, Eq. 4, without minibatching). Every move
-    is accepted, and f evaluated where it ends. A rule of your own for the gradient goes between two
-    steps: ``chains._replace(grad=...)``, or ShapeError of another shape. `noise` is broadcast to
-    that of x; other arguments and errors are as in :func:`start_chains` and :func:`sgld`.
+    is accepted, and f is evaluated where it ends. Change the gradient between two steps with
+    ``chains._replace(grad=...)``; another shape is a ShapeError. `noise` is broadcast to the shape
+    of x; other arguments and errors are as in :func:`start_chains` and :func:`sgld`.
     """
     move = _update(1, step_size, noise_std, generator, clamp, grad_clip)
     check_noise(noise, chains.x.shape, generator)
@@ -127,7 +127,7 @@ def sgld_step(
             f"grad has shape {tuple(chains.grad.shape)} and x has {tuple(chains.x.shape)}; "
             "expected one gradient entry for each entry of x"
         )
-    end = evaluated(f, move(0, chains.x, chains.grad, noise), chains.f.ndim - 1)
+    end = evaluate(f, move(0, chains.x, chains.grad, noise), chains.f.ndim - 1)
     one = torch.ones_like(end.f)
     return end, Proposal(end, one, one.bool(), ~torch.isfinite(end.f))
 
@@ -151,13 +151,13 @@ def sgld(
         f: negative energy: (B, ...) to (B,), or (models, B, ...) to (models, B) of an ensemble.
         x0: start points, of any shape that f takes.
         steps: at least 0.
-        step_size: factor of the gradient; one number, or one for each step (see :func:`annealed`).
+        step_size: factor of the gradient; one number, or one a step (see :func:`annealed`).
         noise_std: standard deviation of the noise, in units of `x0`; likewise. 0 draws nothing.
         generator: source of the noise, on the device of `x0`; None is PyTorch's global one.
-        clamp: (low, high) of the samples after each step; None leaves them free.
-        grad_clip: what entries of the gradient are cut to, before `step_size` multiplies them
-            (IGEBM: 0.01). Where it cuts, the chains sample no density that is known, and tempering
-            f does not slow them down.
+        clamp: (low, high) of the samples after every step; None leaves them free.
+        grad_clip: bound of the gradient's entries, before `step_size` multiplies them (IGEBM:
+            0.01). Where it cuts, the chains sample no known density, and tempering f does not slow
+            them down.
         noise: standard normal draws, (steps, *x0.shape), instead of a generator; dimensions of
             `x0` may be 1. The chain can then be captured as a CUDA graph.
 
@@ -172,24 +172,25 @@ def sgld(
     check_noise(noise, (steps, *x0.shape), generator)
     if noise is not None and (noise.ndim != x0.ndim + 1 or noise.shape[0] != steps):
         raise ShapeError(
-            f"noise has shape {tuple(noise.shape)}; expected draws of their own for each of the "
-            f"{steps} steps: {(steps, *x0.shape)}"
+            f"noise has shape {tuple(noise.shape)}; expected draws for {steps} steps: "
+            f"{(steps, *x0.shape)}"
         )
     x = x0.detach()
     for step in range(steps):
-        x = move(step, x, slope(f, x)[1], None if noise is None else noise[step])
+        gradient = value_and_gradient(f, x)[1]
+        x = move(step, x, gradient, None if noise is None else noise[step])
     return x
 
 
 @typed
 def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric") -> list[float]:
-    """A number for each step of a chain, from `first` down or up to `last`.
+    """Return a number for every step of a chain, from `first` down or up to `last`.
 
     For ``step_size`` and ``noise_std`` of :func:`sgld`. A chain that is to follow exp(o f) all the
     way has the steps ``[o / 2 * noise**2 for noise in annealed(...)]``.
 
     Args:
-        first, last: of the first and of the last step; an only step has the last.
+        first, last: numbers of the first and the last step; a single step has the last.
         steps: how many, at least 0.
         shape: "geometric", by the same factor at every step; "linear"; "cosine", flat at both ends.
 
@@ -215,7 +216,7 @@ def annealed(first: float, last: float, steps: int, *, shape: Shape = "geometric
 
 @typed
 def random_steps(low: int, high: int, generator: Generator) -> int:
-    """Number of steps of a chain, uniform on {low, ..., high}.
+    """Draw the number of steps of a chain, uniform on {low, ..., high}.
 
     Raises:
         ConfigError: not 0 <= low <= high, or a generator on a GPU, which would be waited for.
@@ -238,13 +239,13 @@ def _update(
     check_count("steps", steps, 0)
     sizes: dict[str, Any] = {"step_size": step_size, "noise_std": noise_std}
     for name, setting in sizes.items():
-        given: Any = setting if isinstance(setting, Sequence) else [setting]
-        for value in given:
+        values: Any = setting if isinstance(setting, Sequence) else [setting]
+        for value in values:
             if not 0 <= float(value) < math.inf:
                 raise ConfigError(f"{name} is {value}, expected a finite number, 0 or more")
-        sizes[name] = given if given is setting else given * steps
+        sizes[name] = values if values is setting else values * steps
         if len(sizes[name]) != steps:
-            raise ConfigError(f"{name} has {len(given)} entries for {steps} steps")
+            raise ConfigError(f"{name} has {len(values)} entries for {steps} steps")
     if clamp is not None and not clamp[0] < clamp[1]:
         raise ConfigError(f"clamp is {clamp}, expected (low, high) with low < high")
     if grad_clip is not None and not 0 < grad_clip < math.inf:

@@ -1,18 +1,10 @@
-"""Runs a sampler on (1 - β) f; what its calls show; its step, noise, scale and sign from that."""
+"""Run a sampler on (1 - β) f, and measure its step, noise, scale and sign by its calls."""
 
 from .drift import JOINED, Drift
 from .measured import Measured
 from .moves import Moves
-from .recording import (
-    Draw,
-    Evaluation,
-    Recording,
-    find_module,
-    is_capturing,
-    is_opaque,
-    other_networks,
-    variables_of,
-)
+from .networks import find_module, other_networks, variables_of
+from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
 from .substeps import Substeps
 from .tempering import Tempering, changes, scale
 

@@ -1,4 +1,4 @@
-"""What the gradients tell that a sampler computes: their norms, and how sharply its drifts turn."""
+"""The norms of the gradients that a sampler computes, and how sharply its drifts turn."""
 
 from __future__ import annotations
 
@@ -15,44 +15,52 @@ __all__ = ["Gradients"]
 
 
 class Gradients:
-    """Norms of the gradients that a sampler computes of one module, by a hook without a pass.
+    """The norms of the gradients that a sampler computes of one module, by a hook without a pass.
 
-    A hook copies each, since samplers clip and zero gradients in place, by ``.data``, and sums what
-    tells their sharpness. The norm is taken of the last one alone.
-    A replayed CUDA graph runs none of this. Each one writes its norm and its number on the device,
-    where the norm of the call that came last is chosen without waiting for it.
+    A hook copies every gradient, since samplers clip and zero gradients in place, by ``.data``, and
+    adds to the sums that tell the sharpness. The norm is taken of the last gradient alone.
+    A replayed CUDA graph runs none of this. It writes its norm and its number on the device, where
+    the norm of the call that came last is chosen without waiting for it.
 
     Attributes:
-        is_told: of its drifts by :meth:`follow`, instead of seeing gradients.
+        has_drifts: whether :meth:`follow` gets the chain's drifts; else the hook takes gradients.
+        count: number of differentiated calls, without replays.
+        output_shape: of the latest call. This and ``is_capturing`` are written by the caller.
+        is_capturing: whether a CUDA graph captures that call.
     """
 
     def __init__(self, batch_dim: int) -> None:
-        self._known: Tensor | None = None  # the norm, once it was asked for
-        self.is_told = False
-        self.count = 0  # of the differentiated calls, without replays
-        self.output_shape = torch.Size()  # of the latest call: who makes it writes this
-        self.is_capturing = False  # as a CUDA graph: likewise
+        self.has_drifts = self.is_capturing = False
+        self.output_shape = torch.Size()
         self._batch_dim = batch_dim
-        # The gradient whose norm it will be, and the shape of its output.
-        self._last: tuple[Tensor, torch.Size] | None = None
-        self._shape: tuple[int, ...] = ()  # of that one
         self._graphs: dict[tuple[int, ...], Tensor] = {}  # norms, by the shape of the samples
-        self._ran: Tensor | None = None  # the number of the one replayed last; 0 is none of them
-        self._chooses = False
+        self._replayed: Tensor | None = None  # the number of the graph that came last; 0 is none
         self._is_new = False  # the latest call has not been differentiated yet
         self._handle: RemovableHandle | None = None
         self._leaf: Tensor | None = None
-        self._before: Tensor | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Begin a sampler call."""
+        self.count = 0
+        self._known: Tensor | None = None  # the norm, once it was asked for
+        # The gradient whose norm it will be, with the shape of its output.
+        self._last: tuple[Tensor, torch.Size] | None = None
+        self._shape: tuple[int, ...] = ()  # of that gradient
+        self._before: Tensor | None = None  # the drift of the step before
         self._products: list[Tensor] = []  # ⟨g, g'⟩ and ⟨g, g⟩ of consecutive drifts, in turn
+        self._chooses = self._replayed is not None
+        if self._replayed is not None:
+            self._replayed.fill_(0)
 
     @property
     def norm(self) -> Tensor | None:
-        """Gradient norm per sample, of the shape of the output up to ``batch_dim``.
+        """The gradient norm per sample, of the shape of the output up to ``batch_dim``.
 
-        Of the latest differentiated call, or None where it cannot be told. From the sampler call
-        after the first capture on, replays count as calls (but for what ``torch.func`` computes),
-        and NaN means that the norm cannot be told. Where graphs differ in batch size, smaller ones
-        are filled up with their mean, which changes neither mean nor maximum.
+        It is that of the latest differentiated call, or None where it is unknown. From the sampler
+        call after the first capture on, replays count as calls (but for what ``torch.func``
+        computes), and NaN means unknown. Where graphs differ in batch size, smaller ones are filled
+        up with their mean, which changes neither mean nor maximum.
         """
         if self._last is not None:
             self._known, self._last = self._norm(*self._last), None
@@ -62,39 +70,33 @@ class Gradients:
     def entries(self) -> int:
         """The number of entries of one sample; 0 where it is unknown, or graphs differ in it."""
         shapes = {*self._graphs, self._shape} if self._chooses else {self._shape}
-        found = {math.prod(each[self._batch_dim + 1 :]) for each in shapes if each}
-        return found.pop() if len(found) == 1 else 0
-
-    def start(self) -> None:
-        """A sampler call begins."""
-        self._known, self._last, self._shape, self.count = None, None, (), 0
-        self._before, self._products = None, []
-        self._chooses = self._ran is not None
-        if self._ran is not None:
-            self._ran.fill_(0)
+        sizes = {math.prod(shape[self._batch_dim + 1 :]) for shape in shapes if shape}
+        return sizes.pop() if len(sizes) == 1 else 0
 
     def stop(self) -> None:
-        """The sampler call is over: the norm becomes that of the eager call or graph run last."""
+        """End the sampler call: the norm becomes that of the eager call or graph run last."""
         if self._handle is not None:
             self._handle.remove()
         norm = self.norm
         self._handle = self._leaf = self._before = None
-        if self._ran is None or not self._chooses:  # before the first replay nothing is written
+        if (
+            self._replayed is None or not self._chooses
+        ):  # before the first replay nothing is written
             return
-        ran = list(enumerate(self._graphs.values(), 1))
+        norms = list(enumerate(self._graphs.values(), 1))
         if norm is not None:
-            ran.append((0, norm.to(self._ran.device)))
-        width = max(norm.shape[-1] for _, norm in ran)
-        chosen = torch.full((), torch.nan, device=self._ran.device)
-        for number, norm in ran:
+            norms.append((0, norm.to(self._replayed.device)))
+        width = max(norm.shape[-1] for _, norm in norms)
+        chosen = torch.full((), torch.nan, device=self._replayed.device)
+        for number, norm in norms:
             if short := width - norm.shape[-1]:
-                rest = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
-                norm = torch.cat([norm, rest], -1)
-            chosen = torch.where(self._ran == number, norm, chosen)
+                mean = norm.mean(-1, keepdim=True).expand(*norm.shape[:-1], short)
+                norm = torch.cat([norm, mean], -1)
+            chosen = torch.where(self._replayed == number, norm, chosen)
         self._known = chosen
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is called: the first argument that may be differentiated is watched."""
+        """Watch the first argument of a module's call that may be differentiated."""
         if not torch.is_grad_enabled():
             return
         for x in (*args, *kwargs.values()) if kwargs else args:
@@ -109,11 +111,11 @@ class Gradients:
                 return
 
     @property
-    def follows(self) -> Tensor | None:
-        """Sums over chains and consecutive drifts g, g' of the call, of ⟨g, g'⟩ and of ⟨g, g⟩.
+    def products(self) -> Tensor | None:
+        """The sums over chains and consecutive drifts g, g' of the call, of ⟨g, g'⟩ and ⟨g, g⟩.
 
-        ``(2,)``, or ``(*models, 2)``; None before the second drift, or where they are not seen, or
-        not told apart by model throughout.
+        ``(2,)``, or ``(*models, 2)``; None before the second drift, or where drifts are not seen,
+        or not all of them separately for every model.
         """
         if len({x.shape for x in self._products}) != 1:
             return None
@@ -121,52 +123,51 @@ class Gradients:
         return pairs.reshape(*pairs.shape[:-1], -1, 2).sum(-2)
 
     def follow(self, drift: Tensor) -> None:
-        """The chain takes a step along this drift, which stays as it is."""
+        """Add a step of the chain along this drift, which nobody may change afterwards."""
         drift = torch.view_as_real(drift) if drift.is_complex() else drift
         before, self._before = self._before, drift
         if before is None or before.shape != drift.shape:
             return
-        at = self._batch_dim
-        at = at if drift.shape[:at] == self.output_shape[:at] else 0
+        dims = self._batch_dim
+        dims = dims if drift.shape[:dims] == self.output_shape[:dims] else 0
         wide = torch.promote_types(drift.dtype, torch.float32)
-        one, other = before.flatten(at).to(wide), drift.flatten(at).to(wide)
-        self._products += [torch.linalg.vecdot(one, other), torch.linalg.vecdot(one, one)]
+        earlier, later = before.flatten(dims).to(wide), drift.flatten(dims).to(wide)
+        self._products += [torch.linalg.vecdot(earlier, x) for x in (later, earlier)]
 
-    def _record(self, grad: Tensor) -> None:
+    def _record(self, gradient: Tensor) -> None:
         if self._is_new:
             self._is_new = False
             self.count += 1
-        if is_opaque(grad):
-            # As one sample inside vmap: no norm can be told, nor marked from inside a transform.
+        if is_opaque(gradient):
+            # As one sample inside vmap: it has no norm, and a transform can mark nothing.
             self._known, self._last, self._chooses = None, None, False
             self._before, self._products = None, []
             return
-        if grad.requires_grad:
-            grad = grad.detach()
-        number = 0
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        number, shape = 0, gradient.shape
         if not self.is_capturing:
-            own = grad.clone()
-            self._last, self._shape = (own, self.output_shape), grad.shape
-            if not self.is_told:
-                self.follow(own)
-        elif (norm := self._norm(grad, self.output_shape)) is None:
+            gradient = gradient.clone()
+            self._last, self._shape = (gradient, self.output_shape), shape
+            if not self.has_drifts:
+                self.follow(gradient)
+        elif (norm := self._norm(gradient, self.output_shape)) is None:
             number = -1
         else:
-            shape = grad.shape
             graph = self._graphs.setdefault(shape, norm)
             if graph is not norm:
                 graph.copy_(norm)
-            if self._ran is None:
-                self._ran = torch.empty((), dtype=torch.int64, device=norm.device)
+            if self._replayed is None:
+                self._replayed = torch.empty((), dtype=torch.int64, device=norm.device)
             number = 1 + list(self._graphs).index(shape)
-        if self._ran is not None:
-            self._ran.fill_(number)
+        if self._replayed is not None:
+            self._replayed.fill_(number)
 
-    def _norm(self, grad: Tensor, output: torch.Size) -> Tensor | None:
-        """Of each sample; None where the members of an ensemble share theirs."""
-        shape, at = grad.shape, self._batch_dim
-        if at and (len(shape) <= at or shape[:at] != output[:at]):
+    def _norm(self, gradient: Tensor, output: torch.Size) -> Tensor | None:
+        """The norm of every sample; None where the members of an ensemble share their samples."""
+        shape, dims = gradient.shape, self._batch_dim
+        if dims and (len(shape) <= dims or shape[:dims] != output[:dims]):
             return None
-        inner = tuple(range(at + 1, len(shape)))
-        norm: Tensor = torch.linalg.vector_norm(grad, 2, inner) if inner else grad.abs()
+        entries = tuple(range(dims + 1, len(shape)))
+        norm: Tensor = torch.linalg.vector_norm(gradient, 2, entries) if entries else gradient.abs()
         return norm

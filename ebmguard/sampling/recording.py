@@ -1,12 +1,12 @@
-"""What a sampler uses: its network, and copies of its draws and of its differentiated energies."""
+"""Record a sampler call: its draws and its differentiated energies, in copies."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from ..energies import wraps
-from ..errors import SamplerError
 
-__all__ = [
-    *("Draw", "Draws", "Evaluation", "Recording"),
-    *("find_module", "is_capturing", "is_opaque", "other_networks", "variables_of"),
-]
+__all__ = ["Draw", "Draws", "Evaluation", "Log", "Recording", "is_capturing", "is_opaque"]
 
 _NONE = slice(0)
 # Functions of normal numbers, and where their positional arguments have the standard deviation.
@@ -34,25 +30,30 @@ _MOST_NODES = 300  # of the graph behind an input, when its leaf is looked for
 
 
 class Draw(NamedTuple):
-    """Gaussian numbers that Python code has drawn, in a copy."""
+    """A copy of Gaussian numbers that Python code has drawn."""
 
     values: Tensor
     std: float | None  # nominal; None where the entries have several
     number: int = 0  # draws before it
 
 
+Log: TypeAlias = Sequence[Draw | None]
+"""Draws, oldest first; None in the place of what was dropped."""
+
+
 class Draws(TorchFunctionMode):
-    """While active, copies the Gaussian draws of this thread into ``log``, oldest first."""
+    """A mode that copies the Gaussian draws of this thread into ``log``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: list[Draw | None] = []  # None in the place of what was dropped
+        self.log: list[Draw | None] = []
         self.uniform = 0  # uniform draws so far
         self.reached = 0  # how often an energy was differentiated: who sees its calls counts it
-        self.strays: list[Evaluation] = []  # the first gradients that are those of no energy
-        self.own, self.is_inside = list[Tensor](), False  # its parameters; a call of it
-        self.is_past = False  # since a gradient, layers of it or of a copy ran outside of its calls
-        self.is_weighed = False  # and were weighed, as by JEM++ with the tempered gradient there
+        self.strays: list[Evaluation] = []  # the first gradients that came through no energy
+        self.parameters, self.is_inside = list[Tensor](), False  # the energy's; inside its calls
+        # Since a gradient, layers of it or of a copy ran outside of its calls; and were weighed, as
+        # by JEM++ with the tempered gradient there.
+        self.is_bypassed = self.is_weighted = False
 
     def take(self, values: Tensor, std: float | None) -> None:
         """Keep a copy of a draw."""
@@ -61,16 +62,16 @@ class Draws(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _GRADIENTS and len(self.strays) < _STRAYS:
-            return self._differentiated(func, args, kwargs)
+            return self._differentiate(func, args, kwargs)
         out = func(*args, **kwargs)
-        is_outside = not (self.is_inside or self.is_past) and isinstance(out, Tensor)
+        is_outside = not (self.is_inside or self.is_bypassed) and isinstance(out, Tensor)
         if is_outside and out.requires_grad:
-            given = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
-            self.is_past = any(_is_copy(x, p) for x in given for p in self.own)
+            inputs = [x for x in (*args[1:], *kwargs.values()) if isinstance(x, nn.Parameter)]
+            self.is_bypassed = any(_is_copy(x, p) for x in inputs for p in self.parameters)
         name = getattr(func, "__name__", "")
-        if self.is_past and name == "mul":
-            others = (x for x in args if isinstance(x, Tensor) and not x.requires_grad)
-            self.is_weighed |= any(x.ndim for x in others)
+        if self.is_bypassed and name == "mul":
+            factors = (x for x in args if isinstance(x, Tensor) and not x.requires_grad)
+            self.is_weighted |= any(x.ndim for x in factors)
         self.uniform += name in _UNIFORM
         if name in _GAUSSIAN and isinstance(out, Tensor) and out.numel() > 1 and _is_plain(out):
             std = kwargs.get("std", next(iter(args[_GAUSSIAN[name]]), 1.0))
@@ -80,43 +81,42 @@ class Draws(TorchFunctionMode):
             self.take(out, std)
         return out
 
-    def _differentiated(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The call, of which the gradients are kept where it passes through no energy."""
-        reached, handles, came = self.reached, list[RemovableHandle](), list[Any]()
-        if func is not torch.autograd.grad:
-            ends = next(iter(args or kwargs.values()))
-            ends = [ends] if isinstance(ends, Tensor) else ends
-            leaves = {id(x): x for end in ends for x in _leaves_behind(end.grad_fn)}.values()
-            for x in [x for x in leaves if not isinstance(x, nn.Parameter)][:_STRAYS]:
-                look = x.register_hook(lambda g, x=x: came.append((x, g)))  # type: ignore[no-untyped-call]
-                handles.append(look)
-        try:
+    def _differentiate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Make the call, and keep its gradients where it passes through no energy."""
+        reached, pairs = self.reached, list[Any]()
+        with ExitStack() as hooks:
+            if func is not torch.autograd.grad:
+                roots = next(iter(args or kwargs.values()))
+                roots = [roots] if isinstance(roots, Tensor) else roots
+                leaves = {id(x): x for root in roots for x in _leaves_behind(root.grad_fn)}.values()
+                for x in [x for x in leaves if not isinstance(x, nn.Parameter)][:_STRAYS]:
+                    hook = x.register_hook(lambda g, x=x: pairs.append((x, g)))  # type: ignore[no-untyped-call]
+                    hooks.enter_context(hook)
             out = func(*args, **kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        if self.reached == reached and not (reached and self.is_weighed):
+        if self.reached == reached and not (reached and self.is_weighted):
             if func is torch.autograd.grad:
-                given = args[1] if len(args) > 1 else kwargs["inputs"]
-                came = list(zip([given] if isinstance(given, Tensor) else given, out, strict=True))
-            at, none = len(self.log), torch.empty(0)
-            plain = [(x.detach().clone(), g.detach().clone()) for x, g in came if _is_pair(x, g)]
-            for x, g in (plain or [(none, none)])[: _STRAYS - len(self.strays)]:
-                self.strays.append(Evaluation(None, x, at, x, gradient=g, noted=self.is_past))
-        self.is_past = self.is_weighed = False
+                inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+                inputs = [inputs] if isinstance(inputs, Tensor) else inputs
+                pairs = list(zip(inputs, out, strict=True))
+            copies = [
+                (x.detach().clone(), g.detach().clone())
+                for x, g in pairs
+                if all(isinstance(y, Tensor) and _is_plain(y) for y in (x, g))
+            ] or [(torch.empty(0), torch.empty(0))]
+            for x, g in copies[: _STRAYS - len(self.strays)]:
+                stray = Evaluation(None, x, len(self.log), x, gradient=g, note=self.is_bypassed)
+                self.strays.append(stray)
+        self.is_bypassed = self.is_weighted = False
         return out
 
 
-def _is_copy(x: Tensor, own: Tensor) -> bool:
-    """Whether a parameter is another one, or a matrix with the same numbers, not all alike."""
-    kinds = [(type(each), each.shape, each.dtype, each.device) for each in (x, own)]
-    if x is own or x.ndim < 2 or kinds[0] != kinds[1] or type(x) is not nn.Parameter or x.is_meta:
-        return x is own
-    return torch.equal(x, own) and bool((x != x.flatten()[0]).any())
-
-
-def _is_pair(x: Any, gradient: Any) -> bool:
-    return all(isinstance(each, Tensor) and _is_plain(each) for each in (x, gradient))
+def _is_copy(x: Tensor, parameter: Tensor) -> bool:
+    """Return whether x is the parameter, or a matrix with the same numbers, not all alike."""
+    kinds = [(type(y), y.shape, y.dtype, y.device) for y in (x, parameter)]
+    is_like = kinds[0] == kinds[1] and type(x) is nn.Parameter
+    if x is parameter or x.ndim < 2 or not is_like or x.is_meta:
+        return x is parameter
+    return torch.equal(x, parameter) and bool((x != x.flatten()[0]).any())
 
 
 @dataclass(eq=False)
@@ -135,17 +135,17 @@ class Evaluation:
     inner_gradient: Tensor | None = None  # by x, of what came through the module alone
     is_joint: bool = False  # the gradient has come through several calls: it is that of no one
     follows_gap: bool = False  # evaluations before it were dropped
-    noted: Any = None  # what the recording's on_call has returned for it
-    of: int = 0  # the id that x had
+    note: Any = None  # what the recording's on_call has returned for it
+    input_id: int = 0  # the id that x had
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Of the output; empty where that is not one tensor."""
+        """The shape of the output; empty where that is not one tensor."""
         return () if self.output is None else tuple(self.output.shape)
 
     @property
     def point(self) -> tuple[Tensor, Tensor]:
-        """What the sampler moves, and the gradient there."""
+        """The leaf that the sampler moves, and the gradient there."""
         if self.leaf_gradient is not None:
             return self.leaf, self.leaf_gradient
         assert self.gradient is not None, "it is kept once it has been differentiated"
@@ -153,14 +153,14 @@ class Evaluation:
 
 
 class Recording:
-    """Records energies while it is active: ``with Recording() as seen: sample_q(f)``.
+    """A record of energies while it is active: ``with Recording() as recording: sample_q(f)``.
 
     It then sees calls of all modules, but for those inside of a recorded one. Inside of
     :meth:`listening` it sees only those that are handed to :meth:`call`, and patches nothing.
 
     Args:
-        on_evaluation: called with each evaluation, once it has been differentiated.
-        on_call: called with ``(energy, args, kwargs, output)``; what it returns is ``noted``.
+        on_evaluation: called with every evaluation, once it has been differentiated.
+        on_call: called with ``(energy, args, kwargs, output)``; returns the evaluation's ``note``.
         ends: keep only so many evaluations, two or more, at either end, and the draws around them.
         has_draws: whether draws are copied, into ``draws``.
     """
@@ -197,7 +197,7 @@ class Recording:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Inside the block draws are copied; after it no gradient is looked at any longer."""
+        """Copy draws inside the block; after it no gradient is looked at any longer."""
         try:
             with self.draws if self._has_draws else nullcontext():
                 yield
@@ -207,10 +207,11 @@ class Recording:
     def call(
         self, energy: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        """``function(*args, **kwargs)``, recorded as a call of the energy unless inside of one."""
+        """Call ``function``, and record it as a call of the energy unless inside of one."""
         if self._is_inside:
             return function(*args, **kwargs)
-        seen = self._begin(energy, (*args, *kwargs.values())) if torch.is_grad_enabled() else None
+        inputs = (*args, *kwargs.values())
+        evaluation = self._begin(energy, inputs) if torch.is_grad_enabled() else None
         # What is no energy, such as a loss that is a module, may call one.
         self._is_inside = id(energy) in self._known
         before, self.draws.is_inside = self.draws.is_inside, True
@@ -219,75 +220,79 @@ class Recording:
         finally:
             self._is_inside, self.draws.is_inside = False, before
         is_node = isinstance(output, Tensor) and output.grad_fn is not None
-        if seen is not None and is_node and not is_opaque(output):
-            seen.output = output.detach().clone()  # compiled networks may reuse its memory
-            self._hook(seen, output, "cotangent")
-        noted = self._on_call and self._on_call(energy, args, kwargs, output)
-        if seen is not None:
-            seen.noted = noted
+        if evaluation is not None and is_node and not is_opaque(output):
+            evaluation.output = output.detach().clone()  # compiled networks may reuse its memory
+            self._hook(evaluation, output, "cotangent")
+        note = self._on_call and self._on_call(energy, args, kwargs, output)
+        if evaluation is not None:
+            evaluation.note = note
         return output
 
-    def _begin(self, energy: Any, given: Sequence[Any]) -> Evaluation | None:
-        for x in given:
+    def _begin(self, energy: Any, inputs: Sequence[Any]) -> Evaluation | None:
+        """Hook the first input that moves, and the leaf behind it."""
+        for x in inputs:
             moving = isinstance(x, Tensor) and x.requires_grad and x.is_floating_point() and x.ndim
             leaf = _leaf_behind(x) if moving and _is_plain(x) else None
             if leaf is not None:
                 # A sampler may move one leaf in place: hooks must not pile up on it.
-                self._unhook([each for each in self._hooks if each[0].gradient is not None])
+                self._unhook([hook for hook in self._hooks if hook[0].gradient is not None])
                 self._known.add(id(energy))
                 copy = x.detach().clone()
-                kept = copy if leaf is x else leaf.detach().clone()
-                counts = len(self.draws.log), kept, self.draws.uniform
-                seen = Evaluation(energy, copy, *counts, of=id(x))
-                self._hook(seen, x, "gradient")
+                leaf_copy = copy if leaf is x else leaf.detach().clone()
+                rest = len(self.draws.log), leaf_copy, self.draws.uniform
+                evaluation = Evaluation(energy, copy, *rest, input_id=id(x))
+                self._hook(evaluation, x, "gradient")
                 if leaf is not x:
-                    self._hook(seen, leaf, "leaf_gradient")
-                return seen
+                    self._hook(evaluation, leaf, "leaf_gradient")
+                return evaluation
         return None
 
-    def _hook(self, seen: Evaluation, x: Tensor, name: str) -> None:
-        def look(gradient: Tensor) -> None:
+    def _hook(self, evaluation: Evaluation, x: Tensor, name: str) -> None:
+        """Keep the gradient by x, once it comes, under this name."""
+
+        def keep(gradient: Tensor) -> None:
             # What comes by another way than through the output is that of another call.
             is_input = name == "gradient"
-            is_others = is_input and seen.cotangent is None and seen.output is not None
-            if is_others or getattr(seen, name) is not None or not _is_plain(gradient):
+            has_output = evaluation.output is not None and evaluation.cotangent is None
+            is_kept = getattr(evaluation, name) is not None
+            if (is_input and has_output) or is_kept or not _is_plain(gradient):
                 return
             reached = {e for e, _ in self._hooks if e.cotangent is not None} if is_input else set()
             waiting = [e for e in reached if e.gradient is None and not e.is_joint]
-            for each in waiting if len(waiting) > 1 else ():
-                each.is_joint = True
-            setattr(seen, name, gradient.detach().clone())
+            for other in waiting if len(waiting) > 1 else ():
+                other.is_joint = True
+            setattr(evaluation, name, gradient.detach().clone())
             if is_input:
-                self._keep(seen)
+                self._keep(evaluation)
 
-        self._hooks.append((seen, x.register_hook(look)))  # type: ignore[no-untyped-call]
+        self._hooks.append((evaluation, x.register_hook(keep)))  # type: ignore[no-untyped-call]
 
     def _unhook(self, hooks: list[tuple[Evaluation, RemovableHandle]]) -> None:
-        for each in hooks:
-            each[1].remove()
-            self._hooks.remove(each)
+        for hook in hooks:
+            hook[1].remove()
+            self._hooks.remove(hook)
 
-    def _keep(self, seen: Evaluation) -> None:
+    def _keep(self, evaluation: Evaluation) -> None:
         kept, ends = self.evaluations, self._ends
-        kept.append(seen)
+        kept.append(evaluation)
         if ends is not None and len(kept) > 2 * ends:
             # Draws from before the first evaluation stay: they may be those of all steps.
             first, last = kept[ends - 1].draws_before, kept.pop(ends).draws_before
             self.draws.log[first:last] = [None] * (last - first)
             kept[ends].follows_gap = True
         if self._on_evaluation is not None:
-            self._on_evaluation(seen)
+            self._on_evaluation(evaluation)
 
 
 def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured on the current stream."""
+    """Return whether a CUDA graph is being captured on the current stream."""
     # Without a GPU the question raises an error; a capture has initialised CUDA.
     initialised = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return bool(initialised) and torch.cuda.is_current_stream_capturing()
 
 
 def is_opaque(x: Tensor) -> bool:
-    """Whether no sample's numbers can be seen: in a transform, batched, nested, sparse, wrapped."""
+    """Return whether numbers cannot be seen: in a transform, batched, nested, sparse or wrapped."""
     is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
     return bool(is_wrapped or wraps(x) or x.is_nested or x.layout is not torch.strided)
 
@@ -298,83 +303,25 @@ def _is_plain(x: Tensor) -> bool:
 
 def _leaf_behind(x: Tensor) -> Tensor | None:
     """The one leaf that x was computed from, else x itself; None where parameters are behind x."""
-    found = {id(leaf): leaf for leaf in _leaves_behind(x.grad_fn)}
-    if any(isinstance(leaf, nn.Parameter) for leaf in found.values()):
+    leaves = {id(leaf): leaf for leaf in _leaves_behind(x.grad_fn)}
+    if any(isinstance(leaf, nn.Parameter) for leaf in leaves.values()):
         return None
-    return found.popitem()[1] if len(found) == 1 else x
+    return leaves.popitem()[1] if len(leaves) == 1 else x
 
 
 def _leaves_behind(root: Any) -> Iterator[Tensor]:
     """The leaves of a graph, but for those of an encoder's condition beside what moves."""
-    seen: set[Any] = {None}
+    visited: set[Any] = {None}
     todo: list[Any] = [root]
-    while todo and len(seen) <= _MOST_NODES:
-        if (node := todo.pop()) in seen:
+    while todo and len(visited) <= _MOST_NODES:
+        if (node := todo.pop()) in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
             yield leaf
         parts = [following for following, _ in node.next_functions]
         if node.name().startswith(("Cat", "Stack")):
             leaves = [[*_leaves_behind(part)] for part in parts]
-            moving = [own and not any(isinstance(x, nn.Parameter) for x in own) for own in leaves]
+            moving = [x and not any(isinstance(y, nn.Parameter) for y in x) for x in leaves]
             parts = [part for part, moves in zip(parts, moving, strict=True) if moves] or parts
         todo += parts
-
-
-def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
-    """The only module among a sampler's arguments, bound ones included.
-
-    ``f.forward`` counts as f; else it is the one among a sampler object's attributes, or an error.
-    """
-    found = _modules(sampler, args, kwargs)
-    if not found:
-        kept = getattr(getattr(sampler, "__self__", sampler), "__dict__", {}).values()
-        found = [*dict.fromkeys(x for x in kept if isinstance(x, nn.Module))]
-    if len(found) == 1:
-        return found[0]
-    what = "No energy module among the sampler's arguments; it is probably a closure or a global."
-    if isinstance(sampler, nn.Module):
-        what = f"The sampler is a network itself, {type(sampler).__name__}, and gets no other one."
-    if found:
-        names = ", ".join(type(module).__name__ for module in found)
-        what = f"{len(found)} modules among the arguments ({names}); which one is the energy?"
-    raise SamplerError(f"{what} Name the one that the sampler calls: guard(..., model=f).")
-
-
-def _modules(
-    sampler: object, args: Sequence[object], kwargs: Mapping[str, object]
-) -> list[nn.Module]:
-    if isinstance(sampler, functools.partial):
-        args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
-        sampler = sampler.func
-    found: dict[nn.Module, None] = {}
-    for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
-        module = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
-        if isinstance(module, nn.Module):
-            found[module] = None
-    return [*found]
-
-
-def variables_of(sampler: object) -> dict[str, object]:
-    """Global and closed-over variables that a sampler's code names, as far as they have a value."""
-    function = sampler.func if isinstance(sampler, functools.partial) else sampler
-    function = getattr(function, "__func__", function)
-    code, values = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-    found = {name: values[name] for name in getattr(code, "co_names", ()) if name in values}
-    cells = getattr(function, "__closure__", None) or ()
-    for name, cell in zip(getattr(code, "co_freevars", ()), cells, strict=False):
-        with suppress(ValueError):  # it is empty still
-            found[name] = cell.cell_contents
-    return found
-
-
-def other_networks(
-    energy: nn.Module, sampler: object, args: Sequence[object], kwargs: Mapping[str, object]
-) -> list[str]:
-    """How a sampler names the networks that it uses beside this one, as far as can be told."""
-    found = dict.fromkeys(_modules(sampler, args, kwargs), "an argument")
-    named = variables_of(sampler).items()
-    found |= {x: f"`{name}`" for name, x in named if isinstance(x, nn.Module)}
-    own = {*energy.modules()}
-    return [name for x, name in found.items() if x not in own and energy not in {*x.modules()}]

@@ -36,12 +36,12 @@ __all__ = ["Tempering", "changes", "scale"]
 
 
 def changes(factor: float | Tensor) -> bool:
-    """Whether energies with this factor may be others: a tensor's are never looked at."""
+    """Return whether a factor may change energies: the values of a tensor are never looked at."""
     return isinstance(factor, Tensor) or factor != 1.0
 
 
 def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
-    """``factor * output`` in the output's dtype; the very same tensor where the factor is 1.0.
+    """Return ``factor * output`` in the output's dtype; the same tensor where the factor is 1.0.
 
     A factor that is a tensor broadcasts against the output. Several numbers a sample keep their
     values where they are differentiated, and what flows back to them is scaled: a sampler may
@@ -59,23 +59,24 @@ def scale(output: object, factor: float | Tensor, batch_dim: int = 0) -> Tensor:
         )
     if not changes(factor):
         return output
-    by = factor.to(output) if isinstance(factor, Tensor) and factor.ndim else factor
+    factor = factor.to(output) if isinstance(factor, Tensor) and factor.ndim else factor
     is_differentiated = output.requires_grad or forward_ad._current_level >= 0
     if not is_differentiated or math.prod(output.shape[batch_dim + 1 :]) == 1:
-        return output * by
-    kept = output.detach()
-    return torch.where(kept.isfinite(), kept + (output - kept) * by, output)  # inf - inf is NaN
+        return output * factor
+    values = output.detach()
+    # Not the difference of infinities, which is NaN.
+    return torch.where(values.isfinite(), values + (output - values) * factor, output)
 
 
 def _device_of(module: nn.Module) -> torch.device | None:
-    """That of the first parameter; ``module.parameters()`` takes ten times as long to find it."""
-    own = (p.device for p in module._parameters.values() if p is not None)
+    """The first parameter's device; ``module.parameters()`` takes ten times as long to find it."""
+    here = (p.device for p in module._parameters.values() if p is not None)
     below = (_device_of(child) for child in module._modules.values() if child is not None)
-    return next(own, None) or next(filter(None, below), None)
+    return next(here, None) or next(filter(None, below), None)
 
 
 class Tempering:
-    """Overrides one energy module's ``forward``, or another method, during sampler calls.
+    """An override of one energy module's ``forward``, or another method, during sampler calls.
 
     One object serves all calls on a module, which it does not keep alive: ``torch.compile`` then
     recompiles for neither a call nor a new β, and CUDA graphs read its factor, which is 1 outside
@@ -83,29 +84,28 @@ class Tempering:
 
     Attributes:
         energy: the method that returns the energies; ``batch_dim`` of these counts samples.
-        given: the factor of the latest :meth:`active` block.
-        seen: the gradients of the tempered f, which drive the sampler, in that block.
+        factor: that of the latest :meth:`active` block.
+        gradients: those of the tempered f in that block, which drive the sampler.
         reached: whether that method was called there, or has been captured in a CUDA graph whose
             replays cannot be seen.
         is_hidden: whether it was called there inside of compiled code, or has been so captured.
     """
 
-    _function: Callable[..., Any]  # the module's own method, unbound, and what it is bound to
+    _function: Callable[..., Any]  # the module's method, unbound, and what it is bound to
     _owner: tuple[Any, ...]
-    _state_of: Callable[[], Any]  # the module's own __getstate__
+    _state_of: Callable[[], Any]  # the module's __getstate__
     _replaced: Mapping[str, tuple[Any, Any]] = {}  # by attribute: ours, and the module's or None
 
     def __init__(self, module: nn.Module, energy: str = "forward", *, batch_dim: int = 0) -> None:
         self.reached = self.is_hidden = False
         self.energy = energy
-        self.seen, self._batch_dim = Gradients(batch_dim), batch_dim
+        self.gradients, self._batch_dim = Gradients(batch_dim), batch_dim
         self._module = weakref.ref(module)
-        self.given: float | Tensor = 1.0
-        self._factor: float | Tensor = 1.0
+        self.factor: float | Tensor = 1.0
+        self._applied: float | Tensor = 1.0  # the factor on the module's device
         self._recording: Recording | None = None
         self._substeps: Substeps | None = None
-        self._is_active = self._is_inside = False
-        self._block: object = None  # the one under way
+        self._is_open = self._is_active = self._is_inside = False
         self._one: Tensor | None = None  # what a CUDA graph captures where the factor is 1.0
         self._captured: Tensor | None = None  # the factor that CUDA graphs read
 
@@ -118,8 +118,8 @@ class Tempering:
 
     @property
     def evaluations(self) -> int | None:
-        """How many calls the latest block differentiated; None if none, or after a capture."""
-        return self.seen.count if self.seen.count and self._captured is None else None
+        """The number of differentiated calls in the latest block; None if 0, or after a capture."""
+        return self.gradients.count or None if self._captured is None else None
 
     def run(
         self,
@@ -130,7 +130,7 @@ class Tempering:
         recording: Recording | None = None,
         substeps: Substeps | None = None,
     ) -> Any:
-        """``call(*args, **kwargs)`` inside :meth:`active`.
+        """Return ``call(*args, **kwargs)``, made inside :meth:`active`.
 
         An argument such as ``module.forward`` was bound before the override, and is bound anew.
         """
@@ -139,12 +139,13 @@ class Tempering:
         def rebound(value: Any) -> Any:
             return self._forward if callable(value) and value == inner else value
 
-        block = object()
+        is_outer = not self._is_open
         try:
-            with self.active(factor, recording, substeps, block):
+            with self.active(factor, recording, substeps):
                 return call(*map(rebound, args), **{name: rebound(x) for name, x in kwargs.items()})
         finally:
-            self._end(block)  # an interrupt may have come while it ended
+            if is_outer:
+                self._end()  # an interrupt may have come while it ended
 
     @contextmanager
     def active(
@@ -152,7 +153,6 @@ class Tempering:
         factor: float | Tensor,
         recording: Recording | None = None,
         substeps: Substeps | None = None,
-        block: object = None,
     ) -> Iterator[None]:
         """Temper the module by ``factor`` inside the block; nested blocks do not multiply.
 
@@ -167,9 +167,9 @@ class Tempering:
         attributes = vars(module)
         outer = getattr(attributes.get(name), "__self__", None)
         if isinstance(outer, Tempering):
-            if not changes(factor) and not changes(outer.given):
-                self.given, self.reached = factor, False
-                self.seen.start()
+            if not changes(factor) and not changes(outer.factor):
+                self.factor, self.reached = factor, False
+                self.gradients.start()
                 yield
                 return
             raise SamplerError(
@@ -179,42 +179,41 @@ class Tempering:
         compiled = attributes.get("_compiled_call_impl") if name == "forward" else None
         hooks = *module._forward_hooks.values(), *_global_forward_hooks.values()
         bends = name == "forward" and any(not getattr(x, "only_looks", False) for x in hooks)
-        block = self._block = block or object()
+        self._is_open = True
         self._set(factor, is_compiled=compiled is not None)
         inner = getattr(module, name)
-        # Compiled code is kept while what it calls lives; a bound method is a new object each time.
+        # Compiled code is kept while what it calls lives; a bound method is always a new object.
         self._owner = (inner.__self__,) if inspect.ismethod(inner) else ()
         self._function = inner.__func__ if self._owner else inner
         self._recording, self._substeps = recording, substeps
-        self.seen.is_told = substeps is not None and substeps.moves is not None
+        self.gradients.has_drifts = substeps is not None and substeps.moves is not None
         if substeps is not None:
-            substeps.follow = self.seen.follow
+            substeps.follow = self.gradients.follow
         self.reached = self.is_hidden = self._captured is not None
-        self.seen.start()
-        own: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
+        self.gradients.start()
+        ours: dict[str, Any] = {name: self._forward, "__getstate__": self._state}
         self._state_of = module.__getstate__
-        if bends:
-            # A forward hook may return another energy than ``forward``: it is tempered behind it.
-            whole = partial(self._hooked, compiled or module._call_impl)
-            own["_compiled_call_impl"] = lambda *a, **k: self._watched(whole, a, k)
-        elif compiled is not None:
-            # `module.compile()`: calls go to a compiled function, inside which nothing is watched.
-            own["_compiled_call_impl"] = lambda *a, **k: self._watched(compiled, a, k)
-        self._replaced = {key: (x, attributes.get(key)) for key, x in own.items()}
+        if bends or compiled is not None:
+            # After `module.compile()` calls go to a function inside which nothing is watched. A
+            # forward hook may return another energy than ``forward``: it is tempered behind it.
+            whole = compiled or module._call_impl
+            whole = partial(self._hooked, whole) if bends else whole
+            ours["_compiled_call_impl"] = lambda *a, **k: self._watched(whole, a, k)
+        self._replaced = {key: (x, attributes.get(key)) for key, x in ours.items()}
         try:
             self._is_active = True
-            attributes.update(own)
+            attributes.update(ours)
             with (
                 nullcontext() if recording is None else recording.listening(),
                 nullcontext() if substeps is None else substeps,
             ):
                 yield
         finally:
-            self._end(block)
+            self._end()
 
-    def _end(self, block: object) -> None:
-        """End this block, unless it has ended; if it is interrupted, the next call does all."""
-        if self._block is not block:
+    def _end(self) -> None:
+        """End the block, unless it has ended; if this is interrupted, the next call does all."""
+        if not self._is_open:
             return
         self._is_active = False
         self._restore(vars(self.module))
@@ -225,28 +224,28 @@ class Tempering:
         for name in ("_function", "_owner", "_state_of", "_replaced"):
             vars(self).pop(name, None)
         self._recording = self._substeps = None
-        self.seen.stop()
+        self.gradients.stop()
         if self._captured is not None:
             self._captured.fill_(1.0)
-        self._block = None
+        self._is_open = False
 
     def _restore(self, attributes: dict[str, Any]) -> None:
-        for key, (own, before) in self._replaced.items():
-            if attributes.get(key) is own and before is not None:
+        for key, (ours, before) in self._replaced.items():
+            if attributes.get(key) is ours and before is not None:
                 attributes[key] = before
-            elif attributes.get(key) is own:
+            elif attributes.get(key) is ours:
                 del attributes[key]
 
     def _state(self) -> Any:
-        """What a copy or a file of the module holds: it outlives the block."""
+        """The state that a copy or a file of the module holds: it outlives the block."""
         state = self._state_of()
         if isinstance(state, dict):
             self._restore(state := {**state})
         return state
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Where the module is copied by its own way, or a method of it alone."""
-        if self._is_active and changes(self.given):
+        """Refuse a copy, where the module makes it in a way of its class, or of a method alone."""
+        if self._is_active and changes(self.factor):
             raise SamplerError(
                 f"{type(self.module).__name__}, or its method {self.energy}, is copied inside the "
                 "sampler, in a way that would keep the tempered energy. Copy it before the call."
@@ -264,7 +263,7 @@ class Tempering:
         return self._scaled(*args, **kwargs)
 
     def _hooked(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call of the module with its hooks."""
+        """Call the module with its hooks."""
         before, self._is_inside = self._is_inside, True
         try:
             output = call(*args, **kwargs)
@@ -276,52 +275,51 @@ class Tempering:
         return self._tempered(self._function(*self._owner, *args, **kwargs))
 
     def _tempered(self, output: Any) -> Any:
-        if not (
-            isinstance(self._factor, Tensor) and (isinstance(output, Tensor) or changes(self.given))
-        ):
+        is_energy = isinstance(output, Tensor) or changes(self.factor)
+        if not (isinstance(self._applied, Tensor) and is_energy):
             return output  # as it is
-        return scale(output, self._factor, self._batch_dim)
+        return scale(output, self._applied, self._batch_dim)
 
     def _watched(
         self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.reached, seen = True, self.seen
-        seen.is_capturing = is_capturing()
-        if seen.is_capturing:
+        self.reached, gradients = True, self.gradients
+        gradients.is_capturing = is_capturing()
+        if gradients.is_capturing:
             if self._captured is None:
-                self._captured = self._factor if isinstance(self._factor, Tensor) else self._one
+                self._captured = self._applied if isinstance(self._applied, Tensor) else self._one
             assert self._captured is not None
             # Also at 1.0, where nothing else is multiplied: the graph will serve other factors.
-            self._factor = self._captured
-        seen.enter(args, kwargs)
-        if self._substeps is not None and not seen.is_capturing and torch.is_grad_enabled():
+            self._applied = self._captured
+        gradients.enter(args, kwargs)
+        if self._substeps is not None and not gradients.is_capturing and torch.is_grad_enabled():
             call = partial(self._substeps.call, self.module, call)
         if self._recording is None:
             output = call(*args, **kwargs)
         else:
             output = self._recording.call(self.module, call, args, kwargs)
-        seen.output_shape = getattr(output, "shape", torch.Size())
+        gradients.output_shape = getattr(output, "shape", torch.Size())
         return output
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
-        before, self.given = self.given, factor
+        before, self.factor = self.factor, factor
         device = _device_of(self.module) or torch.device("cpu")
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. One
         # that changes is a new tensor: graphs of earlier calls have saved theirs.
         dtype = torch.float32 if device.type == "mps" else torch.float64
         if isinstance(factor, Tensor):
-            self._factor = factor.detach().to(device, dtype, copy=True)
+            self._applied = factor.detach().to(device, dtype, copy=True)
         elif factor != 1.0:
-            own = self._factor
+            applied = self._applied
             is_same = self._captured is None and not isinstance(before, Tensor) and before == factor
-            if not (is_same and isinstance(own, Tensor) and own.device == device):
-                self._factor = torch.full((), factor, dtype=dtype, device=device)
+            if not (is_same and isinstance(applied, Tensor) and applied.device == device):
+                self._applied = torch.full((), factor, dtype=dtype, device=device)
         else:
             if self._one is None or self._one.device != device:
                 # Now, since memory that is allocated during a capture belongs to the graph.
                 self._one = torch.ones((), dtype=dtype, device=device)
             # A compiled module multiplies by 1 as well: a capture must not compile anew.
-            self._factor = self._one if is_compiled else 1.0
+            self._applied = self._one if is_compiled else 1.0
         if (captured := self._captured) is None:
             return
         if isinstance(factor, Tensor) and factor.ndim and factor.shape != captured.shape:
@@ -330,5 +328,5 @@ class Tempering:
                 f"{tuple(captured.shape)}, and now that of β* has the shape {tuple(factor.shape)}. "
                 "Capture the graph under a new guard whose β* is of this shape from the first step."
             )
-        if isinstance(self._factor, Tensor):  # else it is the 1 that the latest block has left
-            captured.copy_(self._factor)
+        if isinstance(self._applied, Tensor):  # else it is the 1 that the latest block has left
+            captured.copy_(self._applied)

@@ -165,7 +165,7 @@ class _Tracer(TorchFunctionMode):
 
     def _evaluated(self, evaluation: Evaluation) -> None:
         self._recording.evaluations.clear()
-        noted = evaluation.noted
+        noted = evaluation.note
         if noted is None or not noted.calls:
             return
         if evaluation.output is None and len(noted.parts) == 1:
@@ -174,8 +174,8 @@ class _Tracer(TorchFunctionMode):
             chain = self.chains.add(evaluation, noted.calls)
             if chain.sampler is not None:
                 chain.sampler.arguments = noted.arguments
-                if evaluation.of in noted.given:
-                    chain.sampler.moves = noted.given.index(evaluation.of)
+                if evaluation.input_id in noted.given:
+                    chain.sampler.moves = noted.given.index(evaluation.input_id)
                 with self._resting():
                     chain.sampler.see(self._root)
 

@@ -148,10 +148,10 @@ def test_given_noise_is_that_of_the_generator(shape):
         ((1, 3, 4, 2), r"\(1, 3, 4, 2\).*\(3, 4, 2\)"),
         # These would give every step the same noise.
         ((4, 2), r"\(4, 2\).*\(3, 4, 2\)"),
-        ((1, 4, 2), r"each of the 3 steps: \(3, 4, 2\)"),
-        ((), r"each of the 3 steps: \(3, 4, 2\)"),
+        ((1, 4, 2), r"draws for 3 steps: \(3, 4, 2\)"),
+        ((), r"draws for 3 steps: \(3, 4, 2\)"),
         # As many samples as steps: (steps, dim) would broadcast, and not be what it looks like.
-        ((3, 2), r"draws of their own .* 3 steps: \(3, 3, 2\)"),
+        ((3, 2), r"draws for 3 steps: \(3, 3, 2\)"),
     ],
 )
 def test_refuses_noise_of_another_shape(shape, message):

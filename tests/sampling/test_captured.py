@@ -254,14 +254,14 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
     for name in ("a", "b", "wide", "a"):
         with tempering.active(0.25):
             calls[name](f, STARTS[name])
-    before = tempering.seen.norm
+    before = tempering.gradients.norm
     assert before is not None
     values = before.clone()
     with tempering.active(0.5):
         for name in order:
             calls[name](f, STARTS[name])
     assert torch.equal(before, values)  # later replays write elsewhere
-    drift = tempering.seen.norm
+    drift = tempering.gradients.norm
     if "vmap" in order:
         assert drift is None
         return
@@ -272,7 +272,7 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
     expected = 0.5 * STARTS[order[-1]].norm(dim=1)
     torch.testing.assert_close(drift.mean(), expected.mean(), rtol=1e-12, atol=0)
     torch.testing.assert_close(drift.max(), expected.max(), rtol=1e-12, atol=0)
-    assert tempering.seen.entries == 2
+    assert tempering.gradients.entries == 2
 
 
 @pytest.mark.parametrize("order", [("own", "shared"), ("shared", "own")])
@@ -286,7 +286,9 @@ def test_samples_that_members_share_have_no_norms_in_a_graph_either(order):
                 graphs[name](f, starts[name].double())
     curvature = [1.0, 2.0, 3.0] if order[-1] == "own" else [math.nan] * 3
     expected = math.sqrt(2) * torch.tensor(curvature, dtype=torch.float64)[:, None].expand(3, 5)
-    torch.testing.assert_close(tempering.seen.norm, expected, rtol=1e-12, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        tempering.gradients.norm, expected, rtol=1e-12, atol=0, equal_nan=True
+    )
 
 
 def test_number_of_entries_is_unknown_where_graphs_differ_in_it():
@@ -314,9 +316,9 @@ def test_the_graph_replayed_last_is_found_without_waiting(monkeypatch):
     capturing = False
     with tempering.active(0.5):
         gradient_at(f, X.to("meta"))
-    assert tempering.seen.norm is not None
-    assert tempering.seen.norm.shape == (6,)
-    assert tempering.seen.norm.is_meta
+    assert tempering.gradients.norm is not None
+    assert tempering.gradients.norm.shape == (6,)
+    assert tempering.gradients.norm.is_meta
 
 
 def test_graph_that_the_guard_did_not_see_is_refused():

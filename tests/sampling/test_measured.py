@@ -13,7 +13,7 @@ from torch import nn
 
 from ebmguard.sampling import Measured, Recording
 from ebmguard.sampling.recording import Draw
-from ebmguard.sampling.steps import solve
+from ebmguard.sampling.regression import solve
 from tests.parts import Bowl, gradient_at
 from tests.runs import frozen, randomness
 from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, short, starts

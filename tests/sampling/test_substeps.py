@@ -227,7 +227,7 @@ def finer(
 
     def kept(z: Tensor, **kwargs: Any) -> Tensor:
         out = plain(z, **kwargs)
-        if substeps._is_inside:
+        if substeps._is_isolated:
             inner.append(math.copysign(1, moves.sizes[0][1]) * out)
         return out
 
@@ -496,8 +496,8 @@ def test_sharpness_is_step_times_curvature_on_a_quadratic(times: int) -> None:
     substeps = Substeps(Moves([[A, 0.0]], []), times) if times > 1 else None
     tempering = Tempering(f)
     tempering.run(without_noise, (f, x), {}, 1.0, None, substeps)
-    assert tempering.seen.follows is not None
-    same, whole = tempering.seen.follows.tolist()
+    assert tempering.gradients.products is not None
+    same, whole = tempering.gradients.products.tolist()
     assert 1 - same / whole == pytest.approx(A * 2.5 / times, abs=1e-12)
 
 
@@ -516,8 +516,8 @@ def test_sharpness_follows_the_exact_hessian_along_the_drift() -> None:
 
     tempering = Tempering(f)
     tempering.run(sample, (f, x), {}, 1.0)
-    assert tempering.seen.follows is not None
-    same, whole = tempering.seen.follows.tolist()
+    assert tempering.gradients.products is not None
+    same, whole = tempering.gradients.products.tolist()
     g = grad(f, x)
     h = torch.stack([torch.autograd.functional.hessian(lambda z: f(z[None])[0], z) for z in x])
     right = -size * torch.einsum("bi,bij,bj->", g, h, g) / g.square().sum()

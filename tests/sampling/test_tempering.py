@@ -166,7 +166,7 @@ def test_reached_and_norm_of_the_drift_to_twelve_digits():
             gradient_at(call, X)
         reached.append(tempering.reached)
         expected = (1 - 2.5e-5) * X.norm(dim=1) if reached[-1] else None
-        torch.testing.assert_close(tempering.seen.norm, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(tempering.gradients.norm, expected, rtol=1e-12, atol=0)
     assert reached == [False, True, False, True, False]
 
 
@@ -272,11 +272,11 @@ def test_norms_are_those_of_the_gradient_before_samplers_overwrite_it(overwrite,
     tempering = Tempering(f)
     tempering.run(sample, (f,), {}, 0.25)
     expected = 0.25 * steps * x.reshape(len(x), -1).norm(dim=1)
-    torch.testing.assert_close(tempering.seen.norm, expected, rtol=1e-12, atol=0)
-    assert tempering.seen.norm is not None
-    assert not tempering.seen.norm.requires_grad
+    torch.testing.assert_close(tempering.gradients.norm, expected, rtol=1e-12, atol=0)
+    assert tempering.gradients.norm is not None
+    assert not tempering.gradients.norm.requires_grad
     assert tempering.evaluations == steps
-    assert tempering.seen.entries == math.prod(shape[1:])
+    assert tempering.gradients.entries == math.prod(shape[1:])
 
 
 def test_members_have_norms_of_their_own_or_none():
@@ -286,6 +286,8 @@ def test_members_have_norms_of_their_own_or_none():
     tempering = Tempering(f, batch_dim=1)
     with tempering.active(factor):
         gradient_at(f, x)
-        torch.testing.assert_close(tempering.seen.norm, factor * x.norm(dim=-1), rtol=1e-12, atol=0)
+        torch.testing.assert_close(
+            tempering.gradients.norm, factor * x.norm(dim=-1), rtol=1e-12, atol=0
+        )
         gradient_at(f, x[0])
-        assert tempering.seen.norm is None
+        assert tempering.gradients.norm is None

@@ -1,4 +1,4 @@
-"""One step of a sampler, solved to rounding: x' - x = a g + s n, of the gradient g and draws n."""
+"""A regression of one sampler step on gradient g and draws n: x' - x = a g + s n, to rounding."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from .recording import Draw
 
 __all__ = ["Step", "solve"]
 
-_ENTRIES = 32_768  # that are looked at
+_ENTRIES = 32_768  # the most that are used
 _ROWS = 64
 _MOST_DRAWS = 6
 _TRIALS = 300
 _SHARE = 0.3  # of the entries that must obey to rounding
-_ALL = 0.97  # of them is all: the rest are accidents of rounding
+_ALL = 0.97  # of the entries is all: the rest are accidents of rounding
 _LEAST_MISS = 1 / 16  # of its limit, that an entry may be off by rounding: half of the most
 _AT_ONCE = 512  # steps whose noise may be drawn at once
 
 
-class Noise(NamedTuple):
+class UsedDraw(NamedTuple):
     """A draw that a step used."""
 
     number: int  # of the draw
-    row: int  # of the draw where it is that of all steps; else -1
+    row: int  # of a draw for all steps; else -1
     std: float  # of the draw
     factor: float = math.nan  # on the draw at a standard deviation of 1
 
 
 class Step(NamedTuple):
-    """What one step did: a and s with their standard errors, NaN where no entries tell them."""
+    """A solved step: a and s with their standard errors, NaN where no entries determine them."""
 
     step: float = math.nan
     noise: float = math.nan
@@ -42,19 +42,19 @@ class Step(NamedTuple):
     noise_error: float = math.nan
     exact: float = 0.0  # share of the free entries that obey to rounding
     momentum: float = 0.0  # factor of the move before this one in the same update
-    decay: float = 0.0  # factor of -x there
+    decay: float = 0.0  # factor of -x in it
     moved: float = 1.0  # share of the samples
     clamp: tuple[float | None, float | None] = (None, None)  # ends at which many entries lie
     clip: str = ""  # how the gradient is clipped, in words
     bound: float = math.inf  # of the entries of the gradient, or below 0 less that of its norm
-    noises: tuple[Noise, ...] = ()  # which draws it used
-    why: str = ""  # the step is not what it should be, in words; empty where it is
+    noises: tuple[UsedDraw, ...] = ()
+    why: str = ""  # why there is no solution, in words; empty where there is one
 
 
 def solve(
     x: Tensor, gradient: Tensor, end: Tensor, draws: Sequence[Draw], before: Tensor | None = None
 ) -> Step:
-    """The step from samples x to end, ``(B, ...)``, with the gradient at x.
+    """Solve for the step from samples x to end, ``(B, ...)``, with the gradient at x.
 
     A draw has x's shape, as many entries, no first dimension, or one of the steps in front. The
     samples ``before`` are those of one step earlier, for momentum.
@@ -69,14 +69,15 @@ def solve(
     at_end = torch.isin(y, y.new_tensor([end for end in (low, high) if end is not None]))
     free = ~at_end & moves[:, None]
     known = partial(Step, moved=float(moves.double().mean()), clamp=(low, high))
-    if not all(bool(each.isfinite().all()) for each in (start, g, y)):
+    if not all(bool(values.isfinite().all()) for values in (start, g, y)):
         return known(why="values that are not finite")
-    move, by = dx[free], g[free]
-    # Those that are likest to what the gradient leaves of the move.
-    left = move - by * (by @ move) / (by @ by).clamp(min=1e-300)
-    found = _noises(pick, draws, x)
-    found.sort(key=lambda n: -abs(float(n[0][free] @ left)) / max(float(n[0][free].norm()), 1e-300))
-    noises, drawn = [n for n, _ in found[:_MOST_DRAWS]], [which for _, which in found[:_MOST_DRAWS]]
+    move, slope = dx[free], g[free]
+    # The draws that are likest to what the gradient leaves of the move.
+    left = move - slope * (slope @ move) / (slope @ slope).clamp(min=1e-300)
+    drawn = _noises(pick, draws, x)
+    drawn.sort(key=lambda n: -abs(float(n[0][free] @ left)) / max(float(n[0][free].norm()), 1e-300))
+    del drawn[_MOST_DRAWS:]
+    noises, sources = [noise for noise, _ in drawn], [source for _, source in drawn]
     rounding = torch.finfo(x.dtype)  # of x + a g + s n
     tolerance = 4 * rounding.eps * (start.abs() + y.abs() + dx.abs()) + rounding.tiny
     limit = tolerance[free]
@@ -101,19 +102,19 @@ def solve(
     values, last = best.values, len(noises) + 1
     noise = math.hypot(*values[1:last])
     noise_error = math.hypot(*best.errors[1:last])
-    # Others may obey it with numbers of their own; those that met a clamp know no gradient.
-    every, wrong = torch.stack([g, *noises, *models[names]], -1)[free], ~best.obeys
-    rest = _fit(every[wrong], move[wrong], limit[wrong]) if wrong.any() else _Fit()
-    is_own = rest.share > _SHARE and abs(rest.values[0]) > 4 * rest.errors[0]
+    # Others may obey it with different numbers; those that met a clamp know no gradient.
+    design, wrong = torch.stack([g, *noises, *models[names]], -1)[free], ~best.inliers
+    rest = _fit(design[wrong], move[wrong], limit[wrong]) if wrong.any() else _Fit()
+    has_slope = rest.share > _SHARE and abs(rest.values[0]) > 4 * rest.errors[0]
     sizes = (values[0], rest.values[0]), (noise, math.hypot(*rest.values[1:last]))
-    if is_own and not all(math.isclose(*each, rel_tol=0.01) for each in sizes):
+    if has_slope and not all(math.isclose(*pair, rel_tol=0.01) for pair in sizes):
         return known(exact=best.share, why="noise or step sizes differ between samples")
     drift = dx - sum(v * n for v, n in zip(values[1:], [*noises, *models[names]], strict=True))
     clip, bound = "", math.inf
     if best.share < _ALL:
-        clip, bound = _clip(drift / values[0], free, best.obeys)
+        clip, bound = _clip(drift / values[0], free, best.inliers)
     least = max(1e-6 * float(move.abs().mean()), 4 * noise_error)
-    used = zip(drawn, values[1:last], strict=True)
+    factors = zip(sources, values[1:last], strict=True)
     return known(
         step=values[0],
         noise=noise if noise > least else 0.0,
@@ -122,13 +123,13 @@ def solve(
         exact=best.share,
         clip=clip,
         bound=bound,
-        noises=tuple(which._replace(factor=v) for which, v in used if abs(v) > least),
+        noises=tuple(source._replace(factor=v) for source, v in factors if abs(v) > least),
         **dict[str, Any](zip(names, values[last:], strict=True)),
     )
 
 
 def _picker(x: Tensor) -> Callable[[Tensor], Tensor]:
-    """Chooses the same entries of every tensor: ``(rows, columns)``, in double precision."""
+    """A choice of the same entries of every tensor: ``(rows, columns)``, in double precision."""
     size = max(x[0].numel(), 1)
     rows = min(len(x), max(_ENTRIES // size, _ROWS))
     chance = torch.Generator("cpu").manual_seed(0)
@@ -143,65 +144,65 @@ def _picker(x: Tensor) -> Callable[[Tensor], Tensor]:
 
 def _noises(
     pick: Callable[[Tensor], Tensor], draws: Sequence[Draw], x: Tensor
-) -> list[tuple[Tensor, Noise]]:
-    """The draws that fit the samples, at a variance of 1, and which they are."""
-    found: list[tuple[Tensor, Noise]] = []
+) -> list[tuple[Tensor, UsedDraw]]:
+    """The draws that fit the samples, at a variance of 1, with their sources."""
+    noises: list[tuple[Tensor, UsedDraw]] = []
     for draw in draws:
-        values, each, of_all = draw.values, list[Tensor](), False
+        values, rows, is_row = draw.values, list[Tensor](), False
         if values.numel() == x.numel():
-            each = [values]
+            rows = [values]
         elif values.ndim == x.ndim + 1 and values.shape[1:] == x.shape and len(values) <= _AT_ONCE:
-            each, of_all = list(values), True  # of all steps
+            rows, is_row = list(values), True  # one for every step
         elif values.shape in (x.shape[1:], (1, *x.shape[1:])):
-            each = [values.expand(x.shape)]  # shared by the members of an ensemble
-        for row, column in enumerate(map(pick, each)):
+            rows = [values.expand(x.shape)]  # shared by the members of an ensemble
+        for row, column in enumerate(map(pick, rows)):
             std = float(column.std()) if draw.std is None else draw.std
-            if std > 0 and not any(torch.equal(column / std, other) for other, _ in found):
-                found.append((column / std, Noise(draw.number, row if of_all else -1, std)))
-    return found
+            if std > 0 and not any(torch.equal(column / std, other) for other, _ in noises):
+                noises.append((column / std, UsedDraw(draw.number, row if is_row else -1, std)))
+    return noises
 
 
 class _Fit(NamedTuple):
     share: float = 0.0
-    obeys: Tensor = torch.empty(0, device="cpu")  # of the free entries
+    inliers: Tensor = torch.empty(0, device="cpu")  # which free entries obey to rounding
     values: Sequence[float] = (math.nan,)
     errors: Sequence[float] = (math.nan,)
 
 
 def _fit(columns: Tensor, y: Tensor, limit: Tensor) -> _Fit:
-    """Coefficients that most entries obey to rounding, by consensus of small subsets."""
+    """The coefficients that most entries obey to rounding, by consensus of small subsets."""
     size = columns.square().mean(0).sqrt().clamp(min=1e-300)
     a, (count, k) = columns / size, columns.shape
     chance = torch.Generator("cpu").manual_seed(0)
-    chosen = torch.randint(count, (_TRIALS, k), generator=chance, device="cpu")
+    subsets = torch.randint(count, (_TRIALS, k), generator=chance, device="cpu")
     judges = torch.randint(count, (min(count, 4096),), generator=chance, device="cpu")
-    tried = torch.linalg.lstsq(a[chosen], y[chosen].unsqueeze(-1)).solution.squeeze(-1)
+    tried = torch.linalg.lstsq(a[subsets], y[subsets].unsqueeze(-1)).solution.squeeze(-1)
     loose = 1e-3 * y.abs().mean() + limit.mean()
     misses = (y[judges] - tried @ a[judges].T).abs()
     values = tried[(misses < loose).sum(1).argmax()]
-    # From what nearly obeys to what obeys to rounding.
+    # From entries that nearly obey to those that obey to rounding.
     for halving in range(0, 16, 2):
-        obeys = (y - a @ values).abs() <= torch.maximum(limit, loose * 0.5**halving)
-        if int(obeys.sum()) < k + 4:
+        inliers = (y - a @ values).abs() <= torch.maximum(limit, loose * 0.5**halving)
+        if int(inliers.sum()) < k + 4:
             return _Fit()
-        values = torch.linalg.lstsq(a[obeys], y[obeys, None], driver="gelsd").solution[:, 0]
+        values = torch.linalg.lstsq(a[inliers], y[inliers, None], driver="gelsd").solution[:, 0]
     misses = (y - a @ values).abs()
-    obeys = misses <= limit
+    inliers = misses <= limit
     # An entry that alone decides a coefficient misses nothing, and is rounded as others are.
-    rounded = torch.maximum(misses, _LEAST_MISS * limit)[obeys, None]
-    errors = (torch.linalg.pinv(a[obeys]).T * rounded).norm(dim=0) / size
-    return _Fit(float(obeys.double().mean()), obeys, (values / size).tolist(), errors.tolist())
+    rounded = torch.maximum(misses, _LEAST_MISS * limit)[inliers, None]
+    errors = (torch.linalg.pinv(a[inliers]).T * rounded).norm(dim=0) / size
+    return _Fit(float(inliers.double().mean()), inliers, (values / size).tolist(), errors.tolist())
 
 
 def _is_one_number(x: Tensor, share: float = 1.0) -> bool:
-    """Whether this share of four numbers or more, at least, are their median."""
+    """Return whether this share of four numbers or more, at least, are their median."""
     near = (x - x.median()).abs() < 1e-3 * x.median() if len(x) > 3 else x.new_zeros(1)
     return bool(near.double().mean() >= share)
 
 
-def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> tuple[str, float]:
-    """How the gradient was clipped where entries do not obey. ``drift``: what was left of it."""
-    wrong = free.masked_scatter(free, ~obeys)
+def _clip(drift: Tensor, free: Tensor, inliers: Tensor) -> tuple[str, float]:
+    """Describe how the gradient was clipped where entries do not obey, and give its bound."""
+    wrong = free.masked_scatter(free, ~inliers)
     cut = drift[wrong].abs()
     # Others may have met a clamp before the noise came.
     if _is_one_number(cut, 0.5):
@@ -215,16 +216,16 @@ def _clip(drift: Tensor, free: Tensor, obeys: Tensor) -> tuple[str, float]:
 
 
 def _why(g: Tensor, noises: Sequence[Tensor], dx: Tensor, free: Tensor, tolerance: Tensor) -> str:
-    """Why the move is not a constant times the gradient plus known noise."""
+    """Explain why the move is not a constant times the gradient plus known noise."""
     y, columns = dx[free], torch.stack([g, *noises], -1)
     if _fit(torch.stack([g.sign(), *noises], -1)[free], y, tolerance[free]).share > _SHARE:
         return "sign of the gradient alone"
-    # The same with coefficients of each row.
-    of_rows, moves = columns * free.unsqueeze(-1), (dx * free).unsqueeze(-1)
-    values = torch.linalg.pinv(of_rows) @ moves
-    obeys = (moves - of_rows @ values).squeeze(-1).abs() <= tolerance
-    obeys &= free & (free.sum(1, keepdim=True) >= 4 * columns.shape[-1])
-    if int(obeys.sum()) > _SHARE * len(y):
+    # The same with different coefficients for every row.
+    masked, moves = columns * free.unsqueeze(-1), (dx * free).unsqueeze(-1)
+    values = torch.linalg.pinv(masked) @ moves
+    inliers = (moves - masked @ values).squeeze(-1).abs() <= tolerance
+    inliers &= free & (free.sum(1, keepdim=True) >= 4 * columns.shape[-1])
+    if int(inliers.sum()) > _SHARE * len(y):
         moving = values[:, 0, 0].abs() * g.norm(dim=1)
         if _is_one_number(moving[moving > 0]):
             return "gradient clipped by norm in every sample"
