@@ -121,7 +121,7 @@ class Trainer:
         named = () if self.model is None else self.model.named_parameters()
         return [name for name, p in named if p.requires_grad and id(p) not in trained]
 
-    @property
+    @functools.cached_property
     def steps(self) -> dict[str, float] | None:
         """``step_size`` and ``noise_std`` of the sampler; None where one is unknown."""
         if self.step_size is None or self.noise_std is None:
@@ -232,10 +232,10 @@ _THERE: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
 _AT_HAND = tuple(type(iter(x)) for x in _THERE)
 
 
-def leaves(x: object) -> Iterator[object]:
+def leaves(x: object) -> list[object]:
     """What a sampler has returned, alone or in tuples, lists and dicts."""
     inner = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else None
-    yield from [x] if inner is None else (each for part in inner for each in leaves(part))
+    return [x] if inner is None else [each for part in inner for each in leaves(part)]
 
 
 def _is_lazy(x: object) -> bool:

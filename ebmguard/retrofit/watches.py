@@ -220,8 +220,10 @@ class Unused:
         """
         is_training = tempering is not None and tempering.module.training
         way = is_training, torch.is_grad_enabled(), sets
-        found = (x for x in leaves(result) if isinstance(x, Tensor) and x.ndim)
-        count = max((x.size(0) for x in found), default=0)
+        count = 0
+        for x in leaves(result):
+            if isinstance(x, Tensor) and x.ndim:
+                count = max(count, x.size(0))
         self._ways.add(way)
         self._calls, self._samples = self._calls + 1, max(self._samples, count)
         said = how = ""
@@ -293,7 +295,8 @@ class Unended:
         if not self.is_found:
             self._most = max(self._most, losses)
         self.is_found = False
-        self.forget()
+        if self._moves is not None:
+            self.forget()
 
     def forget(self) -> None:
         """Stop watching other optimizers."""
