@@ -181,9 +181,9 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
             line |= {"ratio: median (quartiles)": ratio(guarded, plain)}
             line |= {"added, ms": f"{added:.2f}", "goal": case.goal}
             line |= {"MiB": f"{held:.0f} + {most - held:.0f}"}
-            loaded, *own = counts[x, "guarded"]
+            loaded, *made = counts[x, "guarded"]
             line["lines loaded"] = f"{loaded:,}"
-            both = zip(("calls added", "across files"), own, counts[x, "plain"][1:], strict=True)
+            both = zip(("calls added", "across files"), made, counts[x, "plain"][1:], strict=True)
             lines.append(line | {name: f"{more - less:.0f}" for name, more, less in both})
         print(f"\n{case.title}\n\n{table_of(lines)}", flush=True)
         if len(roots) > 1:

@@ -216,7 +216,12 @@ class Loop:
                 "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
                 "replay inside that, and call the guarded one at every step."
             )
-        self.end_step_before()
+        self.check_open()
+        if self.hooks is not None:
+            self.hooks.finish()
+        # Where no optimizer tells that a step is over, the next sampler call does.
+        if not self.is_told_steps and self.rows.losses_in_step:
+            self.follow(self.rows.end_step)
         self.raise_pending()
         self.actions.begin(self.rows.step, self.trainer, self.own_state)
 
@@ -224,14 +229,6 @@ class Loop:
     def is_told_steps(self) -> bool:
         """Whether an optimizer tells that a step is over."""
         return self.hooks is not None and not self.hooks.unended.is_found
-
-    def end_step_before(self) -> None:
-        """Where no optimizer tells that a step is over, the next sampler call does."""
-        self.check_open()
-        if self.hooks is not None:
-            self.hooks.finish()
-        if not self.is_told_steps and self.rows.losses_in_step:
-            self.follow(self.rows.end_step)
 
     def check_steps(self) -> None:
         """Before a loss, check that the attached optimizer is the one that steps."""
