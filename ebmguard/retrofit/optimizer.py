@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
@@ -333,12 +332,6 @@ def _honours_found_inf(optimizer: Optimizer) -> bool:
     return True
 
 
-@lru_cache
-def _one(device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.ones((), dtype=torch.float32, device=device)
-
-
 def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """1 where an entry of any gradient is not finite, else 0; 0-dim, float32.
 
@@ -354,6 +347,6 @@ def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     found = torch.zeros((), dtype=torch.float32, device=device)
     for own in by_kind.values():
         flag = found if own[0].device == device else torch.zeros_like(found, device=own[0].device)
-        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, _one(flag.device))
+        torch._amp_foreach_non_finite_check_and_unscale_(own, flag, torch.ones_like(flag))
         found = found if flag is found else torch.maximum(found, flag.to(device))
     return found

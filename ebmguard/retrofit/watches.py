@@ -295,8 +295,7 @@ class Unended:
         if not self.is_found:
             self._most = max(self._most, losses)
         self.is_found = False
-        if self._moves is not None:
-            self.forget()
+        self.forget()
 
     def forget(self) -> None:
         """Stop watching other optimizers."""
