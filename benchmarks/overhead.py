@@ -8,6 +8,10 @@ alternate there and back (plain, guarded, and with ``--against`` those of the ot
 begin with the same random numbers. A ratio is the median of those within rounds, which a slow phase
 of the machine hits on both sides. Everything is attached, with TensorBoard events and JSON lines,
 flushes included. On a GPU a block lies between two synchronisations, and its wall time counts.
+
+What a reader of the step has to follow is counted, too: the lines that ``from ebmguard import
+guard`` loads, the calls of the package's functions that the guard adds to a step, and how many of
+them come from another of its files.
 """
 
 from __future__ import annotations
@@ -19,10 +23,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 HERE = Path(__file__).parents[1]
@@ -45,6 +51,11 @@ def serve(root: Path, name: str, device_name: str) -> None:
         sys.modules[module] = module_from_spec(spec)
         spec.loader.exec_module(sys.modules[module])
 
+    import_module("ebmguard.retrofit")
+    found = [getattr(x, "__file__", None) or "" for x in sys.modules.values()]
+    files = [Path(x) for x in found if x.startswith(str(root / "ebmguard"))]
+    lines = sum(len(file.read_text().splitlines()) for file in files)
+
     import torch
 
     from .jem_step import CASES, Trainer
@@ -57,16 +68,18 @@ def serve(root: Path, name: str, device_name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         guard = None
         for line in sys.stdin:
-            kind, steps, seed = json.loads(line)
+            kind, steps, seed, is_counted = json.loads(line)
             if kind == "guarded" and guard is None:
                 # The unguarded steps in between must not reach the hooks of its optimizer.
                 own = trainer.adam(lr=1e-12)
                 guard = trainer.guard(folder, own)
                 kinds[kind] = (*guard, own)
             trainer.rng.manual_seed(seed)
-            turn = Turn(partial(trainer.step, *kinds[kind]), steps)
-            found = seconds_of(turn, device)._asdict()
-            print(json.dumps(found | {"peak": peak_mib(device)}), flush=True)
+            turn, calls = Turn(partial(trainer.step, *kinds[kind]), steps), [0, 0]
+            with counting(root / "ebmguard", calls) if is_counted else nullcontext():
+                took = seconds_of(turn, device)._asdict()
+            counts = {"lines": lines, "calls": [x / steps for x in calls]}
+            print(json.dumps(took | counts | {"peak": peak_mib(device)}), flush=True)
         if guard is not None:
             prove_no_wait(partial(trainer.step, *kinds["guarded"]), GPU_BLOCK, device)
             if guard.alerts:
@@ -75,10 +88,29 @@ def serve(root: Path, name: str, device_name: str) -> None:
 
 
 @contextmanager
+def counting(package: Path, calls: list[int]) -> Iterator[None]:
+    """Count the calls of a package's functions, and those among them from another of its files."""
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and file.startswith(str(package)):
+            before = "" if frame.f_back is None else frame.f_back.f_code.co_filename
+            calls[0] += 1
+            calls[1] += before != file and before.startswith(str(package))
+
+    sys.setprofile(look)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
 def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callable[..., Any]]:
     """A process with the package of one checkout; called, it runs a block of steps of a kind.
 
-    Which returns seconds of wall and CPU time of a step, and the peak of memory in MiB.
+    Which returns seconds of wall and CPU time of a step, the peak of memory in MiB, lines that were
+    loaded, and the calls of a step, if they are counted.
     """
     words = ["-m", "benchmarks.overhead", "--serve", str(root), "--only", name]
     words += ["--device", given.device]
@@ -90,8 +122,8 @@ def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callabl
         assert asked is not None
         assert told is not None
 
-        def run(kind: str, steps: int, seed: int = 0) -> Any:
-            print(json.dumps([kind, steps, seed]), file=asked, flush=True)
+        def run(kind: str, steps: int, seed: int = 0, *, is_counted: bool = False) -> Any:
+            print(json.dumps([kind, steps, seed, is_counted]), file=asked, flush=True)
             return json.loads(told.readline())
 
         yield run
@@ -100,15 +132,17 @@ def worker(root: Path, name: str, given: argparse.Namespace) -> Iterator[Callabl
 
 def compare(
     roots: dict[str, Path], name: str, steps: int, given: argparse.Namespace
-) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]]]:
+) -> tuple[dict[Kind, list[float]], dict[Kind, list[float]], dict[Kind, list[float]]]:
     """By checkout and kind, over rounds: ms of a step, and MiB that the process has held so far.
+
+    And the lines loaded, with the calls of a step, all of them and those from another file.
 
     Blocks alternate there and back; the time of the first ones is not counted. It is CPU time, on a
     GPU wall time.
     """
-    counts = "cpu" if given.device == "cpu" else "wall"
+    clock = "cpu" if given.device == "cpu" else "wall"
     kinds = [(x, kind) for x in roots for kind in ("plain", "guarded")]
-    ms, peak = ({kind: list[float]() for kind in kinds} for _ in range(2))
+    ms, peak, counts = ({kind: list[float]() for kind in kinds} for _ in range(3))
     for generation in range(min(PROCESSES, given.rounds)):
         with ExitStack() as stack:
             of = {x: stack.enter_context(worker(at, name, given)) for x, at in roots.items()}
@@ -117,9 +151,12 @@ def compare(
             for seed in range(generation, given.rounds, PROCESSES):
                 for x, kind in kinds[:: (-1) ** (seed // PROCESSES)]:
                     took = of[x](kind, steps, seed)
-                    ms[x, kind].append(1e3 * took[counts])
+                    ms[x, kind].append(1e3 * took[clock])
                     peak[x, kind].append(took["peak"])
-    return ms, peak
+            for x, kind in kinds:
+                took = of[x](kind, steps, is_counted=True)
+                counts[x, kind] = [took["lines"], *took["calls"]]
+    return ms, peak, counts
 
 
 def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespace) -> None:
@@ -135,7 +172,7 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
     for name in names:
         case, lines = CASES[name], []
         steps = given.steps or (case.block if given.device == "cpu" else GPU_BLOCK)
-        ms, peak = compare(roots, name, steps, given)
+        ms, peak, counts = compare(roots, name, steps, given)
         for x in roots:
             plain, guarded = ms[x, "plain"], ms[x, "guarded"]
             added = statistics.median(a - b for a, b in zip(guarded, plain, strict=True))
@@ -143,7 +180,11 @@ def report(roots: dict[str, Path], names: Sequence[str], given: argparse.Namespa
             line = {"package": x, "unguarded, ms": f"{statistics.median(plain):.2f}"}
             line |= {"ratio: median (quartiles)": ratio(guarded, plain)}
             line |= {"added, ms": f"{added:.2f}", "goal": case.goal}
-            lines.append(line | {"MiB": f"{held:.0f} + {most - held:.0f}"})
+            line |= {"MiB": f"{held:.0f} + {most - held:.0f}"}
+            loaded, *made = counts[x, "guarded"]
+            line["lines loaded"] = f"{loaded:,}"
+            both = zip(("calls added", "across files"), made, counts[x, "plain"][1:], strict=True)
+            lines.append(line | {name: f"{more - less:.0f}" for name, more, less in both})
         print(f"\n{case.title}\n\n{table_of(lines)}", flush=True)
         if len(roots) > 1:
             own = (ratio(*(ms[x, kind] for x in roots)) for kind in ("plain", "guarded"))

@@ -23,6 +23,7 @@ Groups: TypeAlias = Labels | Literal["rows"]
 """The class of each sample, or "rows": row i of the negatives belongs to positive i."""
 LogQ: TypeAlias = tuple[Tensor, Tensor]  # log densities of the positives, of the negatives
 Variant: TypeAlias = Literal["default", "no_pos", "batch", "true"]  # of contrastive_loss
+_VARIANTS = get_args(Variant)
 
 SMALLEST = 1e-35
 """Below this β* counts as 0: 1/β* would overflow float32."""
@@ -183,8 +184,8 @@ def _check_ordinary(name: str, x: Tensor) -> None:
 
 def check_variant(variant: object) -> None:
     """Refuse a value that is not the name of a variant, with a ``ConfigError``."""
-    if not isinstance(variant, str) or variant not in get_args(Variant):
-        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(get_args(Variant))}.")
+    if not isinstance(variant, str) or variant not in _VARIANTS:
+        raise ConfigError(f"variant={variant!r}; expected one of {', '.join(_VARIANTS)}.")
 
 
 def widened(f: Tensor) -> Tensor:
@@ -194,7 +195,8 @@ def widened(f: Tensor) -> Tensor:
 
 def per_sample(f: Tensor) -> Tensor:
     """Return energies ``(samples,)`` in float32 at least, with heads summed, as gradients are."""
-    return heads_summed(widened(f))
+    f = f.to(torch.promote_types(f.dtype, torch.float32))
+    return f if f.ndim == 1 else heads_summed(f)
 
 
 def heads_summed(f: Tensor) -> Tensor:

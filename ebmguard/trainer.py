@@ -110,7 +110,7 @@ class Trainer:
         named = () if self.model is None else self.model.named_parameters()
         return [name for name, p in named if p.requires_grad and id(p) not in trained]
 
-    @property
+    @functools.cached_property
     def steps(self) -> dict[str, float] | None:
         """The sampler's ``step_size`` and ``noise_std``; None if one is unknown."""
         if self.step_size is None or self.noise_std is None:
@@ -221,10 +221,10 @@ _CONTAINERS: list[Any] = [(), [], {}, {}.values(), {}.items(), reversed([])]
 _EAGER = tuple(type(iter(x)) for x in _CONTAINERS)
 
 
-def leaves(x: object) -> Iterator[object]:
-    """Yield what a sampler has returned, alone or in tuples, lists and dicts."""
+def leaves(x: object) -> list[object]:
+    """Return what a sampler has returned, alone or in tuples, lists and dicts."""
     inner = x.values() if isinstance(x, Mapping) else x if isinstance(x, list | tuple) else None
-    yield from [x] if inner is None else (leaf for part in inner for leaf in leaves(part))
+    return [x] if inner is None else [leaf for part in inner for leaf in leaves(part)]
 
 
 def _is_lazy(x: object) -> bool:

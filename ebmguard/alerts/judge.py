@@ -175,8 +175,11 @@ class Judge:
     @property
     def active(self) -> dict[str, Level]:
         """The rules whose episode is not over, with the highest level reached; no member's."""
-        levels = {name: watch.latch.active for name, watch in self._watches.items()}
-        return {name: level for name, level in levels.items() if level is not None}
+        found: dict[str, Level] = {}
+        for name, watch in self._watches.items():
+            if (level := watch.latch.active) is not None:
+                found[name] = level
+        return found
 
     @property
     def level(self) -> Level:
@@ -184,9 +187,11 @@ class Judge:
 
         Of an ensemble, that of the worst member.
         """
-        is_warned = any(watch.latch.active is not None for watch in self._watches.values())
-        own = Level.ERROR if self._trouble.is_lost else Level.WARN if is_warned else Level.INFO
-        return max([own, *(member.level for member in self._members)])
+        own = Level.ERROR if self._trouble.is_lost else Level.INFO
+        for watch in self._watches.values():
+            if watch.latch.active is not None:
+                own = max(own, Level.WARN)
+        return max([own, *(each.level for each in self._members)]) if self._members else own
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -243,16 +248,17 @@ class Judge:
             said[_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             alerts.append(Alert(_SKIP, Level.INFO, step, SCALER_SKIPPED, skipped, 0.0, 0, remedies))
-        watches = self._watches.items()
-        lost = [name for name, watch in watches if watch.latch.active is Level.ERROR]
+        watches, active = self._watches.items(), self.active
+        lost = [name for name in active if active[name] is Level.ERROR] if active else []
         lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
-        for name, watch in watches:
-            latch = watch.latch
-            found, is_new = read_by(name, watch.watcher, row), latch.active is None
-            level, is_told = found.level, latch.update(found)
-            if is_new:
+        readings = read_by([(name, watch.watcher) for name, watch in watches], row)
+        for (name, watch), found in zip(watches, readings, strict=True):
+            latch, level = watch.latch, found.level
+            if latch.active is None:
                 watch.follows = lost[0] if lost and level is not None else None
-            if not is_told or level is None:
+                if level is None and latch.since_report is None:
+                    continue  # nothing has begun, nor has anything to be counted
+            if not latch.update(found) or level is None:
                 continue
             alert = Alert(name, level, step, *found[2:])
             errors += [alert] if level is Level.ERROR else []

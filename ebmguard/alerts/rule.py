@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from enum import IntEnum
 from functools import cache
@@ -204,29 +204,38 @@ def check_rule(rule: Any) -> None:
             "DivergenceError), and a method watcher() that returns a new ebmguard.alerts.Watcher, "
             "whose read(row) returns a Reading."
         )
-    read_by(rule.name, watcher, {})
+    read_by([(rule.name, watcher)], {})
 
 
-def read_by(name: str, watcher: Watcher, row: Mapping[str, float]) -> Reading:
-    """What a rule's watcher says of a row, in Python's own numbers; else a ``ConfigError``."""
-    try:
-        found: Any = watcher.read(row)
-        if found is CALM or found is UNKNOWN:  # as nearly all are
-            return found
-        why = f"returned {repr(found)[:80]}"
-        if isinstance(found, Reading):
-            level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
-            if level is None and (calm is None or type(calm) is bool):
-                return found
-            calm, level = calm and bool(calm), level if level is None else Level(level)
-            value, limit, window = map(float, numbers)
-            if isinstance(remedies, tuple | list) and all(
-                isinstance(x, str) for x in [tag, *remedies]
-            ):
-                return Reading(level, calm, tag, value, limit, int(window), tuple(remedies))
-    except MISFITS as error:
-        why = f"raised {type(error).__name__}: {error}"
-    raise ConfigError(
-        f"Rule {name!r}: read(row) should return an ebmguard.alerts.Reading of a Level or None, "
-        f"numbers and texts, whatever the row lacks, but {why}"
-    )
+def read_by(watchers: Iterable[tuple[str, Watcher]], row: Mapping[str, float]) -> list[Reading]:
+    """What the rules' watchers say of a row, in Python's own numbers; else a ``ConfigError``."""
+    readings: list[Reading] = []
+    for name, watcher in watchers:
+        try:
+            found: Any = watcher.read(row)
+            # Nearly all are one of these.
+            own = found if found is CALM or found is UNKNOWN else _in_numbers(found)
+            why = f"returned {repr(found)[:80]}" if own is None else ""
+        except MISFITS as error:
+            own, why = None, f"raised {type(error).__name__}: {error}"
+        if own is None:
+            raise ConfigError(
+                f"Rule {name!r}: read(row) should return an ebmguard.alerts.Reading of a Level or "
+                f"None, numbers and texts, whatever the row lacks, but {why}"
+            )
+        readings.append(own)
+    return readings
+
+
+def _in_numbers(found: object) -> Reading | None:
+    if not isinstance(found, Reading):
+        return None
+    level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
+    if level is None and (calm is None or type(calm) is bool):
+        return found
+    calm, level = calm and bool(calm), level if level is None else Level(level)
+    value, limit, window = map(float, numbers)
+    texts = [tag, *remedies] if isinstance(remedies, tuple | list) else [None]
+    if not all(isinstance(x, str) for x in texts):
+        return None
+    return Reading(level, calm, tag, value, limit, int(window), tuple(remedies))

@@ -35,7 +35,7 @@ class Skill:
     @property
     def level(self) -> Level:
         """WARN while the number is low; else INFO."""
-        return self._judge.level
+        return self._judge.level if self._tag else Level.INFO
 
     def observe(self, step: int, logged: Mapping[str, float]) -> list[Alert]:
         """Take what was logged in a step that is over."""

@@ -160,10 +160,6 @@ class Bound:
                 "Sum ebmguard.objective.weights(f_neg, beta_star) over Mixture.parts, and g.log it."
             )
 
-    def is_broken(self, value: float) -> bool:
-        """Whether a value lies on the wrong side of the limit."""
-        return value > self.limit if self.side == "above" else value < self.limit
-
 
 @typed
 @dataclass(frozen=True)
@@ -205,19 +201,22 @@ class _MedianWatcher(Memory):
         # The last finite values of each bound's diagnostic: as they came, and in order.
         self.windows = [[] for _ in self.rule.bounds]
         self.ordered: list[list[float]] = [[] for _ in self.rule.bounds]
+        own = [bound.tag for bound in self.rule.bounds]
+        self.tags = {x: [x + tag for tag in own] for x in ("", self.rule.reference_prefix)}
 
     def read(self, row: Mapping[str, float]) -> Reading:
         bounds, beta_star = self.rule.bounds, row.get(BETA_STAR, math.nan)
         prefix = self.rule.reference_prefix if beta_star == 0 else ""
-        values = [row.get(prefix + bound.tag) for bound in bounds]
+        values = [*map(row.get, self.tags[prefix])]
         if values.count(None) == len(values):
             return UNKNOWN  # such as the row of a step without a loss
         if prefix != self.prefix:
             self.prefix = prefix
             self.__post_init__()
-        known: list[tuple[Bound, float]] = []
-        for bound, value, *window in zip(bounds, values, self.windows, self.ordered, strict=True):
-            past, ordered = window
+        is_known, worst = False, None
+        for bound, value, past, ordered in zip(
+            bounds, values, self.windows, self.ordered, strict=True
+        ):
             if value is not None and math.isfinite(value):
                 if len(past) == bound.window:
                     del ordered[bisect_left(ordered, past.pop(0))]
@@ -226,13 +225,16 @@ class _MedianWatcher(Memory):
             if len(past) == bound.window:
                 low, high = ordered[(bound.window - 1) // 2], ordered[bound.window // 2]
                 # Halves first: the sum of two large floats may overflow.
-                known.append((bound, low / 2 + high / 2 if low < high else low))
-        broken = [(bound, value) for bound, value in known if bound.is_broken(value)]
-        if not broken:
-            return CALM if known else UNKNOWN
-        bound, value = max(broken, key=lambda pair: pair[0].level)
+                middle = low / 2 + high / 2 if low < high else low
+                is_broken = middle > bound.limit if bound.side == "above" else middle < bound.limit
+                if is_broken and (worst is None or bound.level > worst[0].level):
+                    worst = bound, middle
+                is_known = True
+        if worst is None:
+            return CALM if is_known else UNKNOWN
+        bound, middle = worst
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
-        return Reading(bound.level, False, tag, value, bound.limit, bound.window, remedies)
+        return Reading(bound.level, False, tag, middle, bound.limit, bound.window, remedies)
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)

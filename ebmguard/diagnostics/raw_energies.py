@@ -48,13 +48,15 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     sides = [torch.stack((f_pos, f_neg))] if alike else [f_pos, f_neg]
     ranked = [f.sort(-1).values for f in sides]
     others = [ranked[0].flip(0)] if alike else ranked[::-1]
-    sums = [x.index_select(-1, _places(x.shape[-1], x.device)) for x in ranked]
-    totals = [x.sum(-1, keepdim=True) for x in sides]
-    apart = [x - total / x.shape[-1] for x, total in zip(sides, totals, strict=True)]
-    sums += [(x * x).sum(-1) for x in apart] + totals
-    pairs = zip(ranked, others, strict=True)
-    sums += [torch.searchsorted(*both).sum(-1, dtype=f_pos.dtype) for both in pairs]
-    return torch.cat([x.flatten() for x in sums])
+    sums: tuple[list[Tensor], ...] = [], [], [], []
+    places, squares, totals, pairs = sums
+    for x, own, other in zip(sides, ranked, others, strict=True):
+        places.append(own.index_select(-1, _places(x.shape[-1], x.device)))
+        totals.append(x.sum(-1, keepdim=True))
+        apart = x - totals[-1] / x.shape[-1]
+        squares.append((apart * apart).sum(-1))
+        pairs.append(torch.searchsorted(own, other).sum(-1, dtype=f_pos.dtype))
+    return torch.cat([x.flatten() for each in sums for x in each])
 
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -101,6 +102,7 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
     return found
 
 
+@cache
 def _over_log(count: int) -> float:
     """-1/log(count), the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan

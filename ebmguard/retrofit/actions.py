@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -59,11 +58,10 @@ class Actions:
         """Whether rollbacks are on."""
         return self.acts and self.recoverer is not None
 
-    @contextmanager
-    def rollbacks(self) -> Iterator[None]:
-        """Around what a rollback needs: where nobody asked for them, its errors end them alone."""
+    def attempt(self, call: Callable[..., object], *args: object) -> None:
+        """Do what a rollback needs: where nobody asked for them, its errors end them alone."""
         try:
-            yield
+            call(*args)
         except (EbmguardError, *MISFITS) as error:
             if self.offer is None:
                 raise
@@ -88,18 +86,17 @@ class Actions:
 
     def begin(self, step: int, trainer: Trainer, own_state: Callable[[], Any]) -> None:
         """See :meth:`ebmguard.recovery.Recoverer.begin`."""
-        if self.recoverer is not None and self.takes_back:
-            with self.rollbacks():
-                self.recoverer.begin(step, trainer, own_state)
+        if self.acts and self.recoverer is not None:
+            self.attempt(self.recoverer.begin, step, trainer, own_state)
 
     def check_ready(self, trainer: Trainer, *, is_shared: bool) -> None:
         """Refuse a run that cannot be rolled back, or end rollbacks that nobody asked for."""
-        if self.recoverer is None or not self.takes_back:
+        if not self.acts or self.recoverer is None:
             return
-        with self.rollbacks():
-            if is_shared and self.offer is not None:
-                raise ConfigError("another guard has the optimizer, too.")
-            self.recoverer.check_ready(trainer)
+        if is_shared and self.offer is not None:
+            self.end_rollbacks("another guard has the optimizer, too.")
+        else:
+            self.attempt(self.recoverer.check_ready, trainer)
 
     def situation(
         self, trainer: Trainer, beta_star: float | None, most: float, row: Mapping[str, float] = {}
@@ -151,10 +148,12 @@ class Actions:
         if row.is_over and self.recoverer is not None:
             self.recoverer.read(row.numbers)
         self.alerts += alerts
+        if not (alerts or self._skipped):
+            return
         errors = [each for each in alerts if each.level is Level.ERROR]
         if self.offer is not None:
             errors = self._lasting(row, errors)
-        if self.answers and self.pending is None:
+        if self.pending is None and self.answers:
             self.pending = next(iter(errors), None)
 
     def _lasting(self, row: StepRow, errors: Sequence[Alert]) -> list[Alert]:
@@ -220,10 +219,6 @@ class Actions:
             return args, {**kwargs, name: self.ask_steps()}
         bound.arguments[name] = self.ask_steps()
         return bound.args, kwargs
-
-    def notes(self) -> dict[str, float]:
-        """The settings of the step, for its row."""
-        return {"sampler/steps": float(self.steps)} if self.asks_steps else {}
 
     def advice(self) -> dict[str, Any]:
         """The advice given so far, which a rollback restores."""

@@ -76,7 +76,9 @@ def of_loss(
         at = Exponent.of(column, f_pos.dtype)
     else:
         at = _column(beta_star, reference, f_pos.dtype, f_pos.device)
-    both: Any = tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q) or None
+    both: Any = None
+    if log_q:
+        both = tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q)
     with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
         terms = Terms.of(f_pos, f_neg, at, groups, both)
         loss = None if variant is None else terms.loss(variant)[0]

@@ -157,10 +157,10 @@ class Fineness(Stateful):
         if not math.isfinite(sharpness) or row.get(SUBSTEPS, 1.0) != n:
             return []
         self._recent = [*self._recent, sharpness][-_ROWS:]
-        if self.sharpness > _TURNS:
+        now, is_sure = self.sharpness, len(self._recent) == _ROWS
+        if now > _TURNS:
             self._sharp = step
         self._calm = self._calm + 1 if _TIMES * sharpness < _HALF else 0
-        now, is_sure = self.sharpness, len(self._recent) == _ROWS
         if not self._is_auto or step < _FROM:
             return []
         # Once it acts the first rows at this N are enough: a run may have few left.

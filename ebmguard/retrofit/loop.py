@@ -7,6 +7,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -115,15 +116,18 @@ class Loop:
             is_due = row.is_over and self.self_check.is_due(row.numbers)
             if is_due and self._now and self.settings.ranks.is_first:
                 self.self_check.say(find_problems(setup_of(self, self._now[1], is_running=True)))
-            self.actions.report(alerts)
+            if alerts:
+                self.actions.report(alerts)
 
     def _judged(self, row: StepRow) -> list[Alert]:
-        for each in row.members or [row.numbers]:
-            if "beta_star" in each:
-                self.strength.check_measured(row.step, each["beta_star"])
+        if self.strength.is_scheduled:  # else it was looked at when it was given
+            for each in row.members or [row.numbers]:
+                if "beta_star" in each:
+                    self.strength.check_measured(row.step, each["beta_star"])
         self.last, self.members = row.numbers | row.logged, row.members
         found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
-        found += self.skill.observe(row.step, row.logged) if row.is_over else []
+        if row.is_over and row.logged:
+            found += self.skill.observe(row.step, row.logged)
         alerts: list[Alert] = []
         for alert in found:
             own = row.numbers if alert.member is None else row.members[alert.member]
@@ -137,11 +141,13 @@ class Loop:
             is_lost = Level.ERROR in self._judge.active.values()
             alerts += self.fineness.read(row.step, row.numbers, is_lost=is_lost)
         self.actions.observe(row, alerts)
-        # So that a reader of the folder knows what an ERROR at its end has done.
-        action = "rollback" if self.actions.takes_back else self.settings.action
-        acts = {Level.ERROR: {"action": action}} if self.actions.answers else {}
-        self.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
-        worst = max(alerts, key=lambda alert: alert.level).rule if alerts else ""
+        worst = ""
+        if alerts:
+            # So that a reader of the folder knows what an ERROR at its end has done.
+            action = "rollback" if self.actions.takes_back else self.settings.action
+            acts = {Level.ERROR: {"action": action}} if self.actions.answers else {}
+            self.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
+            worst = max(alerts, key=lambda alert: alert.level).rule
         if self.course.update(row.step, level, worst):
             self.writer.write_verdict(row.step, str(self.course.verdict))
         return alerts
@@ -150,17 +156,15 @@ class Loop:
         """Run the sampler on the tempered energy, and return its result."""
         if self.sampling.turn.thread == get_ident() or self.paused_by == get_ident():
             return call(*args, **kwargs)
+        return self.sampling.turn.run(partial(self._sample, call, args, kwargs))
 
-        def run(is_free: bool) -> Any:
-            if is_free and not self.paused_by:
-                return self._sample(call, args, kwargs)
+    def _sample(
+        self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], is_free: bool
+    ) -> Any:
+        if self.paused_by or not is_free:
             if self.strength_at(self.rows.step).must_temper:
                 raise SamplerError(OTHER_THREAD)
             return call(*args, **kwargs)
-
-        return self.sampling.turn.run(run)
-
-    def _sample(self, call: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         self.begin_sampling()
         now, slow, trainer = self.strength_at(self.rows.step), self.rows.is_slow, self.trainer
         if (name := trainer.steps_argument) is not None:
@@ -197,8 +201,8 @@ class Loop:
         last = () if seen is None else seen.evaluations[-2:]
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
-        drifts, sizes = (trainer, tempering, result, last), self.first_calls.sizes
-        self.measure.sampled(*drifts, times=times, missed=missed, measured=sizes, slow=slow)
+        drifts, sizes = (trainer, tempering, result, last), trainer.steps or first.sizes
+        self.measure.sampled(*drifts, times=times, missed=missed, sizes=sizes, slow=slow)
         told = {"acts": not now.is_off, "tempers": now.must_temper}
         self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)
         return result
@@ -212,7 +216,12 @@ class Loop:
                 "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
                 "replay inside that, and call the guarded one at every step."
             )
-        self.end_step_before()
+        self.check_open()
+        if self.hooks is not None:
+            self.hooks.finish()
+        # Where no optimizer tells that a step is over, the next sampler call does.
+        if not self.is_told_steps and self.rows.losses_in_step:
+            self.follow(self.rows.end_step)
         self.raise_pending()
         self.actions.begin(self.rows.step, self.trainer, self.own_state)
 
@@ -220,14 +229,6 @@ class Loop:
     def is_told_steps(self) -> bool:
         """Whether an optimizer tells that a step is over."""
         return self.hooks is not None and not self.hooks.unended.is_found
-
-    def end_step_before(self) -> None:
-        """Where no optimizer tells that a step is over, the next sampler call does."""
-        self.check_open()
-        if self.hooks is not None:
-            self.hooks.finish()
-        if not self.is_told_steps and self.rows.losses_in_step:
-            self.follow(self.rows.end_step)
 
     def check_steps(self) -> None:
         """Before a loss, check that the attached optimizer is the one that steps."""
@@ -260,8 +261,7 @@ class Loop:
         self.follow(self.rows.end_step)
         self.raise_pending()
         if recoverer is not None and self.actions.takes_back:
-            with self.actions.rollbacks():
-                self._keep_or_roll_back(recoverer)
+            self.actions.attempt(self._keep_or_roll_back, recoverer)
 
     def raise_pending(self) -> None:
         """At a safe point: raise the ERROR that waits with ``action="raise"``."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ __all__ = ["CallerLoss", "Convention", "LossFn", "Losses"]
 
 Convention: TypeAlias = Literal["log_density", "energy"]
 LossFn: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+T = TypeVar("T")
 
 _log = logging.getLogger("ebmguard")
 
@@ -206,8 +206,15 @@ class Losses:
         self._moves = Moves()
         self._turn = Turn()
 
-    @contextmanager
-    def _one_loss(self, own: Batch, is_free: bool) -> Iterator[StrengthAt]:
+    def loss(self, own: Batch) -> Tensor:
+        """See :meth:`ebmguard.Guard.loss`."""
+        return self._turn.run(partial(self._one_loss, self._loss, own))
+
+    def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
+        """See :meth:`ebmguard.Guard.reweight`."""
+        return self._turn.run(partial(self._one_loss, self._reweight, own))
+
+    def _one_loss(self, call: Callable[[Batch, StrengthAt], T], own: Batch, is_free: bool) -> T:
         """Let one thread in, begin; of a loss that cannot train, a validation's, record nothing.
 
         Energies that never had a gradient are recorded where gradients are enabled.
@@ -215,64 +222,56 @@ class Losses:
         if not is_free:
             raise LossError(_UNDER_WAY)
         is_paused = self._loop.paused_by is not None
-        trains = any(getattr(f, "requires_grad", False) for f in own[:2])
+        f_pos, f_neg = own[:2]
+        trains = getattr(f_pos, "requires_grad", False) or getattr(f_neg, "requires_grad", False)
         rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
         self._is_quiet = is_paused or rests
-        yield self._begin(own)
+        found = call(own, self._begin(own))
         if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
             self._without += 1
             if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
                 self._without = _LOOKS
                 _log.warning(_NO_GRADIENT)
         self._has_trained |= trains and not self._is_quiet
+        return found
 
-    def loss(self, own: Batch) -> Tensor:
-        """See :meth:`ebmguard.Guard.loss`."""
-        return self._turn.run(partial(self._loss, own))
-
-    def _loss(self, own: Batch, is_free: bool) -> Tensor:
+    def _loss(self, own: Batch, strength: StrengthAt) -> Tensor:
         loop, sides = self._loop, own[:2]
-        with self._one_loss(own, is_free) as strength:
-            if not self._is_quiet:
-                step = loop.rows.step
-                loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
-            if strength.is_off:
-                loss = self._caller_loss.plain(*sides)
-                loss = self._take(own, strength, loss, shown={"loss": loss})
-            else:
-                weight = self._caller_loss.weight(*sides, loop.settings.models)
-                loss = self._take(own, strength, weight=weight)
-            loss = loss.sum() if loss.ndim else loss
-            if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
-                return _without_gradient(loss, *sides)
-            loop.first_calls.watch(loss, loop.trainer.optimizer)
-            return loss
+        if not self._is_quiet:
+            step = loop.rows.step
+            loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
+        if strength.is_off:
+            loss = self._caller_loss.plain(*sides)
+            loss = self._take(own, strength, loss, shown={"loss": loss})
+        else:
+            weight = self._caller_loss.weight(*sides, loop.settings.models)
+            loss = self._take(own, strength, weight=weight)
+        loss = loss.sum() if loss.ndim else loss
+        if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
+            return _without_gradient(loss, *sides)
+        loop.first_calls.watch(loss, loop.trainer.optimizer)
+        return loss
 
-    def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
-        """See :meth:`ebmguard.Guard.reweight`."""
-        return self._turn.run(partial(self._reweight, own))
-
-    def _reweight(self, own: Batch, is_free: bool) -> tuple[Tensor, Tensor]:
+    def _reweight(self, own: Batch, strength: StrengthAt) -> tuple[Tensor, Tensor]:
         loop, (f_pos, f_neg) = self._loop, own[:2]
-        with self._one_loss(own, is_free) as strength:
-            if not torch.is_grad_enabled():
-                return f_pos, f_neg
-            # In float32 at least: the factors have digits that half precision would lose.
-            pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
-            with torch.enable_grad():
-                off = f_pos.new_zeros(()) if strength.is_off else None
-                loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
-            if loop.actions.pending:
-                zero = f_pos.new_zeros(())
-                return _scaled_gradient(f_pos, zero), _scaled_gradient(f_neg, zero)
-            if strength.is_off:
-                return f_pos, f_neg
-            to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
-            sign, n = loop.settings.sign, len(loop.settings.models)
-            return (
-                _scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
-                _scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
-            )
+        if not torch.is_grad_enabled():
+            return f_pos, f_neg
+        # In float32 at least: the factors have digits that half precision would lose.
+        pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
+        with torch.enable_grad():
+            off = f_pos.new_zeros(()) if strength.is_off else None
+            loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
+        if loop.actions.pending:
+            zero = f_pos.new_zeros(())
+            return _scaled_gradient(f_pos, zero), _scaled_gradient(f_neg, zero)
+        if strength.is_off:
+            return f_pos, f_neg
+        to_pos, to_neg = torch.autograd.grad(loss.sum(), (pos, neg))
+        sign, n = loop.settings.sign, len(loop.settings.models)
+        return (
+            _scaled_gradient(f_pos, to_pos * (-sign * f_pos.shape[n])),
+            _scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
+        )
 
     def _begin(self, own: Batch) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
@@ -332,7 +331,8 @@ class Losses:
         loop, settings = self._loop, self._loop.settings
         if not self._is_quiet:
             loop.unused.loss()
-            loop.rows.note(loop.actions.notes())
+            if loop.actions.asks_steps:
+                loop.rows.note({"sampler/steps": float(loop.actions.steps)})
         slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not own.f_pos.is_cuda)
         sides: Iterable[Tensor] = own[:2]
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss

@@ -87,18 +87,18 @@ class Measure(Stateful):
         *,
         times: int,
         missed: Tensor | None,
-        measured: Mapping[str, float] | None,
+        sizes: Mapping[str, float] | None,
         slow: bool,
     ) -> None:
         """Keep measurements of a sampler call until the loss; uses the first floating tensor.
 
         The tags depend on the attached parts, not on what the sampler did, so all ranks have the
-        same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``slow``: also
-        measure the slow tier.
+        same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``sizes``: step
+        and noise, told or measured. ``slow``: also measure the slow tier.
         """
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
         known: Row = {SUBSTEPS: float(times)}
-        if (sizes := steps or measured) is not None:
+        if sizes is not None:
             known[SAMPLER_UNIT] = energy_unit(**sizes)
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
@@ -144,12 +144,12 @@ class Measure(Stateful):
             else:
                 acceptance = metropolis_acceptance(first, last, **steps).mean(-1).float()
                 parts.append(Part.of({"sampler/acceptance": acceptance}, models))
-        found = (x for x in leaves(samples) if isinstance(x, Tensor) and not is_opaque(x))
-        x = next((x.detach() for x in found if x.is_floating_point() and x.numel()), None)
-        if x is not None:
-            given = _rows(x, models), self._known_by.get(call), trainer.clamp
-            shares, self._known_by[call] = self.compute(sample_shares, *given)
-            parts.append(Part(shares, named_samples))
+        for x in leaves(samples):
+            if isinstance(x, Tensor) and not is_opaque(x) and x.is_floating_point() and x.numel():
+                given = _rows(x.detach(), models), self._known_by.get(call), trainer.clamp
+                shares, self._known_by[call] = self.compute(sample_shares, *given)
+                parts.append(Part(shares, named_samples))
+                break
         # The buffer now, since another sampler may draw from it before the loss.
         self._from_sampler.append([*parts, *_of_buffer(trainer.buffer), Part.known(known)])
 
@@ -217,8 +217,6 @@ class Measure(Stateful):
         parts = [self._of_sums(own, strength, sums)]
         if isinstance(star, Tensor):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
-        else:
-            parts.append(Part.known({"beta_star": float(star)}))
         self._grad_scale = partial(_in_force, settings.variant, sums, n, m, strength)
         # None where it was sampled inline, or where these samples had a loss already.
         calls, self._from_sampler = self._from_sampler or [_of_buffer(trainer.buffer)], []
@@ -242,7 +240,7 @@ class Measure(Stateful):
     def _of_sums(self, own: Batch, strength: StrengthAt, sums: Tensor) -> Part:
         """The numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
         n, m, k = own.f_pos.shape[-1], own.f_neg.shape[-1], WEIGHT_SUMS
-        scale, has_loss = strength.output_scale, not strength.is_off
+        scale, star, has_loss = strength.output_scale, strength.beta_star, not strength.is_off
         of_weights = partial(named_weights, n=n, m=m, is_grouped=own.groups is not None)
 
         def named(values: Sequence[float]) -> Row:
@@ -254,7 +252,7 @@ class Measure(Stateful):
             row |= {"loss": loss} if has_loss else {}
             if scale is not None:
                 row |= {"energy_gap_scaled": row["energy_gap"] * scale, "output_scale": scale}
-            return row
+            return row if isinstance(star, Tensor) else row | {"beta_star": float(star)}
 
         return Part(sums, named)
 

@@ -116,9 +116,10 @@ class OptimizerHooks:
         if norms:
             self._on_update(*map(_joined, zip(*norms, strict=True)))
         if told:
-            flags = [flag for flag, _ in told]
-            skipped = flags[0] if len(flags) == 1 else max(flags, key=float)
-            self._on_step(skipped, any(by_scaler for _, by_scaler in told))
+            skipped, by_scaler = told[0]
+            for flag, is_its in told[1:]:
+                skipped, by_scaler = max(skipped, flag, key=float), by_scaler or is_its
+            self._on_step(skipped, by_scaler)
 
     @uncompiled
     def _before(
@@ -136,7 +137,8 @@ class OptimizerHooks:
         self._take_flag()
         # A scaler that the guard was not told of tells fused optimizers, too.
         self._scaled = self._has_scaler or getattr(optimizer, "found_inf", None) is not None
-        closure = next((x for x in (*args, *kwargs.values()) if callable(x)), None)
+        given = *args, *kwargs.values()
+        closure = next(filter(callable, given), None)
         # Optimizers of torch call it once, before all else, so that gradients can be looked at when
         # it ends. L-BFGS calls it often, and what others do between its calls is not known.
         is_torchs = type(optimizer).__module__.startswith("torch.optim.")
@@ -160,14 +162,17 @@ class OptimizerHooks:
         if self._scaled or not has_gradients:
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        groups = [group for each in self._members for group in each.param_groups]
-        gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-        if any(x.is_sparse or type(x) is not Tensor for x in gradients):
-            gradients = [_dense(x) for x in gradients]
+        gradients: list[Tensor] = []
+        for group in [group for each in self._members for group in each.param_groups]:
+            for p in group["params"]:
+                if (x := p.grad) is not None:
+                    is_plain = type(x) is Tensor and not x.is_sparse
+                    gradients.append(x if is_plain else _dense(x))
         not_finite = _not_finite(gradients, parameters[0].device)
         for flag, _ in self._told.values():  # what another one has skipped
             not_finite = torch.maximum(not_finite, not_finite.new_full((), 1.0) * flag)
-        not_finite = self._of_any_rank(not_finite)
+        if self._process_group is not None:
+            not_finite = self._of_any_rank(not_finite)
         if _honours_found_inf(optimizer):
             self._skipped, self._flag = not_finite, (optimizer, not_finite)
             optimizer.found_inf = not_finite  # type: ignore[attr-defined]
@@ -314,16 +319,17 @@ def _dense(gradient: Tensor) -> Tensor:
 
 def _honours_found_inf(optimizer: Optimizer) -> bool:
     """Whether the optimizer leaves out a step by itself where its ``found_inf`` is 1."""
-    groups = optimizer.param_groups
-    known = isinstance(optimizer, Adam | AdamW | SGD | Adagrad)
-    if not known or not all(group.get("fused") for group in groups):
+    if not isinstance(optimizer, (Adam, AdamW, SGD, Adagrad)):
         return False
-    # Not SGD's first step with momentum: its buffer would stay as it was allocated, unwritten.
-    parameters = (p for group in groups if group.get("momentum") for p in group["params"])
-    return all(
-        p.grad is None or optimizer.state.get(p, {}).get("momentum_buffer") is not None
-        for p in parameters
-    )
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            return False
+        # Not SGD's first step with momentum: its buffer would stay as it was allocated, unwritten.
+        for p in group["params"] if group.get("momentum") else ():
+            own = optimizer.state.get(p, {})
+            if p.grad is not None and own.get("momentum_buffer") is None:
+                return False
+    return True
 
 
 def _not_finite(gradients: Sequence[Tensor], device: torch.device) -> Tensor:

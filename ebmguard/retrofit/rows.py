@@ -31,6 +31,7 @@ _LAG = 2  # steps between a row's measurement and its reading on a GPU
 # Steps between histograms, Pareto shapes, and what needs copies of samples or parameters.
 _SLOW_EVERY = 50
 POOLED_STEPS = 16  # of a Pareto shape: that of one batch is too noisy to act on
+_NOTHING = torch.zeros(0, device="cpu")
 
 
 class Part(NamedTuple):
@@ -38,11 +39,6 @@ class Part(NamedTuple):
 
     values: Tensor  # (n,), or (models, n) where each member of an ensemble has its own
     named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all members share these numbers."""
-        return self.values.ndim < 2
 
     @classmethod
     def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
@@ -56,13 +52,13 @@ class Part(NamedTuple):
     @classmethod
     def known(cls, numbers: Row) -> Part:
         """From numbers that are on the host already."""
-        return cls(torch.zeros(0, device="cpu"), lambda _: numbers)
+        return cls(_NOTHING, lambda _: numbers)
 
     @classmethod
     def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
         """The mean over the calls of one step, which may have different tags."""
         parts = [part for own in calls for part in own if part.values.numel()]
-        most = max((len(part.values) for part in parts if not part.is_shared), default=0)
+        most = max((len(part.values) for part in parts if part.values.ndim > 1), default=0)
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
 
         def named(values: Sequence[float]) -> Row:
@@ -72,7 +68,7 @@ class Part(NamedTuple):
                 rows.append(reduce(or_, found, {}))
             return pooled(rows)
 
-        return cls(torch.cat(flat, -1) if flat else torch.zeros(0, device="cpu"), named)
+        return cls(torch.cat(flat, -1) if flat else _NOTHING, named)
 
 
 @dataclass
@@ -131,14 +127,16 @@ class Rows:
         Some steps also have energies for histograms. Returns the row so far if the lag is 0,
         else an empty list.
         """
+        own = self._open
         for name, x in (samples or {}).items():
-            self._open.samples[name] = unwrapped(x.detach().flatten())
+            own.samples[name] = unwrapped(x.detach().flatten())
         if self.lag:
-            self._open.calls.append(parts)
+            own.calls.append(parts)
             return []
-        self._open.read(parts, [unwrapped(part.values).tolist() for part in parts])
-        self._open.has_news = False
-        return [replace(self._open.on_host(self.step), is_over=False, is_news=True)]
+        plain = [x if type(x) is Tensor else unwrapped(x) for x, _ in parts]
+        own.read(parts, [x.tolist() for x in plain])
+        own.has_news = False
+        return [own.on_host(self.step, is_over=False)]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
         """Add numbers that are on the host, for the current step or a row whose step is over.
@@ -268,7 +266,7 @@ class _OpenRow:
         shared: Row = {}
         each: list[list[Row]] = []
         for part, own in zip(parts, values, strict=True):
-            if part.is_shared:
+            if part.values.ndim < 2:
                 shared |= part.named(own)
             else:
                 each.append([*map(part.named, own)])
@@ -278,18 +276,21 @@ class _OpenRow:
         self.rows.append(pooled(rows))
         self.members += [rows] if members else []
 
-    def on_host(self, step: int) -> StepRow:
+    def on_host(self, step: int, *, is_over: bool = True) -> StepRow:
         """What the host has read already, averaged by name. Computed without a tensor."""
-        members = [pooled(own) for own in zip(*self.members, strict=True)]
+        members = [pooled(own) for own in zip(*self.members, strict=True)] if self.members else []
         # What is read late has not been judged yet.
         is_news = self.has_news or (not self.rows and bool(self.calls or self.notes))
-        logged = {name: x for name, x in self.logged.items() if not isinstance(x, Tensor)}
+        own = self.logged.items()
+        logged = {name: x for name, x in own if not isinstance(x, Tensor)} if own else {}
         numbers = pooled(self.rows) | self.notes
-        return StepRow(step, numbers, {}, members, is_news=is_news, logged=logged)
+        return StepRow(step, numbers, {}, members, is_over, is_news or not is_over, logged)
 
     def on_its_way(self, step: int) -> None:
         """Its step is over: sends what devices have to the host."""
         self.row = self.on_host(step)
+        if not (self.samples or self.calls or self.logged):
+            return  # the host has all of it
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
         every = [unwrapped(part.values) for parts in self.calls for part in parts]
         every += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any, Literal, TypeAlias
 
@@ -88,13 +89,13 @@ class StrengthAt:
     output_scale: float | None = None  # o, where it is known
     is_measured: bool = False  # whether o was measured, not asked for
 
-    @property
+    @cached_property
     def factor_of_samples(self) -> float | Tensor:
         """The factor; for an ensemble ``(*models, 1)``, to broadcast against its energies."""
         factor = self.factor
         return factor[..., None] if isinstance(factor, Tensor) and factor.ndim else factor
 
-    @property
+    @cached_property
     def must_temper(self) -> bool:
         """Whether it is a mistake if a sampler call is not tempered by the factor.
 
@@ -103,7 +104,7 @@ class StrengthAt:
         unseen = _NEGLIGIBLE if self.is_measured else 0.0
         return isinstance(self.factor, Tensor) or abs(self.factor - 1) > unseen
 
-    @property
+    @cached_property
     def is_off(self) -> bool:
         """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
         return not isinstance(self.beta_star, Tensor) and self.beta_star == 0
@@ -155,7 +156,7 @@ class Strength:
         """Whether the sampler's factor is known (otherwise the sampler is left as it is)."""
         return any(x is not None for x in (self.output_scale, self.sampler_scale))
 
-    @property
+    @cached_property
     def is_scheduled(self) -> bool:
         """Whether a value may change from step to step: a tensor's, too."""
         values = self.given, self.sampler_scale

@@ -220,8 +220,10 @@ class Unused:
         """
         is_training = tempering is not None and tempering.module.training
         way = is_training, torch.is_grad_enabled(), sets
-        found = (x for x in leaves(result) if isinstance(x, Tensor) and x.ndim)
-        count = max((x.size(0) for x in found), default=0)
+        count = 0
+        for x in leaves(result):
+            if isinstance(x, Tensor) and x.ndim:
+                count = max(count, x.size(0))
         self._ways.add(way)
         self._calls, self._samples = self._calls + 1, max(self._samples, count)
         said = how = ""

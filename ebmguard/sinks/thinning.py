@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
 
 from ..tags import ALERT_LEVEL, LOG_EVERY
 from .protocol import Histograms, Scalars
@@ -13,6 +14,7 @@ __all__ = ["Thinning"]
 _RATES = (0, 1), (20_000, 10), (1_000_000, 100)
 # Rows before an alert, and after it, that are all written.
 _BEFORE, _AFTER = 100, 50
+_BLOCK = 16  # rows that are handed on together: nobody sees the files before a flush
 _Row = tuple[int, Scalars, Histograms]
 
 
@@ -32,16 +34,29 @@ class Thinning:
 
     def __init__(self, rows: int = 0, *, is_on: bool = True) -> None:
         self._rows, self._rates = rows, _RATES if is_on else _RATES[:1]
+        self._new: deque[_Row] = deque()  # of which nothing is decided yet
         self._waiting: deque[tuple[bool, _Row]] = deque()  # whether each is due
         self._after = 0  # rows that are still to be written for an alert
         self._stretch, self._names, self._level = -1, set[str](), 0.0
 
-    def take(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
+    def take(self, step: int, scalars: Scalars, samples: Histograms) -> Iterable[_Row]:
         """Take the row of a step; return the rows to write now, oldest first."""
+        self._new.append((step, scalars, samples))
+        return self.decided() if len(self._new) >= _BLOCK else ()
+
+    def decided(self) -> Iterator[_Row]:
+        """Decide on the rows taken so far, one by one; those to write now."""
+        while self._new:
+            yield from self._decide(*self._new.popleft())
+
+    def _decide(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
         self._rows += 1
-        every = max(n for begin, n in self._rates if begin <= max(step, self._rows - 1))
+        at, every = max(step, self._rows - 1), 1
+        for begin, n in self._rates:
+            every = n if begin <= at else every
         if every == 1:
-            return [*self.rest(), (step, scalars, samples)]
+            before = self._left() if self._waiting else []
+            return [*before, (step, scalars, samples)]
         level = scalars.get(ALERT_LEVEL, self._level)
         if step // every != self._stretch:
             self._stretch, self._names = step // every, set()
@@ -52,17 +67,22 @@ class Thinning:
         self._waiting.append((is_due, (step, said, samples)))
         if self._after > 0:
             self._after -= 1
-            return self.rest()
+            return self._left()
         ready = [self._waiting.popleft() for _ in range(len(self._waiting) - _BEFORE)]
         return [row for is_due, row in ready if is_due]
 
-    def alert(self) -> list[_Row]:
+    def alert(self) -> Iterator[_Row]:
         """Unwritten rows before an alert. The rows after it will be written."""
+        yield from self.decided()
         self._after = _AFTER
-        return self.rest()
+        yield from self._left()
 
-    def rest(self, *, due: bool = False) -> list[_Row]:
-        """Return all waiting rows, or those that are due; no row waits any longer."""
+    def rest(self, *, due: bool = False) -> Iterator[_Row]:
+        """All waiting rows, or those that are due; no row waits any longer."""
+        yield from self.decided()
+        yield from self._left(due=due)
+
+    def _left(self, *, due: bool = False) -> list[_Row]:
         rows = [row for is_due, row in self._waiting if is_due or not due]
         self._waiting.clear()
         return rows

@@ -206,6 +206,7 @@ class Writer:
     @in_turn
     def write_verdict(self, step: int, verdict: str) -> None:
         """Write the verdict on the run up to a step, if it has changed."""
+        self._log(self._thinning.decided())
         self._to(self.sinks, "write_verdict", step, verdict)
 
     @in_turn
@@ -258,6 +259,7 @@ class Writer:
         self.release()
 
     def _flush(self) -> None:
+        self._log(self._thinning.decided())
         self._since_flush = 0
         self._to(self.sinks, "flush")
 

@@ -10,7 +10,7 @@ import pytest
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import Writer, read_jsonl
+from ebmguard.sinks import JsonlSink, Writer, read_jsonl
 from tests import forks
 from tests.parts import Memory, energies
 
@@ -33,6 +33,28 @@ def test_every_sink_gets_everything_and_is_flushed_every_so_many_rows():
     for step in (8, 9, 10):  # the count starts again after any flush
         writer.write(step, {}, {})
     assert first.flushed_rows == [3, 6, 7, 7, 10]
+
+
+def test_an_interrupt_among_rows_that_are_handed_on_together_loses_none(tmp_path, monkeypatch):
+    write, interrupts = JsonlSink.write_row, [5]
+
+    def interrupted(sink, step, *row):
+        if step in interrupts:
+            interrupts.remove(step)
+            raise KeyboardInterrupt
+        write(sink, step, *row)
+
+    monkeypatch.setattr(JsonlSink, "write_row", interrupted)
+    writer = Writer((), flush_every=50, folder=tmp_path)
+    for step in range(15):
+        writer.write(step, {"loss": 1.0}, {})
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(15, {"loss": 1.0}, {})
+    for step in range(16, 20):
+        writer.write(step, {"loss": 1.0}, {})
+    writer.flush()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [*range(20)]
+    writer.close()
 
 
 def test_two_guards_do_not_write_to_one_folder(tmp_path):
