@@ -1,4 +1,4 @@
-"""Which diagnostics a step computes, and what they must remember."""
+"""The diagnostics that a step computes, and what they must remember."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = ["Measure"]
 
 
 class Measure(Stateful):
-    """Assembles the named numbers of a step from the families of diagnostics.
+    """An assembler of the named numbers of a step, from the families of diagnostics.
 
     Attributes:
         compute: calls pure functions of tensors.
@@ -52,25 +52,25 @@ class Measure(Stateful):
     def __init__(self, settings: Settings) -> None:
         self.compute: Callable[..., Any] = _compiled if settings.compiles else operator.call
         self._settings = settings
-        self._from_sampler: list[list[Part]] = []  # of each call since the latest loss
-        # By its place in the step, what each sampler call is known by until the next step's.
+        self._from_sampler: list[list[Part]] = []  # one list per call since the latest loss
+        # By a sampler call's place in the step, what that call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._update: dict[str, Tensor] = {}
         self._grad_scale: Callable[[], float | Tensor] = lambda: math.nan
-        # Energies of the negatives of each step, and log q where it was given.
+        # Energies of the negatives, by step, and log q where it was given.
         self._recent: deque[tuple[Tensor, Tensor | None]] = deque(maxlen=POOLED_STEPS)
 
     def _saved(self) -> Mapping[str, Any]:
         return {
-            "_recent": lambda own: deque([tuple(map(_restored, x)) for x in own], POOLED_STEPS),
-            "_update": lambda own: {
-                name: torch.tensor(float(x), device="cpu") for name, x in own.items()
+            "_recent": lambda steps: deque([tuple(map(_restored, x)) for x in steps], POOLED_STEPS),
+            "_update": lambda numbers: {
+                name: torch.tensor(float(x), device="cpu") for name, x in numbers.items()
             },
-            "_known_by": lambda own: {int(call): _restored(x) for call, x in own.items()},
+            "_known_by": lambda calls: {int(call): _restored(x) for call, x in calls.items()},
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: energies pooled for the Pareto shape, and what the next row needs."""
+        """Return plain numbers: energies for the Pareto shape, and what the next row needs."""
         saved = super().state_dict()
         return tree_map(lambda x: x.tolist() if isinstance(x, Tensor) else x, saved)  # type: ignore[no-any-return]
 
@@ -90,11 +90,11 @@ class Measure(Stateful):
         sizes: Mapping[str, float] | None,
         slow: bool,
     ) -> None:
-        """Keep measurements of a sampler call until the loss; uses the first floating tensor.
+        """Keep measurements of a sampler call until the loss; use the first floating tensor.
 
         The tags depend on the attached parts, not on what the sampler did, so all ranks have the
         same tags. NaN means unknown. ``evaluations``: the last two, if recorded. ``sizes``: step
-        and noise, told or measured. ``slow``: also measure the slow tier.
+        and noise, declared or measured. ``slow``: also measure the slow tier.
         """
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
         known: Row = {SUBSTEPS: float(times)}
@@ -113,7 +113,7 @@ class Measure(Stateful):
             parts.append(Part.of({SUBSTEPS_MISSED: missed}))
         elif times > 1:
             known[SUBSTEPS_MISSED] = math.nan
-        # The norm of the drift, which the tempered energy has; f's own is that over the factor.
+        # This norm is the drift's, which the tempered energy has; f's is that over the factor.
         drift = None if tempering is None else tempering.gradients.norm
         if tempering is None or drift is None or not drift.numel():
             names = ["grad_norm", "grad_norm_max", *(["drift_to_noise"] if steps else [])]
@@ -124,21 +124,21 @@ class Measure(Stateful):
             factor, size = (f, 1.0) if isinstance(f, Tensor) else (None, abs(f))
 
             def named(sums: Sequence[float]) -> Row:
-                mean, largest, by = (*sums, size)[:3]
-                found = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
-                found = {name: x / by if by else math.nan for name, x in found.items()}
+                mean, largest, divisor = (*sums, size)[:3]
+                row = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
+                row = {name: x / divisor if divisor else math.nan for name, x in row.items()}
                 if steps is not None:
                     noise = drift_to_noise(mean, entries=entries, **steps)
-                    found["sampler/drift_to_noise"] = noise
-                return found
+                    row["sampler/drift_to_noise"] = noise
+                return row
 
-            own = (models.numel(),) if models and _has_models(drift, models) else ()
-            parts.append(Part(self.compute(_norms, drift.reshape(*own, -1), factor), named))
+            leading = (models.numel(),) if models and _has_models(drift, models) else ()
+            parts.append(Part(self.compute(_norms, drift.reshape(*leading, -1), factor), named))
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
-            seen = evaluations if count is not None and len(evaluations) == 2 else ()
-            by = 1.0 if tempering is None else tempering.factor
-            first, last = [self._point(each, by) for each in seen] or (None, None)
+            pair = evaluations if count is not None and len(evaluations) == 2 else ()
+            scale = 1.0 if tempering is None else tempering.factor
+            first, last = [self._point(evaluation, scale) for evaluation in pair] or (None, None)
             if first is None or last is None or first.x.shape != last.x.shape:
                 known["sampler/acceptance"] = math.nan
             else:
@@ -146,24 +146,24 @@ class Measure(Stateful):
                 parts.append(Part.of({"sampler/acceptance": acceptance}, models))
         for x in leaves(samples):
             if isinstance(x, Tensor) and not is_opaque(x) and x.is_floating_point() and x.numel():
-                given = _rows(x.detach(), models), self._known_by.get(call), trainer.clamp
-                shares, self._known_by[call] = self.compute(sample_shares, *given)
+                arguments = _rows(x.detach(), models), self._known_by.get(call), trainer.clamp
+                shares, self._known_by[call] = self.compute(sample_shares, *arguments)
                 parts.append(Part(shares, named_samples))
                 break
         # The buffer now, since another sampler may draw from it before the loss.
-        self._from_sampler.append([*parts, *_of_buffer(trainer.buffer), Part.known(known)])
+        self._from_sampler.append([*parts, *_buffer_parts(trainer.buffer), Part.known(known)])
 
-    def _point(self, seen: Evaluation, factor: float | Tensor) -> ChainState | None:
-        """The chains' state, ``(*models, B, d)``; None where the layout does not tell samples."""
-        x, output, models = seen.x, seen.output, self._settings.models
+    def _point(self, evaluation: Evaluation, factor: float | Tensor) -> ChainState | None:
+        """Return the chains' state, ``(*models, B, d)``; None if the layout hides the samples."""
+        x, output, models = evaluation.x, evaluation.output, self._settings.models
         leading = x.shape[: len(models) + 1]
-        if output is None or seen.is_joint or output.shape[: len(leading)] != leading:
+        if output is None or evaluation.is_joint or output.shape[: len(leading)] != leading:
             return None
         if not _has_models(x, models) or not x.numel() or x.is_complex() or output.is_complex():
             return None
         if output.shape[len(leading) :].numel() > 1:  # heads keep their values
             output = output * factor
-        parts = (x, output, seen.cotangent, seen.gradient)
+        parts = (x, output, evaluation.cotangent, evaluation.gradient)
         flat = (x.reshape(*leading, -1) for x in parts if x is not None)
         return oriented(*flat, sign=self._settings.sign)
 
@@ -181,49 +181,49 @@ class Measure(Stateful):
             "optim/amplification": (relative_norm / self._grad_scale()).float(),
         }
 
-    def computed(self, own: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
-        """The loss, 0-dim or ``(*models,)``, None at β* = 0; and the sums of its diagnostics.
+    def computed(self, batch: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
+        """Return the loss, 0-dim or ``(*models,)``, None at β* = 0; and its diagnostics' sums.
 
-        ``own`` holds the samples of all ranks, oriented high on data.
+        ``batch`` holds the samples of all ranks, oriented high on data.
         """
         settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
-            star = star.to(own.f_pos)  # a number for a GPU may well be kept on the CPU
+            star = star.to(batch.f_pos)  # a number for a GPU may well be kept on the CPU
         variant = None if strength.is_off else settings.variant
-        given = *own[:2], star, settings.reference_beta_star, *own[2:4]
-        found: tuple[Tensor | None, Tensor]
-        found = self.compute(over_models, settings.models, *given, variant=variant)
-        return found
+        arguments = *batch[:2], star, settings.reference_beta_star, *batch[2:4]
+        result: tuple[Tensor | None, Tensor]
+        result = self.compute(over_models, settings.models, *arguments, variant=variant)
+        return result
 
     def loss(
         self,
         trainer: Trainer,
-        own: Batch,
+        batch: Batch,
         strength: StrengthAt,
         sums: Tensor,
         *,
         slow: bool,
         is_pooled: bool,
     ) -> tuple[list[Part], dict[str, Tensor]]:
-        """All numbers of a loss call, from its sums: see :meth:`computed`.
+        """Return all numbers of a loss call, from its sums: see :meth:`computed`.
 
         They are parts of the row, and energies by tag for histograms; across ranks the numbers are
         every rank's, the energies this rank's. ``slow`` adds the tier that not every step has,
         which pools the weights of those that are pooled.
         """
         settings, star = self._settings, strength.beta_star
-        pos, neg, _, log_q = own[:4]
+        pos, neg, _, log_q = batch[:4]
         n, m = pos.shape[-1], neg.shape[-1]
-        parts = [self._of_sums(own, strength, sums)]
+        parts = [self._loss_part(batch, strength, sums)]
         if isinstance(star, Tensor):
             parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
         self._grad_scale = partial(_in_force, settings.variant, sums, n, m, strength)
         # None where it was sampled inline, or where these samples had a loss already.
-        calls, self._from_sampler = self._from_sampler or [_of_buffer(trainer.buffer)], []
+        calls, self._from_sampler = self._from_sampler or [_buffer_parts(trainer.buffer)], []
         rest = calls[0] if len(calls) == 1 else [Part.mean(calls)]
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
-        parts += rest if settings.process_group is None else self._joined(rest, own.sizes, neg)
+        parts += rest if settings.process_group is None else self._joined(rest, batch.sizes, neg)
         samples: dict[str, Tensor] = {}
         with torch.no_grad():
             if is_pooled:
@@ -232,20 +232,20 @@ class Measure(Stateful):
                 self._recent.append((neg.detach().clone(), q))
             if slow:
                 parts.append(Part.of(self._pareto(star, neg), settings.models))
-                for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), own.sizes, strict=True):
+                for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), batch.sizes, strict=True):
                     mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
                     samples[name] = mine.detach().clone()
         return parts, samples
 
-    def _of_sums(self, own: Batch, strength: StrengthAt, sums: Tensor) -> Part:
-        """The numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
-        n, m, k = own.f_pos.shape[-1], own.f_neg.shape[-1], WEIGHT_SUMS
+    def _loss_part(self, batch: Batch, strength: StrengthAt, sums: Tensor) -> Part:
+        """Return the numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
+        n, m, k = batch.f_pos.shape[-1], batch.f_neg.shape[-1], WEIGHT_SUMS
         scale, star, has_loss = strength.output_scale, strength.beta_star, not strength.is_off
-        of_weights = partial(named_weights, n=n, m=m, is_grouped=own.groups is not None)
+        name_weights = partial(named_weights, n=n, m=m, is_grouped=batch.groups is not None)
 
         def named(values: Sequence[float]) -> Row:
             loss, values = values[0], values[has_loss:]
-            row, reference = of_weights(values[:k]), of_weights(values[k : 2 * k])
+            row, reference = name_weights(values[:k]), name_weights(values[k : 2 * k])
             row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
             row |= named_energies(values[2 * k :], n, m)
             row |= named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
@@ -259,16 +259,16 @@ class Measure(Stateful):
     def _joined(
         self, parts: Sequence[Part], sizes: tuple[list[int], list[int]], like: Tensor
     ) -> list[Part]:
-        """The parts of all ranks as one, whose numbers are joined; none if there are no numbers."""
+        """Return one part with the joined numbers of all ranks; none if there are no numbers."""
         group = self._settings.process_group
         assert group is not None
-        own = []
+        local = []
         for part in parts:
             # What the host knows is filled in on the device: a copy from the host would wait.
             known = {} if part.values.numel() else part.named([])
             filled = {name: like.new_full((), x) for name, x in known.items()}
-            own.append(Part.of(filled) if filled else part)
-        whole = Part.mean([own])
+            local.append(Part.of(filled) if filled else part)
+        whole = Part.mean([local])
         n = whole.values.shape[-1]
         if not n:  # sampled inline, without a buffer
             return []
@@ -281,38 +281,38 @@ class Measure(Stateful):
         return [Part(everyone.movedim(0, -2).flatten(-2), named)]
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
-        """At β* and at the reference, of the steps that are pooled."""
-        by = star.to(like).unsqueeze(-1) if isinstance(star, Tensor) else star
+        """Return the Pareto shapes of the pooled steps, at β* and at the reference."""
+        exponent = star.to(like).unsqueeze(-1) if isinstance(star, Tensor) else star
         logs = []
         for f, q in self._recent:
             f = f.to(like) - f.to(like)[..., :1]
-            at_star = by * f if q is None else by * f - q.to(like)
+            at_star = exponent * f if q is None else exponent * f - q.to(like)
             both = torch.stack([at_star, self._settings.reference_beta_star * f])
-            # Each step's weights relative to their mean: batches of any size pool.
+            # The weights of a step are relative to their mean, so that batches of any size pool.
             logs.append(both.log_softmax(-1) + math.log(f.shape[-1]))
-        own, reference = pareto_k(torch.cat(logs, -1)).unbind()
-        return {"pareto_k": own, f"{REFERENCE}pareto_k": reference}
+        shape, reference = pareto_k(torch.cat(logs, -1)).unbind()
+        return {"pareto_k": shape, f"{REFERENCE}pareto_k": reference}
 
 
 def _in_force(
     variant: Variants, sums: Tensor, n: int, m: int, strength: StrengthAt
 ) -> float | Tensor:
-    """The factor that a loss has put on the contrastive gradient."""
+    """Return the factor that a loss has put on the contrastive gradient."""
     if strength.is_off or variant == "no_pos":
         return 1.0
-    found = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
+    scale = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
     if isinstance(strength.beta_star, Tensor):
-        return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, found)
-    return found
+        return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, scale)
+    return scale
 
 
 def _sharpness(sums: Sequence[float]) -> Row:
-    same, own = sums
-    return {SHARPNESS: 1 - same / own if own else math.nan}
+    product, squared = sums
+    return {SHARPNESS: 1 - product / squared if squared else math.nan}
 
 
 def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
-    """Mean and largest of norms ``(..., B)``, and the size of the factor where it is a tensor."""
+    """Return mean and largest of norms ``(..., B)``, and the factor's size if it is a tensor."""
     sums = [norm.mean(-1).float(), norm.amax(-1).float()]
     if factor is not None:
         size = factor.detach().abs().to(sums[0]).flatten()
@@ -321,20 +321,20 @@ def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def _has_models(x: Tensor, models: torch.Size) -> bool:
-    """Whether each model has samples of its own in x, instead of all sharing the same."""
+    """Return whether the models have separate samples in x, instead of all sharing the same."""
     return x.ndim > len(models) and (not models or x.shape[: len(models)] == models)
 
 
 def _rows(x: Tensor, models: torch.Size) -> Tensor:
-    """Samples with their entries in one dimension: ``(..., B, d)``."""
+    """Return samples with their entries in one dimension: ``(..., B, d)``."""
     leading = len(models) if _has_models(x, models) else 0
     rows = x.reshape(*x.shape[: leading + 1], -1) if x.ndim else x.reshape(1, 1)
     return rows.flatten(0, leading - 1) if leading > 1 else rows
 
 
-def _of_buffer(buffer: object) -> list[Part]:
-    found = buffer_diagnostics(buffer)
-    return [Part.of(found)] if found else []
+def _buffer_parts(buffer: object) -> list[Part]:
+    numbers = buffer_diagnostics(buffer)
+    return [Part.of(numbers)] if numbers else []
 
 
 def _restored(x: Any) -> Tensor | None:

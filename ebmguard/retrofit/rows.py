@@ -1,4 +1,4 @@
-"""One row of numbers per step, brought to the host without waiting.
+"""A row of numbers per step, brought to the host without waiting.
 
 With a lag of 0 a number is read the moment it is measured. With a lag L the row of step t is copied
 to pinned memory behind an event, and read exactly at the end of step t + L: by then the copy is
@@ -35,14 +35,14 @@ _NOTHING = torch.zeros(0, device="cpu")
 
 
 class Part(NamedTuple):
-    """Numbers of a row that were measured together."""
+    """The numbers of a row that were measured together."""
 
-    values: Tensor  # (n,), or (models, n) where each member of an ensemble has its own
+    values: Tensor  # (n,), or (models, n) with a row for every member of an ensemble
     named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
 
     @classmethod
     def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
-        """From 0-dim tensors by tag, or ``(*models,)`` if one has the models' dimensions."""
+        """Make a part of tensors by tag: 0-dim, or ``(*models,)`` if one has these dimensions."""
         values = list(numbers.values())
         if models and any(x.ndim for x in values):
             values = [x.expand(*models).flatten() for x in values]
@@ -51,21 +51,21 @@ class Part(NamedTuple):
 
     @classmethod
     def known(cls, numbers: Row) -> Part:
-        """From numbers that are on the host already."""
+        """Make a part of numbers that are on the host already."""
         return cls(_NOTHING, lambda _: numbers)
 
     @classmethod
     def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
-        """The mean over the calls of one step, which may have different tags."""
-        parts = [part for own in calls for part in own if part.values.numel()]
+        """Return the mean over the calls of one step, which may have different tags."""
+        parts = [part for call in calls for part in call if part.values.numel()]
         most = max((len(part.values) for part in parts if part.values.ndim > 1), default=0)
         flat = [part.values.expand(most, -1) if most else part.values for part in parts]
 
         def named(values: Sequence[float]) -> Row:
-            each, rows = iter(values), list[Row]()
-            for own in calls:
-                found = (x.named([*islice(each, x.values.shape[-1])]) for x in own)
-                rows.append(reduce(or_, found, {}))
+            unread, rows = iter(values), list[Row]()
+            for call in calls:
+                numbers = (x.named([*islice(unread, x.values.shape[-1])]) for x in call)
+                rows.append(reduce(or_, numbers, {}))
             return pooled(rows)
 
         return cls(torch.cat(flat, -1) if flat else _NOTHING, named)
@@ -78,14 +78,14 @@ class StepRow:
     step: int
     numbers: Row  # by tag; of an ensemble, their means over the members
     samples: dict[str, list[float]] = field(default_factory=dict)  # raw values of its histograms
-    members: list[Row] = field(default_factory=list)  # those of each member; none of one model
+    members: list[Row] = field(default_factory=list)  # a row per member; none for one model
     is_over: bool = True  # whether its step is; else it is the row so far, which comes again
     is_news: bool = True  # whether it holds anything to judge that the row so far did not
     logged: Row = field(default_factory=dict)  # the trainer's own numbers, which nobody judges
 
 
 class Rows:
-    """Counts the steps, pools the numbers of each, and hands out the rows that are due."""
+    """A counter of the steps, which pools their numbers and hands out the rows that are due."""
 
     def __init__(self, models: torch.Size, in_loss: bool | None) -> None:
         self.step = 0  # the present one, whose row is open
@@ -102,12 +102,12 @@ class Rows:
 
     @property
     def is_slow(self) -> bool:
-        """Whether the current step also measures the slow tier."""
+        """Return whether the current step also measures the slow tier."""
         return self.step % _SLOW_EVERY == 0
 
     @property
     def is_pooled(self) -> bool:
-        """Whether the next slow tier pools the current step."""
+        """Return whether the next slow tier pools the current step."""
         return self.step % _SLOW_EVERY > _SLOW_EVERY - POOLED_STEPS or self.is_slow
 
     def begin_loss(self, *, is_on_host: bool) -> bool:
@@ -124,19 +124,19 @@ class Rows:
     ) -> list[StepRow]:
         """Take the measurements of one call. The calls of a step are averaged by tag.
 
-        Some steps also have energies for histograms. Returns the row so far if the lag is 0,
+        Some steps also have energies for histograms. Return the row so far if the lag is 0,
         else an empty list.
         """
-        own = self._open
+        row = self._open
         for name, x in (samples or {}).items():
-            own.samples[name] = unwrapped(x.detach().flatten())
+            row.samples[name] = unwrapped(x.detach().flatten())
         if self.lag:
-            own.calls.append(parts)
+            row.calls.append(parts)
             return []
         plain = [x if type(x) is Tensor else unwrapped(x) for x, _ in parts]
-        own.read(parts, [x.tolist() for x in plain])
-        own.has_news = False
-        return [own.on_host(self.step, is_over=False)]
+        row.read(parts, [x.tolist() for x in plain])
+        row.has_news = False
+        return [row.on_host(self.step, is_over=False)]
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
         """Add numbers that are on the host, for the current step or a row whose step is over.
@@ -189,9 +189,9 @@ class Rows:
         return self._read_until(self.step)
 
     def _close_row(self) -> None:
-        own = self._open
-        if own.has_news or own.calls or own.rows or own.notes or own.logged:
-            own.on_its_way(self.step)
+        row = self._open
+        if row.has_news or row.calls or row.rows or row.notes or row.logged:
+            row.on_its_way(self.step)
             self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
@@ -201,10 +201,10 @@ class Rows:
             yield whole
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
-        """The state for a checkpoint, with rows that are not due yet; ``is_over``: the step is."""
+        """Return the state, with rows that are not due yet; ``is_over``: the step is over."""
         if is_over:
             self._open.on_its_way(self.step)
-        rows = [each.arrived() for each in [*self._queue][: None if is_over else -1]]
+        rows = [row.arrived() for row in [*self._queue][: None if is_over else -1]]
         return {
             "step": self.step + is_over,
             "losses": self.losses,
@@ -216,12 +216,12 @@ class Rows:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a :meth:`state_dict`; raises on any other state before anything changes."""
+        """Restore a :meth:`state_dict`; raise on any other state before anything changes."""
         step, losses, lag = (_count(name, state[name]) for name in ("step", "losses", "lag"))
         rows = []
-        for at, row, samples, members, is_news, logged in state["rows"]:
-            told = _count("step", at), _numbers(row), dict(samples), [*map(_numbers, members)]
-            rows.append(StepRow(*told, is_news=bool(is_news), logged=_numbers(logged)))
+        for t, row, samples, members, is_news, logged in state["rows"]:
+            values = _count("step", t), _numbers(row), dict(samples), [*map(_numbers, members)]
+            rows.append(StepRow(*values, is_news=bool(is_news), logged=_numbers(logged)))
         self.step, self.losses, self.losses_in_step = step, losses, 0
         self._queue = deque([*(_OpenRow(row=row) for row in rows), _OpenRow()])
         self._set_lag(lag)
@@ -254,7 +254,7 @@ class _OpenRow:
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
-    # Once the step is over, its row so far; of each device the shapes of what it has sent by place,
+    # Once the step is over, its row so far; per device the shapes of what it has sent by place,
     # their numbers, and when these are there.
     row: StepRow | None = None
     sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
@@ -264,48 +264,48 @@ class _OpenRow:
     def read(self, parts: Sequence[Part], values: Sequence[list[Any]]) -> None:
         """Take the values of a call, now on the host."""
         shared: Row = {}
-        each: list[list[Row]] = []
-        for part, own in zip(parts, values, strict=True):
+        member_rows: list[list[Row]] = []
+        for part, numbers in zip(parts, values, strict=True):
             if part.values.ndim < 2:
-                shared |= part.named(own)
+                shared |= part.named(numbers)
             else:
-                each.append([*map(part.named, own)])
-        members = [reduce(or_, rows, shared) for rows in zip(*each, strict=True)]
+                member_rows.append([*map(part.named, numbers)])
+        members = [reduce(or_, rows, shared) for rows in zip(*member_rows, strict=True)]
         # A zero loses its sign, which says nothing and would be read as less than nothing.
         rows = [{name: x + 0.0 for name, x in row.items()} for row in members or [shared]]
         self.rows.append(pooled(rows))
         self.members += [rows] if members else []
 
     def on_host(self, step: int, *, is_over: bool = True) -> StepRow:
-        """What the host has read already, averaged by name. Computed without a tensor."""
-        members = [pooled(own) for own in zip(*self.members, strict=True)] if self.members else []
+        """Return what the host has read already, averaged by name; compute it without a tensor."""
+        members = [pooled(rows) for rows in zip(*self.members, strict=True)] if self.members else []
         # What is read late has not been judged yet.
         is_news = self.has_news or (not self.rows and bool(self.calls or self.notes))
-        own = self.logged.items()
-        logged = {name: x for name, x in own if not isinstance(x, Tensor)} if own else {}
+        items = self.logged.items()
+        logged = {name: x for name, x in items if not isinstance(x, Tensor)} if items else {}
         numbers = pooled(self.rows) | self.notes
         return StepRow(step, numbers, {}, members, is_over, is_news or not is_over, logged)
 
     def on_its_way(self, step: int) -> None:
-        """Its step is over: sends what devices have to the host."""
+        """Send what devices have to the host, as the step is over."""
         self.row = self.on_host(step)
         if not (self.samples or self.calls or self.logged):
             return  # the host has all of it
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
-        every = [unwrapped(part.values) for parts in self.calls for part in parts]
-        every += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
-        for device in {x.device for x in every if x.numel()}:
+        tensors = [unwrapped(part.values) for parts in self.calls for part in parts]
+        tensors += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
+        for device in {x.device for x in tensors if x.numel()}:
             # One copy for all: the numbers of a step are those of one device, as a rule.
-            own = {i: x for i, x in enumerate(every) if x.device == device}
+            local = {i: x for i, x in enumerate(tensors) if x.device == device}
             arrived = None
-            numbers = _to_host(torch.cat([x.flatten() for x in own.values()]))
+            numbers = _to_host(torch.cat([x.flatten() for x in local.values()]))
             if device.type == "cuda":
                 arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 arrived.record(torch.cuda.current_stream(device))
-            self.sent.append(({i: x.shape for i, x in own.items()}, numbers, arrived))
+            self.sent.append(({i: x.shape for i, x in local.items()}, numbers, arrived))
 
     def arrived(self) -> StepRow:
-        """The whole row, once its step is over."""
+        """Return the whole row, once its step is over."""
         assert self.row is not None
         if not (self.sent or self.samples):
             return self.row
@@ -313,19 +313,19 @@ class _OpenRow:
         for shapes, numbers, event in self.sent:
             if event is not None:
                 event.synchronize()
-            each = torch.split(numbers, [shape.numel() for shape in shapes.values()])
-            values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, each, strict=True)}
+            flat = torch.split(numbers, [shape.numel() for shape in shapes.values()])
+            values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, flat, strict=True)}
         coming, late = (values.get(i, []) for i in count()), _OpenRow()
         for parts in self.calls:
             late.read(parts, [next(coming) for _ in parts])
         late.logged = {k: next(coming) for k, x in self.logged.items() if isinstance(x, Tensor)}
-        found, row = late.on_host(self.row.step), self.row
+        late_row, row = late.on_host(self.row.step), self.row
         return replace(
             row,
-            numbers=found.numbers | row.numbers,
+            numbers=late_row.numbers | row.numbers,
             samples=row.samples | {name: x.tolist() for name, x in self.samples.items()},
-            members=found.members or row.members,
-            logged=row.logged | found.logged,
+            members=late_row.members or row.members,
+            logged=row.logged | late_row.logged,
         )
 
 
@@ -337,7 +337,7 @@ def _to_host(x: Tensor) -> Tensor:
 
 
 def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
-    """The numbers of all ranks, from rows of the same names, joined as :mod:`.tags` says.
+    """Return all ranks' numbers, from rows of the same names, joined as :mod:`.tags` says.
 
     ``positives`` and ``negatives`` are the ranks' numbers of samples; they weight some averages.
     The sampler's samples are counted as the negatives are.
@@ -353,14 +353,14 @@ def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequenc
             return float("nan")
         if how in simple:
             return simple[how](values)
-        by = weights.get(how, [1] * len(rows))
-        return sum(x * w for x, w in zip(values, by, strict=True)) / sum(by)
+        rank_weights = weights.get(how, [1] * len(rows))
+        return sum(x * w for x, w in zip(values, rank_weights, strict=True)) / sum(rank_weights)
 
     return {name: join(name) for name in rows[0]}
 
 
 def pooled(rows: Sequence[Row]) -> Row:
-    """Means by name, each over the rows that have the name."""
+    """Return the means by name, over the rows that have the name."""
     if len(rows) < 2:
         return dict(rows[0]) if rows else {}
     pools: dict[str, list[float]] = {}
