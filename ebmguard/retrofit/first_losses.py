@@ -1,4 +1,4 @@
-"""Checks of the first losses: do they get the energies of the samples that the sampler drew?
+"""Check the first losses: do they get the energies of the samples that the sampler drew?
 
 Only equal numbers show where energies come from. An input is a sample if the sampler returned the
 same row. An energy is the module's if the module returned it. Samples that are augmented in
@@ -37,7 +37,7 @@ __all__ = ["FirstLosses"]
 
 _log = logging.getLogger("ebmguard")
 
-_LOSSES = 5  # that are looked at, until one can be told
+_LOSSES = 5  # checked losses, until one is certain
 _MOST = 1000  # calls that are kept of what comes between two losses
 
 _RIGHT = "Write loss_fn(f(x), f(samples)), x from the data and samples from the sampler."
@@ -108,14 +108,14 @@ class _Calls:
     ) -> None:
         if torch.compiler.is_compiling() or self.tempering is None or not self._left:
             return
-        own = getattr(vars(module).get(self.tempering.energy), "__self__", None)
-        if own is self.tempering or not (_is_plain(output) and output.requires_grad):
+        owner = getattr(vars(module).get(self.tempering.energy), "__self__", None)
+        if owner is self.tempering or not (_is_plain(output) and output.requires_grad):
             return
         self._left -= 1
         # Labels and noise levels may be those of other samples: the largest argument tells.
-        given = [x for x in (*args, *kwargs.values()) if _is_plain(x) and len(x) == len(output)]
-        most = max((x[0].numel() for x in given), default=0)
-        marks = [marks_of(x) for x in given if x[0].numel() == most]
+        inputs = [x for x in (*args, *kwargs.values()) if _is_plain(x) and len(x) == len(output)]
+        most = max((x[0].numel() for x in inputs), default=0)
+        marks = [marks_of(x) for x in inputs if x[0].numel() == most]
         self.kept.append((torch.stack(marks) if marks else output[:0], output.detach().clone()))
 
 
@@ -133,27 +133,29 @@ class FirstLosses:
         self._first_step: int | None = None
 
     def sampled(
-        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], seen: FirstCalls
+        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], watch: FirstCalls
     ) -> None:
         """Record that the sampler was called and returned the samples.
 
-        ``parts`` are the sampler, the energy and the arguments; ``seen`` is what it follows.
+        ``parts`` are the sampler, the energy and the arguments; ``watch`` knows what it follows.
         """
-        if seen.is_joined > self._is_joined or seen.decays > self._decays:
+        if watch.is_joined > self._is_joined or watch.decays > self._decays:
             self._left = _LOSSES  # what was right before it was tempered may be so no longer
-        self._follows, self._is_joined, self._decays = seen.follows, seen.is_joined, seen.decays
+        self._follows, self._is_joined, self._decays = watch.follows, watch.is_joined, watch.decays
         if not self._left or tempering is None:
             return
         if self._are_old:
             self._samples, self._are_old = [], False
-        found = [x for x in leaves(samples) if _is_plain(x)]
+        batches = [x for x in leaves(samples) if _is_plain(x)]
         shape = tempering.gradients.output_shape
-        self._follows_one = bool(shape) and shape.numel() in map(len, found)
+        self._follows_one = bool(shape) and shape.numel() in map(len, batches)
         # Of two alike one may be the data; and states that are whole numbers may be data's, too.
-        alike = [x.shape[1:] for x in found]
-        found = [x for x in found if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())]
-        marks = [marks_of(x).cpu() for x in found]
-        shapes = [x.shape for x in found]
+        alike = [x.shape[1:] for x in batches]
+        batches = [
+            x for x in batches if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())
+        ]
+        marks = [marks_of(x).cpu() for x in batches]
+        shapes = [x.shape for x in batches]
         before = [marks_of(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
         self._have_moved = not any(holds(before, x) for x in marks)
         self._samples += marks
@@ -175,7 +177,7 @@ class FirstLosses:
 
     @property
     def _sees_energies(self) -> bool:
-        """Whether what the hook sees is what the sampler follows."""
+        """Return whether the hook sees the output that the sampler follows."""
         tempering = self._calls.tempering
         return tempering is not None and tempering.energy == "forward"
 
@@ -210,7 +212,7 @@ class FirstLosses:
         calls = [(marks.cpu(), rows_of(output)) for marks, output in self._calls.kept]
         self._calls.kept.clear()
         try:
-            is_told = self._are_right(f_pos, f_neg, calls)
+            is_decided = self._are_right(f_pos, f_neg, calls)
             self._check_direction(f_neg, calls, measured)
             if scale is not None and not only_warns:
                 check_scale(f_neg, calls, scale)
@@ -219,16 +221,16 @@ class FirstLosses:
                 self._left = _LOSSES  # another one may come, in a notebook say
                 self._unhook()
                 raise
-            is_told = True
+            is_decided = True
             _log.warning("%s", error)
         self._left -= 1
-        if is_told or not self._left:
+        if is_decided or not self._left:
             self.stop()
 
     def _are_right(
         self, f_pos: Tensor, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]]
     ) -> bool:
-        """Whether they are, for certain; a LossError where they are wrong for certain."""
+        """Return whether they are right for certain; refuse what is wrong for certain."""
         if f_pos.data_ptr() == f_neg.data_ptr() != 0:
             raise LossError(_SAME)
         if self._settings.models or not self._samples:
@@ -239,7 +241,7 @@ class FirstLosses:
             is_leaf = (f if f._base is None else f._base).is_leaf
             if is_leaf and not holds(every, values):
                 marks = marks_of(f).cpu()
-                if any(torch.equal(marks, each) for each in self._samples):
+                if any(torch.equal(marks, sample) for sample in self._samples):
                     raise LossError(_SAMPLES % name)
         known, other = list[Tensor](), list[Tensor]()
         for marks, output in calls:
@@ -256,11 +258,11 @@ class FirstLosses:
         if is_mean(known, neg):
             raise LossError(_MEAN)
         total, heads = neg.sum(1), neg.shape[1]
-        each = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
-        is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in each)
+        energies = [x[:, 0] for x in known if x.shape == (len(neg), 1)]  # one number a sample
+        is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in energies)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
-        is_own = holds(every, neg)
+        is_output = holds(every, neg)
         ways = functions_by([*every, *other], pos.sum(1)), functions_by([*every, *known], total)
         if all(ways) and ways[0].isdisjoint(ways[1]) and "sum" in ways[0] | ways[1]:
             raise LossError(_UNLIKE.format(*map(min, ways)))
@@ -269,34 +271,34 @@ class FirstLosses:
             names = functions(out, total)
             if is_one and "sum" in names:
                 raise LossError(_MEANS % out.shape[1])
-            is_own |= bool(names)
+            is_output |= bool(names)
             is_right = {"sum", "one output"} if self._follows == "values" else {self._follows}
             is_other = names and self._follows in _CALLED and is_right.isdisjoint(names)
             if is_other and holds(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
-        if self._sees_energies and not is_own:
-            decays = self._decays and not any(is_linear(total, x) for x in each)
+        if self._sees_energies and not is_output:
+            decays = self._decays and not any(is_linear(total, x) for x in energies)
             if known and (decays or self._is_joined):
                 raise LossError(_JOINED)
-            for name in filter(None, (bend(total, x) for x in each)):
+            for name in filter(None, (bend(total, x) for x in energies)):
                 raise LossError(_BENT % name)
         return holds(known, neg)
 
     def _check_direction(
-        self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], found: Measured | None
+        self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], measured: Measured | None
     ) -> None:
         """Refuse a sampler that goes the other way than ``convention=`` says."""
-        if found is None or not (found.convention and calls and self._sees_energies):
+        if measured is None or not (measured.convention and calls and self._sees_energies):
             return
-        given, returned = rows_of(f_neg), torch.cat([x.flatten() for _, x in calls])
-        same, turned = (bool(torch.isin(x, returned).all()) for x in (given, -given))
-        goes_up = (found.convention == "log_density") == same
+        energies, returned = rows_of(f_neg), torch.cat([x.flatten() for _, x in calls])
+        same, turned = (bool(torch.isin(x, returned).all()) for x in (energies, -energies))
+        goes_up = (measured.convention == "log_density") == same
         if same == turned or goes_up == (self._settings.sign > 0):
             return  # another function of them, or the right way
-        told, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
+        stated, right = ("energy", "log_density") if goes_up else ("log_density", "energy")
         raise ConfigError(
-            f"convention={told!r} contradicts the sampler, whose steps go "
+            f"convention={stated!r} contradicts the sampler, whose steps go "
             f"{'up' if goes_up else 'down'} the energies that the loss gets. Such a trainer would "
             f"push data and samples the wrong way. Pass convention={right!r}; or turn the step of "
             "the sampler round if that is wrong."
@@ -323,7 +325,7 @@ class FirstLosses:
 
 
 def _is_plain(x: object) -> TypeGuard[Tensor]:
-    """Whether it is a batch whose numbers can be read."""
+    """Return whether it is a batch whose numbers can be read."""
     if not isinstance(x, Tensor) or is_capturing():
         return False
     has_numbers = not (x.is_meta or x.is_complex() or is_opaque(x))

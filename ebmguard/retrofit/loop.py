@@ -43,7 +43,7 @@ _log = logging.getLogger("ebmguard")
 
 
 class Loop:
-    """Connects the parts, which do not know each other: passes the result of one to the next."""
+    """Connects the parts, which do not know of one another: passes results on to the next."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Loop:
             )
 
     def strength_at(self, step: int) -> StrengthAt:
-        """The values of a step. A schedule is asked once: sampler and loss share its answer."""
+        """Return a step's values. A schedule is asked once: sampler and loss share its answer."""
         asked = step if self.strength.is_scheduled else 0, *self.actions.beta_star
         if self._now is None or self._now[0] != asked:
             self._now = asked, self.strength.at(*asked)
@@ -120,19 +120,19 @@ class Loop:
                 self.actions.report(alerts)
 
     def _judged(self, row: StepRow) -> list[Alert]:
-        if self.strength.is_scheduled:  # else it was looked at when it was given
-            for each in row.members or [row.numbers]:
-                if "beta_star" in each:
-                    self.strength.check_measured(row.step, each["beta_star"])
+        if self.strength.is_scheduled:  # else it was checked when it was passed
+            for member in row.members or [row.numbers]:
+                if "beta_star" in member:
+                    self.strength.check_measured(row.step, member["beta_star"])
         self.last, self.members = row.numbers | row.logged, row.members
-        found = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
+        observed = self._judge.observe(row.step, row.numbers, row.members) if row.is_news else []
         if row.is_over and row.logged:
-            found += self.skill.observe(row.step, row.logged)
+            observed += self.skill.observe(row.step, row.logged)
         alerts: list[Alert] = []
-        for alert in found:
-            own = row.numbers if alert.member is None else row.members[alert.member]
-            told = own.get("beta_star"), self.strength.most_raised, own
-            now = self.fineness.known(self.actions.situation(self.trainer, *told), row.step)
+        for alert in observed:
+            numbers = row.numbers if alert.member is None else row.members[alert.member]
+            values = numbers.get("beta_star"), self.strength.most_raised, numbers
+            now = self.fineness.known(self.actions.situation(self.trainer, *values), row.step)
             alerts.append(self.actions.advised(alert, now, self.course.lost_since))
         level = max(self._judge.level, self.skill.level)
         if row.is_news or alerts:
@@ -178,11 +178,11 @@ class Loop:
         looks = finer is not None and finer.moves is None
         first = self.first_calls
         drift = self.fineness.drift(finer) if looks else first.drift(parts, now, finer)
-        seen: Recording | None = drift
-        if seen is None and slow and trainer.steps is not None:
-            seen = Recording(ends=2, has_draws=False)
-        own = call, args, kwargs, trainer, self.strength, now, seen, finer
-        result, tempering = self.sampling.run(*own)
+        recording: Recording | None = drift
+        if recording is None and slow and trainer.steps is not None:
+            recording = Recording(ends=2, has_draws=False)
+        inputs = call, args, kwargs, trainer, self.strength, now, recording, finer
+        result, tempering = self.sampling.run(*inputs)
         if recoverer is not None:
             recoverer.chains.leave(result)
         if drift is not None:
@@ -198,13 +198,13 @@ class Loop:
             self.writer.write_alerts([alert.record() for alert in alerts])
             self.actions.report(alerts)
         self.first_losses.sampled(tempering, result, parts, first)
-        last = () if seen is None else seen.evaluations[-2:]
+        last = () if recording is None else recording.evaluations[-2:]
         times = 1 if finer is None else finer.times
         missed = None if finer is None else finer.missed
         drifts, sizes = (trainer, tempering, result, last), trainer.steps or first.sizes
         self.measure.sampled(*drifts, times=times, missed=missed, sizes=sizes, slow=slow)
-        told = {"acts": not now.is_off, "tempers": now.must_temper}
-        self.unused.sample(tempering, result, sets=self.actions.sets_steps, **told)
+        flags = {"acts": not now.is_off, "tempers": now.must_temper}
+        self.unused.sample(tempering, result, sets=self.actions.sets_steps, **flags)
         return result
 
     def begin_sampling(self) -> None:
@@ -227,28 +227,28 @@ class Loop:
 
     @property
     def is_told_steps(self) -> bool:
-        """Whether an optimizer tells that a step is over."""
+        """Return whether an optimizer tells that a step is over."""
         return self.hooks is not None and not self.hooks.unended.is_found
 
     def check_steps(self) -> None:
-        """Before a loss, check that the attached optimizer is the one that steps."""
+        """Check, before a loss, that the attached optimizer is the one that steps."""
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
-        told = losses, self.energy_parameters, self.settings
-        instead = unended.check(*told, lambda: self.strength_at(self.rows.step).is_off)
+        context = losses, self.energy_parameters, self.settings
+        instead = unended.check(*context, lambda: self.strength_at(self.rows.step).is_off)
         if unended.is_found and self.actions.takes_back:
             self.actions.end_rollbacks()  # no step would ever carry one out
         if instead is not None:
             self._take_trainer(self.trainer.extended(optimizer=instead))
 
     def energy_parameters(self) -> list[Tensor]:
-        """The energy's parameters; if the energy is unknown, the optimizer's."""
+        """Return the energy's parameters; if the energy is unknown, the optimizer's."""
         model, optimizer = self.trainer.model, self.trainer.optimizer
         modules = [*self.sampling.temperings, *([] if model is None else [model])]
-        own: list[Tensor] = [p for module in modules for p in module.parameters()]
-        groups = [] if own or optimizer is None else optimizer.param_groups
-        return own or [p for group in groups for p in group["params"]]
+        parameters: list[Tensor] = [p for module in modules for p in module.parameters()]
+        groups = [] if parameters or optimizer is None else optimizer.param_groups
+        return parameters or [p for group in groups for p in group["params"]]
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
@@ -264,7 +264,7 @@ class Loop:
             self.actions.attempt(self._keep_or_roll_back, recoverer)
 
     def raise_pending(self) -> None:
-        """At a safe point: raise the ERROR that waits with ``action="raise"``."""
+        """Raise, at a safe point, the ERROR that waits with ``action="raise"``."""
         if self.settings.action == "raise" and (alert := self.actions.take_pending()) is not None:
             self.course.is_ended = True
             self.writer.write_verdict(self.course.since, str(self.course.verdict))
@@ -299,9 +299,9 @@ class Loop:
         now = self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
         return self.fineness.known(now, self.rows.step)
 
-    def attach(self, told: TrainerParts, sampler: object) -> None:
+    def attach(self, parts: TrainerParts, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, told, sampler)
+        trainer = check_told(self.trainer, parts, sampler)
         self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()
@@ -318,8 +318,8 @@ class Loop:
             self.hooks = OptimizerHooks(
                 trainer.optimizer,
                 trainer.scaler,
-                lambda *told: loop._end_step(*told),
-                # What the optimizer does to the members of an ensemble cannot be told apart.
+                lambda *outcome: loop._end_step(*outcome),
+                # An update by the optimizer cannot be split by the members of an ensemble.
                 is_watched=lambda: loop.rows.is_slow and not loop.settings.models,
                 on_update=self.measure.update,
                 process_group=self.settings.process_group,
@@ -333,7 +333,7 @@ class Loop:
         """See :meth:`ebmguard.Guard.close`."""
         self.claims.is_over = True
         take_off(self.first_losses, self._hung)
-        for row in self.rows.drain():  # each in its turn: all of it, whatever a callback raises
+        for row in self.rows.drain():  # one by one: all of them, whatever a callback raises
             self.follow(iter, [row])
         self._leave()
 
@@ -351,7 +351,7 @@ class Loop:
             self.writer.release()
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
-        """The guard's state that a rollback restores; ``is_over``: the current step ends here."""
+        """Return the state that a rollback restores; ``is_over``: the current step ends here."""
         return {
             **self.rows.state_dict(is_over=is_over),
             "measure": self.measure.state_dict(),

@@ -1,4 +1,4 @@
-"""The loss calls of a training loop: checks, the loss itself, and its measurements.
+"""The loss calls of a training loop: the checks, the loss itself, and its measurements.
 
 The guard replaces the contrastive part of a trainer's loss, ``weight * (difference of means)``.
 Softplus, hinge, L2 or InfoNCE terms belong outside.
@@ -71,7 +71,7 @@ class CallerLoss:
         self._checked = loss_fn is None
 
     def plain(self, f_pos: Tensor, f_neg: Tensor) -> Tensor:
-        """The unguarded loss (Eq. 3): the caller's own, untouched."""
+        """Return the unguarded loss (Eq. 3), the caller's, untouched."""
         if self._loss_fn is not None:
             return self._loss_fn(f_pos, f_neg)
         loss = mean_difference(f_pos, f_neg)
@@ -91,9 +91,9 @@ class CallerLoss:
             drawn = torch.randn(f.shape, generator=generator, device="cpu")
             return (drawn * scale + shift).to(f.device)
 
-        drawn = [(points(f_pos, *at), points(f_neg, at[0], -at[1])) for at in _PLACES]
-        for each in (*drawn, drawn[0]):
-            to_pos, to_neg = self._gradients(*each)
+        drawn = [(points(f_pos, *place), points(f_neg, place[0], -place[1])) for place in _PLACES]
+        for energies in (*drawn, drawn[0]):
+            to_pos, to_neg = self._gradients(*energies)
             up, down = to_neg.cpu().double(), -to_pos.cpu().double()
             size = max(side.abs().max().item() for side in (up, down))
             if not all(torch.isfinite(side).all() for side in (up, down)):
@@ -106,7 +106,7 @@ class CallerLoss:
             slopes.append((up.sum().item(), down.sum().item()))
         largest = max(abs(slope) for pair in slopes for slope in pair)
         if largest == 0:
-            return  # a ramp that starts at 0: nothing can be seen yet
+            return  # a ramp that starts at 0: it shows no slope yet
         if abs(slopes[0][0] - slopes[-1][0]) > 1e-4 * largest:
             raise LossError(
                 "loss_fn gave two different gradients for the same energies: its weight counts its "
@@ -172,7 +172,7 @@ class CallerLoss:
 
 
 def _without_gradient(loss: Tensor, *sides: Tensor) -> Tensor:
-    """The loss with a zero gradient, also where energies are NaN; NaN where all of a side are."""
+    """Return the loss with a zero gradient, also for NaN energies; NaN where all of a side are."""
     value = loss.detach()
     for f in sides:
         value = torch.where(f.detach().isfinite().any(), value, torch.nan)
@@ -180,13 +180,13 @@ def _without_gradient(loss: Tensor, *sides: Tensor) -> Tensor:
     return value
 
 
-def _scaled_gradient(f: Tensor, by: Tensor) -> Tensor:
-    """f itself; gradients that pass backward are multiplied by ``by``, one factor per sample."""
-    by = by.reshape(by.shape + (1,) * (f.ndim - by.ndim))
+def _scaled_gradient(f: Tensor, factors: Tensor) -> Tensor:
+    """Return f itself, and multiply the gradients that pass backward by a factor per sample."""
+    factors = factors.reshape(factors.shape + (1,) * (f.ndim - factors.ndim))
 
     @uncompiled
     def scaled(gradient: Tensor) -> Tensor:
-        return torch.where(by == 0, 0.0, gradient * by).to(gradient.dtype)
+        return torch.where(factors == 0, 0.0, gradient * factors).to(gradient.dtype)
 
     same = f.view_as(f)
     if same.requires_grad:
@@ -206,61 +206,61 @@ class Losses:
         self._moves = Moves()
         self._turn = Turn()
 
-    def loss(self, own: Batch) -> Tensor:
+    def loss(self, batch: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
-        return self._turn.run(partial(self._one_loss, self._loss, own))
+        return self._turn.run(partial(self._one_loss, self._loss, batch))
 
-    def reweight(self, own: Batch) -> tuple[Tensor, Tensor]:
+    def reweight(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """See :meth:`ebmguard.Guard.reweight`."""
-        return self._turn.run(partial(self._one_loss, self._reweight, own))
+        return self._turn.run(partial(self._one_loss, self._reweight, batch))
 
-    def _one_loss(self, call: Callable[[Batch, StrengthAt], T], own: Batch, is_free: bool) -> T:
-        """Let one thread in, begin; of a loss that cannot train, a validation's, record nothing.
+    def _one_loss(self, call: Callable[[Batch, StrengthAt], T], batch: Batch, is_free: bool) -> T:
+        """Let one thread in and call; record nothing of a loss that cannot train, a validation's.
 
         Energies that never had a gradient are recorded where gradients are enabled.
         """
         if not is_free:
             raise LossError(_UNDER_WAY)
         is_paused = self._loop.paused_by is not None
-        f_pos, f_neg = own[:2]
+        f_pos, f_neg = batch[:2]
         trains = getattr(f_pos, "requires_grad", False) or getattr(f_neg, "requires_grad", False)
         rests = not torch.is_grad_enabled() or (self._has_trained and not trains)
         self._is_quiet = is_paused or rests
-        found = call(own, self._begin(own))
+        result = call(batch, self._begin(batch))
         if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
             self._without += 1
             if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
                 self._without = _LOOKS
                 _log.warning(_NO_GRADIENT)
         self._has_trained |= trains and not self._is_quiet
-        return found
+        return result
 
-    def _loss(self, own: Batch, strength: StrengthAt) -> Tensor:
-        loop, sides = self._loop, own[:2]
+    def _loss(self, batch: Batch, strength: StrengthAt) -> Tensor:
+        loop, sides = self._loop, batch[:2]
         if not self._is_quiet:
             step = loop.rows.step
             loop.first_losses.check_gradients(*sides, step, only_warns=strength.is_off)
         if strength.is_off:
             loss = self._caller_loss.plain(*sides)
-            loss = self._take(own, strength, loss, shown={"loss": loss})
+            loss = self._take(batch, strength, loss, shown={"loss": loss})
         else:
             weight = self._caller_loss.weight(*sides, loop.settings.models)
-            loss = self._take(own, strength, weight=weight)
+            loss = self._take(batch, strength, weight=weight)
         loss = loss.sum() if loss.ndim else loss
         if loop.actions.pending and (loss.requires_grad or not self._is_quiet):
             return _without_gradient(loss, *sides)
         loop.first_calls.watch(loss, loop.trainer.optimizer)
         return loss
 
-    def _reweight(self, own: Batch, strength: StrengthAt) -> tuple[Tensor, Tensor]:
-        loop, (f_pos, f_neg) = self._loop, own[:2]
+    def _reweight(self, batch: Batch, strength: StrengthAt) -> tuple[Tensor, Tensor]:
+        loop, (f_pos, f_neg) = self._loop, batch[:2]
         if not torch.is_grad_enabled():
             return f_pos, f_neg
         # In float32 at least: the factors have digits that half precision would lose.
         pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
         with torch.enable_grad():
             off = f_pos.new_zeros(()) if strength.is_off else None
-            loss = self._take(own._replace(f_pos=pos, f_neg=neg), strength, off)
+            loss = self._take(batch._replace(f_pos=pos, f_neg=neg), strength, off)
         if loop.actions.pending:
             zero = f_pos.new_zeros(())
             return _scaled_gradient(f_pos, zero), _scaled_gradient(f_neg, zero)
@@ -273,7 +273,7 @@ class Losses:
             _scaled_gradient(f_neg, to_neg * (sign * f_neg.shape[n])),
         )
 
-    def _begin(self, own: Batch) -> StrengthAt:
+    def _begin(self, batch: Batch) -> StrengthAt:
         """Refuse what cannot be meant before anything changes; then end the step before."""
         loop = self._loop
         loop.check_open()
@@ -295,19 +295,19 @@ class Losses:
         strength = loop.strength_at(loop.rows.step + begins)
         if not strength.is_off:
             loop.strength.check_known(loop.first_calls.result)
-        check_models(loop.settings.models, loop.settings.variant, own, strength.beta_star)
+        check_models(loop.settings.models, loop.settings.variant, batch, strength.beta_star)
         if loop.settings.has_sampler and not loop.sampling.calls and not self._is_quiet:
             raise SamplerError(
                 "The loss was called, but the guarded sampler never was: the negatives come from "
                 "elsewhere. Draw them with the sampler that guard() returned (is the name still "
                 "bound to the original one?), or pass sampler=None."
             )
-        self._caller_loss.check(*own[:2])
+        self._caller_loss.check(*batch[:2])
         if not self._is_quiet:
-            found = loop.first_calls.result
+            measured = loop.first_calls.result
             scale = loop.strength.output_scale if loop.strength.is_measured else None
             is_off = strength.is_off
-            loop.first_losses.check(*own[:2], found, only_warns=is_off, scale=scale)
+            loop.first_losses.check(*batch[:2], measured, only_warns=is_off, scale=scale)
             if not loop.claims.began:
                 loop.claims.begin([*loop.sampling.temperings])
             loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
@@ -318,39 +318,39 @@ class Losses:
 
     def _take(
         self,
-        own: Batch,
+        batch: Batch,
         strength: StrengthAt,
         loss: Tensor | None = None,
         weight: Tensor | None = None,
         shown: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """The loss of a call, times a weight, measured; where one is given, β* = 0, that one.
+        """Measure and return the loss of a call, times its weight; at β* = 0, the loss passed in.
 
-        The row has the weighted loss with its weight, or what is ``shown``.
+        The row holds the weighted loss and its weight, or what is ``shown``.
         """
         loop, settings = self._loop, self._loop.settings
         if not self._is_quiet:
             loop.unused.loss()
             if loop.actions.asks_steps:
                 loop.rows.note({"sampler/steps": float(loop.actions.steps)})
-        slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not own.f_pos.is_cuda)
-        sides: Iterable[Tensor] = own[:2]
+        slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not batch.f_pos.is_cuda)
+        sides: Iterable[Tensor] = batch[:2]
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
             sides = (f.detach() for f in sides)
         pos, neg = map(widened if settings.models else per_sample, sides)
         if settings.sign < 0:
             pos, neg = -pos, -neg
-        own = own._replace(f_pos=pos, f_neg=neg)
+        batch = batch._replace(f_pos=pos, f_neg=neg)
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
-            own = whole_batch(settings.process_group, own, same=(star, settings.variant))
-        found, sums = loop.measure.computed(own, strength)
+            batch = whole_batch(settings.process_group, batch, same=(star, settings.variant))
+        unweighted_loss, sums = loop.measure.computed(batch, strength)
         if loss is None:
-            assert found is not None
-            loss = found if weight is None else weight * found
+            assert unweighted_loss is not None
+            loss = unweighted_loss if weight is None else weight * unweighted_loss
         if not self._is_quiet:
             tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
-            parts, samples = loop.measure.loss(loop.trainer, own, strength, sums, **tier)
+            parts, samples = loop.measure.loss(loop.trainer, batch, strength, sums, **tier)
             shown = shown if weight is None else {"loss": loss, "loss_weight": weight}
             if shown:
                 detached = {name: x.detach() for name, x in shown.items()}

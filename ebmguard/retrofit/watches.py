@@ -1,4 +1,4 @@
-"""Watches a loop: measures its sampler, finds samples that no loss uses, steps that never end.
+"""Watch a loop: measure its sampler, find samples that no loss uses and steps that never end.
 
 If parameters change while the attached optimizer takes no step, their values show it. Tensor
 versions do not: an update through ``p.data``, or by a CUDA graph, leaves the version as it was.
@@ -39,7 +39,7 @@ _UNTEMPERED = (
 )
 _SIGNS = ("negative", "descend"), ("positive", "ascend")
 
-_CALLS = 5  # that are tried
+_CALLS = 5  # tries to measure the sampler exactly
 _ENDS = 4  # evaluations that are kept at either end of a call
 _SAME = 0.01
 _SURE = 4.0  # standard errors
@@ -47,21 +47,21 @@ _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be see
 
 
 class FirstCalls(Stateful):
-    """Records sampler calls until one is measured exactly, or a handful were not."""
+    """Records sampler calls until one of them is measured exactly, or a handful are not."""
 
     def __init__(self, settings: Settings) -> None:
-        self.result: Measured | None = None  # of the latest call; of several ranks, the first's
+        self.result: Measured | None = None  # of the latest call; on all ranks, the first rank's
         self.calls_left = _CALLS
         self._tempered_left = _CALLS
         self.follows, self.is_joined = "", False  # see Drift
         self.decays = False  # when it is tempered
         self._settings = settings
-        self._has_watched = self._has_said = False
+        self._has_watched = self._has_logged = False
 
     def drift(
         self, parts: Iterable[object], now: StrengthAt, finer: Substeps | None
     ) -> Drift | None:
-        """A recorder for this call of sampler, energy module and arguments; None: do not record."""
+        """Return a recorder for this call of sampler, energy module and arguments, or None."""
         if not (self.calls_left or (now.must_temper and self._tempered_left)):
             return None
         if any(map(is_compiled, parts)):
@@ -72,46 +72,46 @@ class FirstCalls(Stateful):
         return Drift(len(self._settings.models), looking, _ENDS)
 
     def take(self, drift: Drift, tempering: Tempering | None, result: object) -> None:
-        """Take the recorded call and what it has returned, and measure the sampler by them."""
+        """Measure the sampler by the recorded call and the result that it returned."""
         self.follows = drift.follows or self.follows
         if tempering is not None and changes(tempering.factor):
-            # Where nothing moves any function of the outputs is followed.
+            # Where nothing moves, the sampler may follow any function of the outputs.
             moves = any(x.gradient is not None and x.gradient.any() for x in drift.evaluations)
             self._tempered_left = 0 if moves else max(0, self._tempered_left - 1)
             if not self.is_joined and drift.is_joined(result):
                 self.is_joined = True
                 if self._settings.ranks.is_first:
                     _log.warning(JOINED)
-            if drift.caveat and not self._has_said and self._settings.ranks.is_first:
-                self._has_said = True
+            if drift.caveat and not self._has_logged and self._settings.ranks.is_first:
+                self._has_logged = True
                 say = _log.warning if drift.is_tested else _log.info
                 say(drift.caveat.format(f"{type(tempering.module).__name__}.{tempering.energy}"))
         if self.calls_left:
-            own = _measured(drift, tempering, result).after(self.result)
-            found: Measured = self._settings.ranks.from_all(own)[0]
-            self.result, self.calls_left = found, 0 if found.is_exact else self.calls_left - 1
+            local = _measured(drift, tempering, result).after(self.result)
+            measured: Measured = self._settings.ranks.from_all(local)[0]
+            self.result, self.calls_left = measured, 0 if measured.is_exact else self.calls_left - 1
         if tempering is not None and changes(tempering.factor) and self.result is not None:
             self.decays |= self.result.decay != 0  # as the gradient of a prior does, by hand
 
     def compared(
         self, strength: Strength, step: int, *, acts: bool
     ) -> tuple[Strength, list[Alert]]:
-        """The strength with the measured scale; warns if a wrong scale was given."""
-        found, speaks = self._exact, self._settings.ranks.is_first
-        given, awaits = strength.output_scale, strength.awaits_scale
+        """Add the measured scale to the strength, and warn if the user passed a wrong one."""
+        measured, speaks = self._exact, self._settings.ranks.is_first
+        user_scale, awaits = strength.output_scale, strength.awaits_scale
         strength = strength.knowing(self.result, step)
-        if found is not None and awaits:
+        if measured is not None and awaits:
             if speaks:
-                _log.info("%s", found)
-        elif found is not None and given is not None and not strength.is_measured:
-            scale, error = found.output_scale, found.output_scale_error
+                _log.info("%s", measured)
+        elif measured is not None and user_scale is not None and not strength.is_measured:
+            scale, error = measured.output_scale, measured.output_scale_error
             # Sampler and loss may both take a multiple of the output for the energy.
-            off = min(abs(scale - given), abs(scale / abs(found.multiple) - given))
-            if off > max(_SAME * given, _SURE * error):
-                steps = f"step {found.step:.4g} and noise {found.noise:.4g}"
+            off = min(abs(scale - user_scale), abs(scale / abs(measured.multiple) - user_scale))
+            if off > max(_SAME * user_scale, _SURE * error):
+                steps = f"step {measured.step:.4g} and noise {measured.noise:.4g}"
                 fix = f"output_scale={scale:.6g}, as {steps} say"
                 what = ("output_scale", Level.WARN, step, "output_scale")
-                alert = Alert(*what, value=given, limit=scale, window=0, remedies=(fix,))
+                alert = Alert(*what, value=user_scale, limit=scale, window=0, remedies=(fix,))
                 return strength, [alert]
         elif awaits and speaks and acts and not (self.calls_left or strength.tempers):
             # Without noise there is no scale, and nothing is missing.
@@ -140,8 +140,8 @@ class FirstCalls(Stateful):
     @property
     def sizes(self) -> dict[str, float] | None:
         """The measured step size and noise, where they are exact."""
-        found = self._exact
-        return None if found is None else {"step_size": abs(found.step), "noise_std": found.noise}
+        exact = self._exact
+        return None if exact is None else {"step_size": abs(exact.step), "noise_std": exact.noise}
 
     @property
     def _exact(self) -> Measured | None:
@@ -149,8 +149,8 @@ class FirstCalls(Stateful):
 
     @property
     def _settled(self) -> Measured | None:
-        found = self.result
-        return found if found is not None and (found.is_exact or found.has_no_noise) else None
+        result = self.result
+        return result if result is not None and (result.is_exact or result.has_no_noise) else None
 
     def _saved(self) -> Mapping[str, Any]:
         return {"_settled": Measured | None}
@@ -171,7 +171,7 @@ def _measured(drift: Drift, tempering: Tempering | None, result: object) -> Meas
 
 
 def is_compiled(part: object) -> bool:
-    """Whether it has a mark of ``torch.compile``, which functions and modules have."""
+    """Return whether it has the mark that ``torch.compile`` leaves on functions and modules."""
     is_function = hasattr(part, "_torchdynamo_orig_callable")
     return is_function or getattr(part, "_compiled_call_impl", None) is not None
 
@@ -226,7 +226,7 @@ class Unused:
                 count = max(count, x.size(0))
         self._ways.add(way)
         self._calls, self._samples = self._calls + 1, max(self._samples, count)
-        said = how = ""
+        message = how = ""
         if self._most:
             if self._calls > self._most:
                 how = f"{self._calls} times since the last guarded loss, against {self._most}"
@@ -234,36 +234,36 @@ class Unused:
                 how = "in evaluation mode, without gradients or for other steps, unlike"
             elif count > _MORE * self._most_samples:
                 how = f"for {count} samples, against {self._most_samples}"
-            said = _EVALUATION % how if how and tempers else ""
+            message = _EVALUATION % how if how and tempers else ""
         else:
             if self._steps < _STEPS:
                 # A step may need a hundred calls (of Metropolis steps, say), but moves parameters.
-                own = None if tempering is None else tempering.module.parameters()
-                self._steps = 1 + (self._steps if own is None else self._moves.see(own))
+                weights = None if tempering is None else tempering.module.parameters()
+                self._steps = 1 + (self._steps if weights is None else self._moves.see(weights))
             if acts and self._steps >= _STEPS:
-                said = _NEVER % self._calls
-        if said and not self._has_warned:
+                message = _NEVER % self._calls
+        if message and not self._has_warned:
             self._has_warned = True
-            _log.warning("%s", said)
+            _log.warning("%s", message)
 
 
 # Losses in one step, beyond any accumulation, wherever the parameters are.
 _ENDLESS = 1000
 
-# Losses in a step beyond twice the most that one had, and new places, after which it is no
+# A step with so many losses beyond twice the most that one had, and so many new places, is no
 # accumulation of gradients, nor a perturbation of SAM.
 _LOSSES, _MOVES = 4, 3
-_ENTRIES = 16  # of each parameter
+_ENTRIES = 16  # of a parameter
 
 
 class Moves:
-    """Past values of some parameters, identified by a few entries of each."""
+    """The past values of some parameters, identified by a few of their entries."""
 
     def __init__(self) -> None:
         self._places: list[Tensor] = []
 
     def see(self, parameters: Iterable[Tensor]) -> int:
-        """How often they have moved; 0 again if they return, as with SAM's perturbations."""
+        """Return how often they have moved; 0 again if they return, as SAM's perturbations do."""
         here = _place(parameters)
         # Taking a perturbation off again rounds.
         same = [
@@ -283,8 +283,8 @@ class Unended:
 
     def __init__(self, optimizer: Any) -> None:
         self.is_stepping = False  # inside its ``step``, which may call losses in a closure
-        self.is_found = False  # not to step; until it does
-        self._has_said = False
+        self.is_found = False  # whether it was caught not stepping; until it steps
+        self._has_warned = False
         self._optimizer = optimizer
         self._most = 1  # losses of a step that it has ended
         self._moves: Moves | None = None
@@ -305,33 +305,33 @@ class Unended:
     def check(
         self,
         losses: int,
-        of_energy: Callable[[], Sequence[Tensor]],
+        energy_parameters: Callable[[], Sequence[Tensor]],
         settings: Settings,
         is_off: Callable[[], bool],
     ) -> Optimizer | None:
-        """Before a loss of a step with so many losses, find out if the optimizer never steps.
+        """Find out, before a loss of a step with so many losses, if the optimizer never steps.
 
         From then on steps end without it. Returns the optimizer that steps, if the guard can follow
         it. Raises a ConfigError if an action waits for steps, unless the loss is the caller's own.
         """
         if self.is_stepping or self.is_found or losses < _LOSSES + 2 * self._most:
             return None
-        own = [p for group in self._optimizer.param_groups for p in group["params"]]
-        of_optimizer, energys = ({id(p): p for p in x} for x in (own, of_energy()))
+        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+        optimized, energy = ({id(p): p for p in x} for x in (parameters, energy_parameters()))
         if self._moves is None:
             self._moves = Moves()
-            parameters = of_optimizer.keys() & energys.keys() or {*of_optimizer}
-            found, told = self._steps_instead, {*map(id, optimizers_of(self._optimizer))}
+            parameter_ids = optimized.keys() & energy.keys() or {*optimized}
+            others, attached_ids = self._steps_instead, {*map(id, optimizers_of(self._optimizer))}
 
             def after(optimizer: Optimizer, *_: Any) -> None:
                 """Keep the optimizer that steps; this holds nothing of the guard."""
-                own = (id(p) for group in optimizer.param_groups for p in group["params"])
-                if id(optimizer) not in told and not parameters.isdisjoint(own):
-                    found[:] = [weakref.ref(optimizer)]
+                updated = (id(p) for group in optimizer.param_groups for p in group["params"])
+                if id(optimizer) not in attached_ids and not parameter_ids.isdisjoint(updated):
+                    others[:] = [weakref.ref(optimizer)]
 
             weakref.finalize(self._moves, register_optimizer_step_post_hook(after).remove)
-        moved = self._moves.see((of_optimizer | energys).values()) >= _MOVES
-        moved = any(settings.ranks.from_all(moved))  # each may hold another part of them
+        moved = self._moves.see((optimized | energy).values()) >= _MOVES
+        moved = any(settings.ranks.from_all(moved))  # ranks may hold different parts of them
         if not moved and losses < _ENDLESS:
             return None
         instead = self._steps_instead[0]() if self._steps_instead else None
@@ -353,8 +353,8 @@ class Unended:
             raise ConfigError(f"{text} Else action={action!r} has no step to act on.")
         follows = action != "rollback" and instead is not None
         self.is_found, self._moves = True, None
-        if not self._has_said:
-            self._has_said = True
+        if not self._has_warned:
+            self._has_warned = True
             as_ever = "a step ends with the next sampler call, else the next loss"
             now = "the guard follows that one" if follows else as_ever
             _log.warning("%s From here on %s.", text, now)
@@ -369,7 +369,7 @@ def _name(optimizer: Any) -> str:
 
 
 def _place(parameters: Iterable[Tensor]) -> Tensor:
-    own = [p.detach() for p in parameters]
-    flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in own if p.numel()]
+    values = [p.detach() for p in parameters]
+    flat = [(torch.view_as_real(p) if p.is_complex() else p).flatten() for p in values if p.numel()]
     few = [p[:: -(-len(p) // _ENTRIES)].cpu().double() for p in flat if not p.is_meta]
     return torch.cat(few) if few else torch.empty(0, device="cpu")
