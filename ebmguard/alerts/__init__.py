@@ -1,4 +1,4 @@
-"""Alerts: rules, each with its watcher in one file; robust statistics; the judge. No torch."""
+"""The alerts: rules, in the file of their watchers; robust statistics; the judge. No torch."""
 
 from .growth import GrowthRule
 from .judge import DEFAULT_RULES, Bands, Judge, error_for

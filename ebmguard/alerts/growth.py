@@ -1,4 +1,4 @@
-"""``energy_blowup``: the energies leave the scale that the run has shown."""
+"""The rule ``energy_blowup``: the energies leave the scale that the run has shown."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ _OVERLAP, _SPREAD, _NAN = "energy_overlap", "f_pos/std", math.nan
 @typed
 @dataclass(frozen=True)
 class GrowthRule:
-    """ERROR where the gap is out of line with the spread of the data, or all energies have grown.
+    """Report an ERROR where the gap is out of line with the data's spread, or all energies grew.
 
     The past is the last 2.5 ``rows`` without the last half of ``rows``; no row of an ERROR enters.
     A row's size is |gap| + ``f_pos/std``, and its growth log((size + unit) / (record + unit)), with
-    the largest size of the past for the record. Growth counts once the run has found its scale:
+    the largest size of the past for the record. Growth counts once the run's scale is known:
     energies have touched on ``rows`` rows that set no record.
 
     Attributes:
-        spreads: of the data, over which the gap is out of line: a WARN, and an ERROR where the size
-            has outgrown its median by half of ``growth`` too, or at ``spreads`` squared. A spread
-            is the geometric mean of the row's own and the median one, and the latter at least.
-        growth: over which a row is a WARN. It is an ERROR where the log of the sampler's gradient
-            norm has outgrown its own record by half as much, or at twice the growth.
-        rows: that tell the run's scale.
-        unit: of f, under which no spread counts and no growth; times ``sampler/unit``, where the
-            sampler's steps are known.
+        spreads: the number of spreads of the data over which the gap is out of line: a WARN, and an
+            ERROR where the size has outgrown its median by half of ``growth`` too, or at
+            ``spreads`` squared. A spread is the geometric mean of the row's spread and the median
+            one, and the latter at least.
+        growth: the growth over which a row is a WARN. It is an ERROR where the log of the sampler's
+            gradient norm has outgrown its record by half as much, or at twice the growth.
+        rows: the number of rows that tell the run's scale.
+        unit: the unit of f, under which no spread counts and no growth; times ``sampler/unit``,
+            where the sampler's steps are known.
         edge: energies touch where the overlap P(f⁻ > f⁺) is so far from 0 and from 1.
-        part: of the pairs with f⁻ > f⁺ from which beta* > 0 takes the excess out of the loss, which
-            is then a WARN, up to a gap of ``spreads`` squared.
-        few: negatives up to which one alone may carry the gap at beta* = 0: once the run has found
-            its scale, that is an ERROR on the second row in a row, and a WARN on the first.
+        part: the part of pairs with f⁻ > f⁺ from which beta* > 0 takes the excess out of the loss,
+            which is then a WARN, up to a gap of ``spreads`` squared.
+        few: the negatives up to which one alone may carry the gap at beta* = 0: once the run's
+            scale is known, that is an ERROR on the second row in a row, and a WARN on the first.
     """
 
     name: str = "energy_blowup"
@@ -80,7 +81,7 @@ class _GrowthWatcher(Memory):
     touched: int = 0
     was_over: bool = False  # whether the last row's size was over the limit of an ERROR
 
-    # Of the row read last: what size makes a WARN, an ERROR, and one that no weights absorb.
+    # The sizes, for the row read last, that make a WARN, an ERROR, and one no weights absorb.
     warn_at = error_at = lost_at = math.inf
     spread = 0.0
 
@@ -114,7 +115,7 @@ class _GrowthWatcher(Memory):
         if size <= min(self.error_at, self.warn_at):
             return CALM if touches else NOT_CALM
         level, limit = (Level.ERROR, self.error_at) if is_lost else (Level.WARN, self.warn_at)
-        # Whichever is the larger part, and the limit of it where the other stays as it is.
+        # The larger part is named, with its limit where the other stays as it is.
         tag, value, other = ENERGY_GAP, gap, spread
         if abs(gap) < spread:
             tag, value, other = _SPREAD, spread, abs(gap)
@@ -130,7 +131,7 @@ class _GrowthWatcher(Memory):
         return {ENERGY_GAP: Limits(-warn, warn, -error, error)}
 
     def _is_of_one(self, row: Mapping[str, float]) -> bool:
-        """Whether the size would not be over the limit without the most extreme negative."""
+        """Return whether the size would not be over the limit without the most extreme negative."""
         grad_scale, gap = row.get(GRAD_SCALE, 1.0), row[ENERGY_GAP]
         if row.get(BETA_STAR) != 0 or self.touched < self.rule.rows or not 0 < grad_scale < 1:
             return False

@@ -1,4 +1,4 @@
-"""The rules that are shipped, measured in ``docs/alerts.md``; the judge: rows in, alerts out."""
+"""The shipped rules, measured in ``docs/alerts.md``; the judge, which turns rows into alerts."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .verdict import Trouble
 __all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
 _SKIP = "amp_skip"
-# Calm rows in a row that end an episode, rows after a report in which no WARN begins another, and
-# how many times as large an ERROR is that is said again in its episode.
+# So many calm rows in a row end an episode; for so many rows after a report no WARN begins another;
+# an ERROR so many times as large is reported again in its episode.
 _CALM, _REST, _WORSE = 10, 500, 3.0
-# Rows after which the judge keeps its state, and which are read anew where a row comes again.
+# After so many rows the judge keeps its state; where a row comes again, those since are read anew.
 _REPLAYED = 32
 
-# A bound: tag, side, limit, values in the median, what helps, level.
+# The arguments of a bound: tag, side, limit, values in the median, what helps, level.
 DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | MedianRule, ...] = (
     NonFiniteRule(),
     GrowthRule(),
@@ -48,11 +48,11 @@ DEFAULT_RULES: tuple[NonFiniteRule | GrowthRule | CollapsedRule | FloorRule | Me
             # A chain that moves never repeats itself to the last bit.
             Bound("sampler/repeated", "above", 0.5, 5, cures.HUNG),
             Bound("buffer/duplicates", "above", 0.5, 50, cures.CROWDED),
-            # Persistent chains that never start afresh are a method too: said, but not warned of.
+            # Persistent chains that never start afresh are a method too: reported, but no WARN.
             Bound("buffer/age", "above", 200.0, 50, cures.OLD, Level.INFO),
         ),
     ),
-    # Of real images up to 0.82 of the entries lie at an end (MNIST).
+    # In real images up to 0.82 of the entries lie at an end (MNIST).
     MedianRule("saturated", (Bound("sampler/clamped", "above", 0.95, 50, cures.SATURATED),)),
     # Trainers choose step and noise apart, and live with what is no exact sampler: INFO only.
     MedianRule(
@@ -74,7 +74,7 @@ def error_for(alert: Alert, rules: Sequence[Rule] = DEFAULT_RULES) -> type[Diver
 
 @dataclass
 class Latch(Memory):
-    """What a rule has reported, by the rules under "Episodes" in ``docs/alerts.md``."""
+    """The reports of a rule so far, by the rules under "Episodes" in ``docs/alerts.md``."""
 
     active: Level | None = None  # the highest of the current episode, None outside episodes
     reported: Level | None = None  # the highest reported in it
@@ -83,14 +83,14 @@ class Latch(Memory):
     informed: bool = False  # whether an INFO has been reported
     worst: float = 0.0  # the size of the ERROR reported last
 
-    def update(self, found: Reading) -> bool:
-        """Take one reading; say whether its level is to be reported now."""
-        level = found.level
+    def update(self, reading: Reading) -> bool:
+        """Take one reading; return whether its level is to be reported now."""
+        level = reading.level
         if self.since_report is not None:
             self.since_report += 1
-        if level is None and found.calm is None:
+        if level is None and reading.calm is None:
             return False
-        self.calm = self.calm + 1 if level is None and found.calm else 0
+        self.calm = self.calm + 1 if level is None and reading.calm else 0
         if level is None:
             if self.calm >= _CALM:
                 self.active = self.reported = None
@@ -100,9 +100,9 @@ class Latch(Memory):
             return news
         self.active = max(level, self.active or level)
         if level is Level.ERROR:
-            size = abs(found.value) if math.isfinite(found.value) else sys.float_info.max
-            # Of what is bad because it is small, like GradScale, no size is worse.
-            is_worse = size / _WORSE > self.worst and not size < abs(found.limit)
+            size = abs(reading.value) if math.isfinite(reading.value) else sys.float_info.max
+            # A value that is bad because it is small, like GradScale, has no size that is worse.
+            is_worse = size / _WORSE > self.worst and not size < abs(reading.limit)
             has_rested = self.since_report is None or self.since_report >= _CALM
             if self.reported is Level.ERROR and not (is_worse and has_rested):
                 return False
@@ -131,22 +131,25 @@ class _Watch(Stateful):
         return watcher
 
     def copy(self) -> _Watch:
-        own = self.watcher
-        watcher = own.copy() if isinstance(own, Memory) else self._restored(own.state_dict())
+        source = self.watcher
+        watcher = (
+            source.copy() if isinstance(source, Memory) else self._restored(source.state_dict())
+        )
         return _Watch(self.rule, watcher, self.latch.copy(), self.follows)
 
 
 class Judge:
-    """Reads one row per step and says which rules fire, by the rows alone: equal on equal ranks.
+    """A judge reads one row per step and reports which rules fire.
 
-    A step that a GradScaler skipped is an INFO ``amp_skip``.
+    It goes by the rows alone: equal on equal ranks. A step that a GradScaler skipped is an INFO
+    ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
         members: number of models of an ensemble; 0 for a single model.
 
     Raises:
-        ConfigError: of what is no :class:`~ebmguard.alerts.Rule`, or of two with one name.
+        ConfigError: one is no :class:`~ebmguard.alerts.Rule`, or two have one name.
     """
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES, members: int = 0) -> None:
@@ -164,34 +167,34 @@ class Judge:
         self._watches = {rule.name: _Watch(rule, rule.watcher(), Latch()) for rule in self.rules}
         self._members = [Judge(self.rules) for _ in range(members)]
         self._trouble = Trouble()
-        # The step observed last, its row, and what was returned of it.
+        # The step observed last, its row, and the levels that were reported for it.
         self._step: int | None = None
         self._row: Mapping[str, float] = {}
-        self._said: dict[str, Level] = {}
-        # What the rules remembered, and copies of the rows read since.
+        self._reported: dict[str, Level] = {}
+        # The earlier memory of the rules, and copies of the rows read since.
         self._before = self._watches, self._trouble
         self._since: list[Mapping[str, float]] = []
 
     @property
     def active(self) -> dict[str, Level]:
         """The rules whose episode is not over, with the highest level reached; no member's."""
-        found: dict[str, Level] = {}
+        levels: dict[str, Level] = {}
         for name, watch in self._watches.items():
             if (level := watch.latch.active) is not None:
-                found[name] = level
-        return found
+                levels[name] = level
+        return levels
 
     @property
     def level(self) -> Level:
-        """ERROR until the state of one has been left, see :mod:`.verdict`; else WARN in an episode.
+        """The level: ERROR until its state was left, see :mod:`.verdict`; else WARN in an episode.
 
-        Of an ensemble, that of the worst member.
+        The level of an ensemble is that of its worst member.
         """
-        own = Level.ERROR if self._trouble.is_lost else Level.INFO
+        level = Level.ERROR if self._trouble.is_lost else Level.INFO
         for watch in self._watches.values():
             if watch.latch.active is not None:
-                own = max(own, Level.WARN)
-        return max([own, *(each.level for each in self._members)]) if self._members else own
+                level = max(level, Level.WARN)
+        return max([level, *(judge.level for judge in self._members)]) if self._members else level
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -200,23 +203,24 @@ class Judge:
 
         A row of the same step as before, as where losses are accumulated, replaces the earlier one
         in the memory of the rules, and an alert of this step comes again only at a higher level;
-        the same object is unchanged. What begins while another rule is in ERROR follows it.
+        the same object is unchanged. A trouble that begins while another rule is in ERROR follows
+        that rule.
 
         Args:
             step: the step the row belongs to.
-            row: diagnostics by tag, without the ``guard/`` prefix; of an ensemble the mean row, of
+            row: diagnostics by tag, without the ``guard/`` prefix; for an ensemble the mean row, of
                 which only what no member has is judged.
-            members: the rows of all members, else a ConfigError; or none, and all of the row is
-                judged and what the rules remember of the members stays.
+            members: the rows of all members, else a ConfigError; or none: then all of the row is
+                judged, and the memory of the members stays as it is.
         """
         if members:
             if len(members) != (n := len(self._members)):
                 raise ConfigError(f"Judge(members={n}) needs {n} members, but got {len(members)}.")
-            own = members[0].keys() - {"beta_star"}  # which words the remedies
-            row = {tag: value for tag, value in row.items() if tag not in own}
+            member_tags = members[0].keys() - {"beta_star"}  # which words the remedies
+            row = {tag: value for tag, value in row.items() if tag not in member_tags}
         alerts = self._observe(step, row)
-        for i, (judge, each) in enumerate(zip(self._members, members, strict=False)):
-            alerts += [replace(alert, member=i) for alert in judge._observe(step, each)]
+        for i, (judge, member_row) in enumerate(zip(self._members, members, strict=False)):
+            alerts += [replace(alert, member=i) for alert in judge._observe(step, member_row)]
         return alerts
 
     def _observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
@@ -224,46 +228,46 @@ class Judge:
             # A copy at every step costs more than the rules, and few need it.
             if len(self._since) % _REPLAYED == 0:
                 self._keep()
-            self._step, self._said = step, {}
+            self._step, self._reported = step, {}
         elif row is self._row:
             return []
         else:
             self._watches, self._trouble = self._before
-            for each in self._since[:-1]:
-                self._read(step, each, {})
+            for earlier_row in self._since[:-1]:
+                self._read(step, earlier_row, {})
             self._keep()
         self._row = row
         self._since.append(dict(row))
-        return self._read(step, row, self._said)
+        return self._read(step, row, self._reported)
 
     def _keep(self) -> None:
         watches = {name: watch.copy() for name, watch in self._watches.items()}
         self._before = watches, self._trouble.copy()
         self._since = []
 
-    def _read(self, step: int, row: Mapping[str, float], said: dict[str, Level]) -> list[Alert]:
+    def _read(self, step: int, row: Mapping[str, float], reported: dict[str, Level]) -> list[Alert]:
         alerts, errors = [], []
         skipped = row.get(SCALER_SKIPPED, 0.0)
-        if skipped and _SKIP not in said:
-            said[_SKIP] = Level.INFO
+        if skipped and _SKIP not in reported:
+            reported[_SKIP] = Level.INFO
             remedies = ("none: the GradScaler lowers its scale by itself", "train in bfloat16")
             alerts.append(Alert(_SKIP, Level.INFO, step, SCALER_SKIPPED, skipped, 0.0, 0, remedies))
         watches, active = self._watches.items(), self.active
         lost = [name for name in active if active[name] is Level.ERROR] if active else []
         lost.sort(key=lambda name: self._watches[name].follows is not None)  # consequences last
         readings = read_by([(name, watch.watcher) for name, watch in watches], row)
-        for (name, watch), found in zip(watches, readings, strict=True):
-            latch, level = watch.latch, found.level
+        for (name, watch), reading in zip(watches, readings, strict=True):
+            latch, level = watch.latch, reading.level
             if latch.active is None:
                 watch.follows = lost[0] if lost and level is not None else None
                 if level is None and latch.since_report is None:
                     continue  # nothing has begun, nor has anything to be counted
-            if not latch.update(found) or level is None:
+            if not latch.update(reading) or level is None:
                 continue
-            alert = Alert(name, level, step, *found[2:])
+            alert = Alert(name, level, step, *reading[2:])
             errors += [alert] if level is Level.ERROR else []
-            if level > said.get(name, -1):
-                said[name] = level
+            if level > reported.get(name, -1):
+                reported[name] = level
                 if watch.follows in lost:
                     alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
@@ -271,7 +275,7 @@ class Judge:
         return alerts
 
     def after_rollback(self) -> None:
-        """Count anew what counts steps out of range: after the state of a snapshot was loaded."""
+        """Restart the counts of steps out of range, after the state of a snapshot was loaded."""
         self._step, self._since = None, []
         self._trouble.leave()
         for watch in self._watches.values():
@@ -296,8 +300,8 @@ class Judge:
             ConfigError: it is damaged, of other rules or members; the judge is then as it was.
         """
         if (m := len(state["members"])) != (n := len(self._members)):
-            said = f"This is the state of a judge of {m} ensemble members, but this one has {n}"
-            raise ConfigError(f"{said} (0 for a single model). Build it with as many.")
+            problem = f"This is the state of a judge of {m} ensemble members, but this one has {n}"
+            raise ConfigError(f"{problem} (0 for a single model). Build it with as many.")
         loaded = Judge(self.rules, n)
         for judge, part in zip((loaded, *loaded._members), (state, *state["members"]), strict=True):
             judge._load(part["rules"])
@@ -306,19 +310,21 @@ class Judge:
 
     def _load(self, state: Any) -> None:
         names = sorted(state) if isinstance(state, Mapping) else state
-        if names != (own := sorted(self._watches)):
-            said = f"This state is of a judge with the rules {names}, but this one has {own}."
-            raise ConfigError(f"{said} Build it with the same rules.")
+        if names != (expected := sorted(self._watches)):
+            problem = (
+                f"This state is of a judge with the rules {names}, but this one has {expected}."
+            )
+            raise ConfigError(f"{problem} Build it with the same rules.")
         for name, watch in self._watches.items():
             try:
                 watch._take(watch._read(state[name]))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                said = f"The judge's state of rule {name!r} is damaged: {error!r}"
-                raise ConfigError(f"{said}. Pass what Judge.state_dict() returned.") from error
+                problem = f"The judge's state of rule {name!r} is damaged: {error!r}"
+                raise ConfigError(f"{problem}. Pass what Judge.state_dict() returned.") from error
 
 
 class Bands:
-    """The limits of every diagnostic, the narrowest of all rules: ``limits`` of the last row."""
+    """The narrowest limits of every diagnostic, of all rules; ``limits`` are of the last row."""
 
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
         watchers: list[Any] = [rule.watcher() for rule in rules]
@@ -330,7 +336,7 @@ class Bands:
         self.limits = dict(self._fixed)
 
     def owes(self, tag: str) -> bool:
-        """Whether NaN is an alarm."""
+        """Return whether NaN is an alarm."""
         return tag in self._owed
 
     def level(self, tag: str, value: float) -> Level | None:
@@ -354,4 +360,4 @@ class Bands:
 
 
 def _narrowed(limits: Mapping[str, Limits], others: Mapping[str, Limits]) -> dict[str, Limits]:
-    return {tag: own.within(others.get(tag, own)) for tag, own in limits.items()}
+    return {tag: bounds.within(others.get(tag, bounds)) for tag, bounds in limits.items()}

@@ -16,13 +16,13 @@ __all__ += ["names_of", "recorded"]
 
 
 class Remedy(StrEnum):
-    """What helps, by the phrase; with what it moves, and 1 for up or -1 for down."""
+    """A remedy, by its phrase; with what it moves, and 1 for up or -1 for down."""
 
     what: str
     way: int
 
     def __new__(cls, phrase: str, what: str = "", way: int = 0) -> Self:
-        """A member with this phrase."""
+        """Make a member with this phrase."""
         member = str.__new__(cls, phrase)
         member._value_, member.what, member.way = phrase, what, way
         return member
@@ -49,12 +49,14 @@ class Remedy(StrEnum):
     WIDER_CLAMP = "a wider clamp, or none as in JEM"
 
 
-MOVES: dict[str, tuple[str, int]] = {own: (own.what, own.way) for own in Remedy if own.way}
-"""What a remedy moves, and which way; those without an opposite are not there."""
+MOVES: dict[str, tuple[str, int]] = {
+    remedy: (remedy.what, remedy.way) for remedy in Remedy if remedy.way
+}
+"""The thing that a remedy moves, and which way; those without an opposite are not there."""
 
 
 def contradict(one: str, other: str) -> bool:
-    """Whether two remedies move the same thing in opposite directions."""
+    """Return whether two remedies move the same thing in opposite directions."""
     a, b = MOVES.get(one), MOVES.get(other)
     return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
 
@@ -66,15 +68,15 @@ class Said(str):
 
     @classmethod
     def of(cls, remedy: Remedy, words: str) -> Said:
-        """Of this member."""
-        said = cls(words)
-        said.remedy = remedy
-        return said
+        """Return the words, with this member."""
+        text = cls(words)
+        text.remedy = remedy
+        return text
 
 
 def names_of(remedies: Iterable[str]) -> list[str | None] | None:
-    """For a record, the members behind a run's own words; None where there are no such words."""
-    names = [each.remedy.name if isinstance(each, Said) else None for each in remedies]
+    """The members behind a run's words, for a record; None where there are no such words."""
+    names = [text.remedy.name if isinstance(text, Said) else None for text in remedies]
     return names if any(names) else None
 
 
@@ -108,9 +110,9 @@ class Situation:
     Attributes:
         beta_star, most: the exponent, NaN where it is no single number, and the highest allowed.
         samples_above: whether samples lie above the data by more than its own spread.
-        sgld_steps, noise_std, learning_rate: of a sampler call; the largest of the optimizer's.
-        rolls_back: whether the guard does so by itself.
-        substeps, most_substeps: of a step of the sampler, now and at most.
+        sgld_steps, noise_std, learning_rate: those of a sampler call; the optimizer's largest.
+        rolls_back: whether the guard rolls back by itself.
+        substeps, most_substeps: those of a step of the sampler, now and at most.
         is_sharp: whether the drifts of the chains turned round not long ago.
     """
 
@@ -126,7 +128,7 @@ class Situation:
     is_sharp: bool = False
 
     def allows(self, remedy: str) -> bool:
-        """Whether a remedy makes sense here."""
+        """Return whether a remedy makes sense here."""
         forbidden: dict[str, bool] = {
             Remedy.ROLL_BACK: self.rolls_back,
             # What is left must be a change: see `is_like`. A row's β* may be rounded.
@@ -141,7 +143,7 @@ class Situation:
         return not forbidden.get(remedy, False)
 
     def is_like(self, other: Iterable[float]) -> bool:
-        """Whether nothing that advice moves has changed by more than a tenth since then."""
+        """Return whether nothing that advice moves has changed by more than a tenth since."""
         return all(math.isclose(a, b, rel_tol=0.1) for a, b in zip(self.moved, other, strict=True))
 
     @property
@@ -154,16 +156,16 @@ class Situation:
 @typed
 @dataclass(frozen=True)
 class Remedies:
-    """What helps, likeliest first, by the sign of beta*: below 0 negatives are too likely."""
+    """The remedies, likeliest first, by the sign of beta*: below 0 negatives are too likely."""
 
     zero: tuple[str, ...]
     positive: tuple[str, ...]
     negative: tuple[str, ...]
 
     def at(self, beta_star: float) -> tuple[str, ...]:
-        """Those for this beta*; an unknown (NaN) beta* counts as positive."""
-        of_sign = self.negative if beta_star < 0 else self.positive
-        return self.zero if beta_star == 0 else of_sign
+        """The remedies for this beta*; an unknown (NaN) beta* counts as positive."""
+        nonzero = self.negative if beta_star < 0 else self.positive
+        return self.zero if beta_star == 0 else nonzero
 
 
 def _always(*remedies: Remedy) -> Remedies:

@@ -1,4 +1,4 @@
-"""What every rule is: data with a name, and a watcher that reads rows; what it says: alerts."""
+"""The parts of every rule: data with a name, a watcher that reads rows, and its alerts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Alert:
     """One rule that fired at one step.
 
     Attributes:
-        rule, level, step: which one, how bad it is, and the step of its row.
+        rule, level, step: the rule's name, how bad it is, and the step of its row.
         tag, value: the diagnostic, without the ``guard/`` prefix; it may be NaN or infinite.
         limit: the nearest value at which the rule would have reported the same level.
         window: past observations that the limit rests on, or for which the value stayed out of
             range; 0 where the rule needs no past.
         remedies: the two likeliest that the run allows; all of them from a judge without a guard.
-        member: which model of an ensemble, along the flattened model dimensions, if of one alone.
-        follows: the rule whose ERROR was going on when this trouble began; there are no remedies.
+        member: the model of an ensemble, along the flattened model dimensions, if it is one alone.
+        follows: the rule whose ERROR was going on when this trouble began; no remedies come then.
     """
 
     rule: str
@@ -66,7 +66,7 @@ class Alert:
         return f"{self.level.name} {self.rule} at {where}: {what}"
 
     def record(self) -> dict[str, Any]:
-        """The alert as a plain dict with its message; without what is None."""
+        """The alert as a plain dict with its message; without fields that are None."""
         words = {
             "remedies": [*map(str, self.remedies)],
             "named": names_of(self.remedies),
@@ -77,13 +77,13 @@ class Alert:
 
 
 class Reading(NamedTuple):
-    """What a rule says of one row.
+    """The answer of a rule to one row.
 
     Attributes:
         level: None while nothing is wrong.
         calm: whether the row counts towards the end of an episode; None where nobody knows.
         tag, value, limit, window: as in :class:`~ebmguard.Alert`; only meaningful with a level.
-        remedies: all that helps, in the order in which a rollback tries it: of
+        remedies: all that help, in the order in which a rollback tries them: members of
             :class:`~ebmguard.alerts.Remedy`, or words.
     """
 
@@ -129,11 +129,11 @@ class Watcher(Protocol):
         """The whole memory as JSON-able data, which later rows do not change."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore it; KeyError, TypeError or ValueError if it is damaged."""
+        """Restore it; raise KeyError, TypeError or ValueError if it is damaged."""
 
 
 class Rule(Protocol):
-    """What to watch for: any object with these attributes. It need not inherit from this class.
+    """A rule is any object with these attributes. It need not inherit from this class.
 
     It may have ``error``, the :class:`~ebmguard.DivergenceError` of ``action="raise"``; for
     reports ``limits() -> Mapping[str, Limits]``, fixed limits by tag, and ``owed``, the tags where
@@ -142,7 +142,7 @@ class Rule(Protocol):
 
     @property
     def name(self) -> str:
-        """What its alerts are called; different for each rule of a run."""
+        """The name of its alerts, different for every rule of a run."""
 
     def watcher(self) -> Watcher:
         """A new watcher, which remembers nothing yet."""
@@ -150,18 +150,18 @@ class Rule(Protocol):
 
 @dataclass
 class Memory(Stateful):
-    """What a rule remembers: the fields that have a default, numbers and lists of them."""
+    """The memory of a rule: the fields that have a default, numbers and lists of them."""
 
     def _saved(self) -> dict[str, Any]:
-        own: Any = type(self)
-        return _remembered(own)
+        owner: Any = type(self)
+        return _remembered(owner)
 
     def copy(self) -> Self:
-        """Another with the same memory, without the checks of a saved state."""
+        """Return another with the same memory, without the checks of a saved state."""
         other = object.__new__(type(self))
         other.__dict__ = {
-            name: [x[:] if type(x) is list else x for x in own] if type(own) is list else own
-            for name, own in vars(self).items()
+            name: [x[:] if type(x) is list else x for x in value] if type(value) is list else value
+            for name, value in vars(self).items()
         }
         return other
 
@@ -169,22 +169,24 @@ class Memory(Stateful):
 @cache
 def _remembered(owner: type[Any]) -> dict[str, Any]:
     kinds, missing = get_type_hints(owner), (MISSING, MISSING)
-    found = [own.name for own in fields(owner) if (own.default, own.default_factory) != missing]
-    return {name: kinds[name] for name in found}
+    names = [
+        field.name for field in fields(owner) if (field.default, field.default_factory) != missing
+    ]
+    return {name: kinds[name] for name in names}
 
 
 def check_settings(rule: Any, kept: Mapping[str, bool]) -> None:
-    """Refuse, with a ``ConfigError``, what is not kept of texts such as "0 < low <= high"."""
+    """Refuse, with a ``ConfigError``, settings that break texts such as "0 < low <= high"."""
     for text in (text for text, is_kept in kept.items() if not is_kept):
-        names = [x for x in text.replace(",", "").split() if x.isidentifier()]
+        names = [word for word in text.replace(",", "").split() if word.isidentifier()]
         got = ", ".join(f"{name}={getattr(rule, name)}" for name in names)
         what = f"Rule {rule.name!r}" if hasattr(rule, "name") else f"Bound of {rule.tag!r}"
         raise ConfigError(f"{what}: expected {text}, but got {got}.")
 
 
 def check_rule(rule: Any) -> None:
-    """Refuse, with a ``ConfigError``, what is no :class:`Rule`."""
-    lacks = [own for own in ("name", "watcher") if not hasattr(rule, own)]
+    """Refuse, with a ``ConfigError``, an object that is no :class:`Rule`."""
+    lacks = [name for name in ("name", "watcher") if not hasattr(rule, name)]
     error = getattr(rule, "error", DivergenceError)
     problem = ""
     if isinstance(rule, type):
@@ -208,34 +210,34 @@ def check_rule(rule: Any) -> None:
 
 
 def read_by(watchers: Iterable[tuple[str, Watcher]], row: Mapping[str, float]) -> list[Reading]:
-    """What the rules' watchers say of a row, in Python's own numbers; else a ``ConfigError``."""
+    """Return the watchers' readings of a row, in Python's numbers; else raise a ``ConfigError``."""
     readings: list[Reading] = []
     for name, watcher in watchers:
         try:
-            found: Any = watcher.read(row)
-            # Nearly all are one of these.
-            own = found if found is CALM or found is UNKNOWN else _in_numbers(found)
-            why = f"returned {repr(found)[:80]}" if own is None else ""
+            answer: Any = watcher.read(row)
+            # Nearly all answers are one of these two.
+            reading = answer if answer is CALM or answer is UNKNOWN else _in_numbers(answer)
+            why = f"returned {repr(answer)[:80]}" if reading is None else ""
         except MISFITS as error:
-            own, why = None, f"raised {type(error).__name__}: {error}"
-        if own is None:
+            reading, why = None, f"raised {type(error).__name__}: {error}"
+        if reading is None:
             raise ConfigError(
                 f"Rule {name!r}: read(row) should return an ebmguard.alerts.Reading of a Level or "
                 f"None, numbers and texts, whatever the row lacks, but {why}"
             )
-        readings.append(own)
+        readings.append(reading)
     return readings
 
 
-def _in_numbers(found: object) -> Reading | None:
-    if not isinstance(found, Reading):
+def _in_numbers(answer: object) -> Reading | None:
+    if not isinstance(answer, Reading):
         return None
-    level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", found)
+    level, calm, tag, *numbers, remedies = cast("tuple[Any, ...]", answer)
     if level is None and (calm is None or type(calm) is bool):
-        return found
+        return answer
     calm, level = calm and bool(calm), level if level is None else Level(level)
     value, limit, window = map(float, numbers)
     texts = [tag, *remedies] if isinstance(remedies, tuple | list) else [None]
-    if not all(isinstance(x, str) for x in texts):
+    if not all(isinstance(text, str) for text in texts):
         return None
     return Reading(level, calm, tag, value, limit, int(window), tuple(remedies))

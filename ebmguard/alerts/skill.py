@@ -21,7 +21,7 @@ _KEPT = 0.8  # of the best median
 
 
 class Skill:
-    """Judges one number apart: no rollback may rest on what one rank alone logs.
+    """A judge of one number apart: no rollback may rest on what one rank alone logs.
 
     Attributes:
         is_known: whether it was logged; True where there is none.
@@ -34,7 +34,7 @@ class Skill:
 
     @property
     def level(self) -> Level:
-        """WARN while the number is low; else INFO."""
+        """The level: WARN while the number is low, else INFO."""
         return self._judge.level if self._tag else Level.INFO
 
     def observe(self, step: int, logged: Mapping[str, float]) -> list[Alert]:
@@ -56,16 +56,16 @@ class Skill:
 
 @dataclass(frozen=True)
 class _SkillRule:
-    """WARN while the median of the latest values is under 0.8 of the best such median.
+    """Report a WARN while the median of the latest values is under 0.8 of the best such median.
 
-    A ratio is the same for shares and for percent. What was never above 0 is left alone.
+    A ratio is the same for shares and for percent. A number that was never above 0 is left alone.
     """
 
     tag: str  # of which higher is better
 
     @property
     def name(self) -> str:
-        """Of the rule and the number, for the verdict."""
+        """The name of the rule and the number, for the verdict."""
         return f"skill {self.tag}"
 
     def watcher(self) -> _SkillWatcher:

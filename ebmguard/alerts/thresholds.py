@@ -1,4 +1,4 @@
-"""Rules with fixed thresholds: of what fails at once, of GradScale, of medians."""
+"""The rules with fixed thresholds, for what fails at once, for GradScale and for medians."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = ["Bound", "CollapsedRule", "FloorRule", "MedianRule", "NonFiniteRule"]
 @typed
 @dataclass(frozen=True)
 class NonFiniteRule:
-    """ERROR at once when anything is not finite.
+    """Report an ERROR at once when anything is not finite.
 
     Attributes:
-        counts: must be 0; NaN is as bad as more than 0.
-        numbers: owe a finite number whenever they are in the row.
-        bounded: NaN means unknown, but an infinity is an alarm.
+        counts: the tags that must be 0; NaN is as bad as more than 0.
+        numbers: the tags that owe a finite number whenever they are in the row.
+        bounded: the tags whose NaN means unknown, but an infinity is an alarm.
     """
 
     name: str = "nonfinite"
@@ -47,11 +47,11 @@ class NonFiniteRule:
 
     @property
     def owed(self) -> tuple[str, ...]:
-        """Where NaN is an alarm."""
+        """The tags where NaN is an alarm."""
         return self.counts + self.numbers
 
     def limits(self) -> dict[str, Limits]:
-        """Counts must be 0."""
+        """The limits of the counts, which must be 0."""
         return {tag: Limits(high=0, error_high=0) for tag in self.counts}
 
     def watcher(self) -> _NonFiniteWatcher:
@@ -83,11 +83,11 @@ _ROUNDING = 1e-6  # of a value of f in float32, as a share
 @typed
 @dataclass(frozen=True)
 class CollapsedRule:
-    """ERROR when f is the same for all samples, for example because all of its units are dead.
+    """Report an ERROR when f is the same for all samples, as where all of its units are dead.
 
     The larger of |gap| and ``f_pos/std`` was then, on 3/4 of the last ``rows``, at most a ``share``
     of what it had been, or rounding errors of f. What it had been is its largest median of so many
-    rows. An f that never told samples apart, such as a head that starts at 0, is left alone.
+    rows. An f that never separated samples, such as a head that starts at 0, is left alone.
     """
 
     name: str = "collapsed"
@@ -140,8 +140,8 @@ class Bound:
     """A limit, exclusive, that the median of the last ``window`` values should keep to.
 
     Attributes:
-        side: on which side of the limit the median is out of range.
-        level: what is reported: INFO or WARN.
+        side: the side of the limit on which the median is out of range.
+        level: the level that is reported, INFO or WARN.
     """
 
     tag: str
@@ -164,7 +164,7 @@ class Bound:
 @typed
 @dataclass(frozen=True)
 class MedianRule:
-    """WARN or INFO while a median over a window is out of bounds.
+    """Report a WARN or an INFO while a median over a window is out of bounds.
 
     Attributes:
         bounds: where several are broken, the first of the highest level speaks.
@@ -177,14 +177,14 @@ class MedianRule:
     error: type[DivergenceError] = DivergenceError
 
     def limits(self) -> dict[str, Limits]:
-        """The bounds that warn."""
-        found: dict[str, Limits] = {}
+        """The limits of the bounds that warn."""
+        limits: dict[str, Limits] = {}
         for bound in self.bounds:
             if bound.level is Level.WARN:
                 above = bound.side == "above"
-                own = Limits(high=bound.limit) if above else Limits(low=bound.limit)
-                found[bound.tag] = own.within(found.get(bound.tag, own))
-        return found
+                interval = Limits(high=bound.limit) if above else Limits(low=bound.limit)
+                limits[bound.tag] = interval.within(limits.get(bound.tag, interval))
+        return limits
 
     def watcher(self) -> _MedianWatcher:
         """A new watcher."""
@@ -198,11 +198,11 @@ class _MedianWatcher(Memory):
     windows: list[list[float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        # The last finite values of each bound's diagnostic: as they came, and in order.
+        # The last finite values of every bound's diagnostic: as they came, and in order.
         self.windows = [[] for _ in self.rule.bounds]
         self.ordered: list[list[float]] = [[] for _ in self.rule.bounds]
-        own = [bound.tag for bound in self.rule.bounds]
-        self.tags = {x: [x + tag for tag in own] for x in ("", self.rule.reference_prefix)}
+        tags = [bound.tag for bound in self.rule.bounds]
+        self.tags = {x: [x + tag for tag in tags] for x in ("", self.rule.reference_prefix)}
 
     def read(self, row: Mapping[str, float]) -> Reading:
         bounds, beta_star = self.rule.bounds, row.get(BETA_STAR, math.nan)
@@ -251,14 +251,14 @@ class _MedianWatcher(Memory):
 @typed
 @dataclass(frozen=True)
 class FloorRule:
-    """WARN, then ERROR, while GradScale stays under its floor.
+    """Report a WARN, then an ERROR, while GradScale stays under its floor.
 
     ERROR is for beta* other than 0 only: there GradScale multiplies the gradient, and an adaptive
     optimiser amplifies what little is left of it (App. H).
 
     Attributes:
         tag, reference_tag: the diagnostic, and what is read instead at beta* = 0.
-        floor: under it a step counts; over twice as much it is calm, and the count is 0.
+        floor: a step under it counts; over twice as much it is calm, and the count is 0.
         warn_patience, error_patience: steps under the floor before WARN and before ERROR.
     """
 
@@ -276,7 +276,7 @@ class FloorRule:
         check_settings(self, {"1 <= warn_patience <= error_patience": is_kept})
 
     def limits(self) -> dict[str, Limits]:
-        """The floor; what makes an ERROR is its patience."""
+        """The floor; an ERROR is a matter of patience."""
         return {self.tag: Limits(low=self.floor)}
 
     def watcher(self) -> _FloorWatcher:

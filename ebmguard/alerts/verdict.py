@@ -1,4 +1,4 @@
-"""One verdict of a run, which every page shows: healthy, look, lost, recovered, saved, ended."""
+"""The one verdict of a run, shown on every page: healthy, look, lost, recovered, saved, ended."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _EDGE = 0.15
 
 @dataclass
 class Trouble(Memory):
-    """Whether a run is in a state that ERRORs reported, and has not left.
+    """The memory of whether a run is in a state that ERRORs reported, and has not left.
 
-    It has once each number that was reported is back inside its limit, and the energies are within
-    their range before the first of them, on ten rows in a row, or touch, on 64: where an ERROR fell
+    It has left once every reported number is back inside its limit, and the energies are within
+    their range before the first ERROR, on ten rows in a row, or touch, on 64: where an ERROR fell
     into the first rows, the range before it is that of an untrained network.
     """
 
     sizes: list[float] = field(default_factory=list)  # |gap| + spread of rows in no such state
     within: float = sys.float_info.max  # the size that the energies had before
     is_lost: bool = False
-    # Of each number that was reported its tag, its limit, and whether that is an upper one.
+    # The tag and limit of every number that was reported, and whether that is an upper limit.
     limits: list[tuple[str, float, bool]] = field(default_factory=list)
     calm: int = 0  # rows in a row inside limits and range
     touching: int = 0  # rows in a row inside limits whose energies touch
@@ -42,9 +42,9 @@ class Trouble(Memory):
         if errors and not self.is_lost:
             past = self.sizes[: max(1, len(self.sizes) - _LAG)]
             self.is_lost, self.within = True, max(past, default=sys.float_info.max)
-        for own in errors:
-            if math.isfinite(own.limit):
-                self.limits.append((own.tag, own.limit, own.value > own.limit))
+        for error in errors:
+            if math.isfinite(error.limit):
+                self.limits.append((error.tag, error.limit, error.value > error.limit))
         if self.is_lost and ENERGY_GAP in row:
             is_inside = not errors and not any(
                 row.get(tag, limit) > limit if is_upper else row.get(tag, limit) < limit
@@ -59,21 +59,22 @@ class Trouble(Memory):
             self.sizes = [*self.sizes[1 - _PAST :], size]
 
     def leave(self) -> None:
-        """The run has left it."""
+        """Note that the run has left the state."""
         self.is_lost, self.limits, self.calm, self.touching = False, [], 0, 0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a run so far.
+    """The outcome of a run so far.
 
     Attributes:
         name: "healthy"; "look", a WARN; "lost", an ERROR whose state has not been left;
             "recovered", one that was left without help; "saved", one that rollbacks took back;
             "ended", a lost run that the guard ended by an error, as action="raise" does.
-        step: since when it is to be looked at or lost, or when it recovered or was last saved.
-        rule: of the alert that it rests on, if any.
-        rollbacks: how many there were.
+        step: the step since which it is to be looked at or lost, or at which it recovered or was
+            last saved.
+        rule: the rule of the alert that it rests on, if any.
+        rollbacks: the number of them so far.
     """
 
     name: Literal["healthy", "look", "lost", "recovered", "saved", "ended"]
@@ -86,22 +87,22 @@ class Verdict:
         if self.name == "healthy":
             return self.name
         if self.name == "saved":
-            said = f"saved by {back}, the last to step {self.step:,}"
+            text = f"saved by {back}, the last to step {self.step:,}"
         else:
             how = {"recovered": "recovered at", "ended": "ended by an ERROR at"}
-            said = f"{how.get(self.name, f'{self.name} since')} step {self.step:,}"
-            said += f" after {back}" if self.rollbacks else ""
-        return f"{said} ({self.rule})" if self.rule else said
+            text = f"{how.get(self.name, f'{self.name} since')} step {self.step:,}"
+            text += f" after {back}" if self.rollbacks else ""
+        return f"{text} ({self.rule})" if self.rule else text
 
     @property
     def is_lost(self) -> bool:
-        """Whether its numbers are those of a lost state, on which no advice can rest."""
+        """Return whether its numbers are those of a lost state, on which no advice can rest."""
         return self.name in ("lost", "ended")
 
 
 @dataclass
 class Course(Memory):
-    """Follows the number ``alert_level`` of the rows of a run, and knows its verdict."""
+    """Follow the number ``alert_level`` of the rows of a run, and know its verdict."""
 
     level: int = 0  # of the last row
     since: int = -1  # the step at which that began
@@ -115,7 +116,7 @@ class Course(Memory):
     def update(self, step: int, level: float, rule: str = "") -> bool:
         """Take the level of the row of a step that is over, and the rule of its worst alert.
 
-        Says whether the verdict is another one.
+        Return whether the verdict is another one.
         """
         is_new = int(level) != self.level or self.since < 0 or self.is_ended
         if is_new and self.level == Level.ERROR > level:
@@ -131,12 +132,12 @@ class Course(Memory):
         return self.since if self.level == Level.ERROR else None
 
     def rolled_back(self, count: int, step: int, rule: str) -> None:
-        """A rollback, the count-th, has taken an ERROR back, to the state before a step."""
+        """Note that the count-th rollback took an ERROR back, to the state before a step."""
         self.__init__(rollbacks=count, restored=step, left_rule=rule)  # type: ignore[misc]
 
     @property
     def verdict(self) -> Verdict:
-        """That of the rows so far."""
+        """The verdict of the rows so far."""
         if self.level > Level.INFO:
             name: Any = "lost" if self.level == Level.ERROR else "look"
             name = "ended" if self.is_ended else name
