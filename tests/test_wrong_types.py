@@ -167,7 +167,7 @@ def test_wrong_values_end_in_a_typed_error_or_an_answer(name, tmp_path, monkeypa
     call(**right)
     untyped = []
     told = TrainerParts.__annotations__ if name in ("guard", "Guard.attach") else {}
-    for argument in {**inspect.signature(call).parameters, **told}.keys() - {"told"}:
+    for argument in {**inspect.signature(call).parameters, **told}.keys() - {"parts"}:
         call, right = calls()[name]
         given = {key: value for key, value in right.items() if value is not ...}
         for value in VALUES:

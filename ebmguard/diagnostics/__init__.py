@@ -1,6 +1,6 @@
 """Pure functions of detached tensors of one model: named numbers, one file per family.
 
-Every step's diagnostics have two halves: sums in one tensor on the device, without waiting, and
+The diagnostics of a step have two halves: sums in one tensor on the device, without waiting, and
 names and arithmetic on the host, which turn the sums into numbers once they have arrived.
 """
 

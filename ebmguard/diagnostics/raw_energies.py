@@ -29,9 +29,10 @@ _LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 
 
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
-    """Summaries of detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
+    """Summarise detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
 
-    Std is the population's. NaN if an energy is NaN, or if infinities leave a number undefined.
+    The std is that of the population. A number is NaN if an energy is NaN, or if infinities leave
+    it undefined.
     """
     return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 
@@ -39,8 +40,8 @@ def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
 def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     """The sums for :func:`named_energies`, ``(26,)``.
 
-    For each side: the order statistics below and above its quantiles, the sum of squares around
-    the mean, and the sum. Then the numbers of pairs with f⁺ < f⁻ and with f⁻ < f⁺.
+    They are the order statistics below and above the quantiles of either side, its sum of squares
+    around the mean, and its sum; then the numbers of pairs with f⁺ < f⁻ and with f⁻ < f⁺.
     """
     # Sides of the same length are two rows of one tensor: half the kernels. Those of sums and
     # products were used before: a kernel's first use in a step costs as much as five others.
@@ -50,37 +51,37 @@ def energy_sums(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     others = [ranked[0].flip(0)] if alike else ranked[::-1]
     sums: tuple[list[Tensor], ...] = [], [], [], []
     places, squares, totals, pairs = sums
-    for x, own, other in zip(sides, ranked, others, strict=True):
-        places.append(own.index_select(-1, _places(x.shape[-1], x.device)))
+    for x, ordered, opposite in zip(sides, ranked, others, strict=True):
+        places.append(ordered.index_select(-1, _places(x.shape[-1], x.device)))
         totals.append(x.sum(-1, keepdim=True))
         apart = x - totals[-1] / x.shape[-1]
         squares.append((apart * apart).sum(-1))
-        pairs.append(torch.searchsorted(own, other).sum(-1, dtype=f_pos.dtype))
-    return torch.cat([x.flatten() for each in sums for x in each])
+        pairs.append(torch.searchsorted(ordered, opposite).sum(-1, dtype=f_pos.dtype))
+    return torch.cat([x.flatten() for parts in sums for x in parts])
 
 
 def named_energies(sums: Sequence[T], n: int, m: int) -> dict[str, T]:
-    """Numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
+    """The numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
     k = 2 * len(_LEVELS)
     squares_pos, squares_neg, sum_pos, sum_neg, below, above = sums[2 * k :]
     mean_pos, mean_neg = sum_pos / n, sum_neg / m
-    found = _named_side("f_pos", sums[:k], squares_pos / n, mean_pos, n)
-    found |= _named_side("f_neg", sums[k : 2 * k], squares_neg / m, mean_neg, m)
-    pos, neg = found["f_pos/max"], found["f_neg/max"]
+    numbers = _named_side("f_pos", sums[:k], squares_pos / n, mean_pos, n)
+    numbers |= _named_side("f_neg", sums[k : 2 * k], squares_neg / m, mean_neg, m)
+    pos, neg = numbers["f_pos/max"], numbers["f_neg/max"]
     (difference,) = known((pos == pos) & (neg == neg), [below - above])
     overlap = 0.5 + difference / (2 * n * m)
-    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": overlap, **found}
+    return {"energy_gap": mean_pos - mean_neg, "energy_overlap": overlap, **numbers}
 
 
 def _named_side(side: str, ranked: Sequence[T], var: T, mean: T, count: int) -> dict[str, T]:
-    found: dict[str, T] = {"mean": mean, "std": var**0.5}
+    numbers: dict[str, T] = {"mean": mean, "std": var**0.5}
     k = len(_LEVELS)
     for (name, level), a, b in zip(_LEVELS.items(), ranked[:k], ranked[k:], strict=True):
         part = level * (count - 1) % 1
-        found[name] = a + part * (b - a) if part else a
+        numbers[name] = a + part * (b - a) if part else a
     # A NaN is sorted to the end and would leave the lower quantiles as they are.
-    values = known(found["max"] == found["max"], [*found.values()])
-    return {f"{side}/{name}": x for name, x in zip(found, values, strict=True)}
+    values = known(numbers["max"] == numbers["max"], [*numbers.values()])
+    return {f"{side}/{name}": x for name, x in zip(numbers, values, strict=True)}
 
 
 def known(condition: Any, values: Sequence[Any]) -> Sequence[Any]:
@@ -101,12 +102,12 @@ def _places(n: int, device: torch.device) -> Tensor:
 def nonfinite_diagnostics(
     f_pos: Tensor, f_neg: Tensor, beta_star: float | Tensor, log_q: LogQ | None = None
 ) -> dict[str, Tensor]:
-    """Counts of the samples that the objective leaves out, see :func:`usable`; share of all."""
+    """Count the samples that the objective leaves out, see :func:`usable`; their share of all."""
     sides = zip((f_pos, f_neg), log_q or (None, None), strict=True)
     pos, neg = ((~usable(f, beta_star, q)).sum(-1, dtype=f.dtype) for f, q in sides)
     return named_nonfinite(pos, neg, len(f_pos), len(f_neg))
 
 
 def named_nonfinite(pos: T, neg: T, n: int, m: int) -> dict[str, T]:
-    """Numbers from the counts of n positives and m negatives that are left out."""
+    """The numbers from the counts of n positives and m negatives that are left out."""
     return {"nonfinite/pos": pos, "nonfinite/neg": neg, "nonfinite/energies": (pos + neg) / (n + m)}

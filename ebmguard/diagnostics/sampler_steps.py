@@ -1,4 +1,4 @@
-"""The sampler: whether its steps are too long, too short, stopped by a clamp, or none; its buffer.
+"""The sampler: steps that are too long, too short, stopped by a clamp, or none; its buffer.
 
 The Langevin step is x' = x + s ∇h(x) + σ z with z ~ N(0, I), where h = (1 - β) f is the energy that
 the sampler climbs. It is a correct step for the density ∝ exp(o h) with o = 2 s / σ² (Welling and
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: float) -> T:
-    """Drift's move divided by the noise's, s ‖∇h‖ / (σ √d); NaN without noise."""
+    """The move of the drift divided by that of the noise, s ‖∇h‖ / (σ √d); NaN without noise."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
 
@@ -39,7 +39,8 @@ def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: f
 def energy_unit(*, step_size: float, noise_std: float) -> float:
     """A unit of f from the sampler, 0.01 / (s σ), without noise 1 / s; measured, not derived.
 
-    f times c with s / c is the same run, and its unit c times as large. See ``docs/alerts.md``.
+    A run of c times f with s / c is the same run, and its unit is c times as large. See
+    ``docs/alerts.md``.
     """
     return (0.01 / noise_std if noise_std else 1.0) / step_size
 
@@ -63,19 +64,19 @@ def sample_shares(
     known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
     largest = torch.finfo(samples.dtype).max
-    found = [(lowest >= -largest) * (highest <= largest)]
+    counts = [(lowest >= -largest) * (highest <= largest)]
     # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
     *_, n, d = samples.shape
     sizes = [n, math.nan, n * d]
     if before is not None and before.shape == known_by.shape:
-        found.append((known_by == before.to(known_by)).all(-2))
+        counts.append((known_by == before.to(known_by)).all(-2))
         sizes[1] = n
     else:
-        found *= 2
+        counts *= 2
     if clamp is not None:
-        found.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
-    by = _sizes(tuple(sizes[: len(found)]), samples.device)
-    return torch.stack(found, -1).sum(-2) / by, known_by
+        counts.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
+    totals = _sizes(tuple(sizes[: len(counts)]), samples.device)
+    return torch.stack(counts, -1).sum(-2) / totals, known_by
 
 
 @lru_cache(maxsize=64)
@@ -102,7 +103,7 @@ class ChainState(NamedTuple):
 def metropolis_acceptance(
     start: ChainState, end: ChainState, *, step_size: float, noise_std: float
 ) -> Tensor:
-    """Probability that the Metropolis test of MALA would accept a Langevin step.
+    """The probability that the Metropolis test of MALA would accept a Langevin step.
 
     Roberts and Tweedie, "Exponential convergence of Langevin distributions and their discrete
     approximations", Bernoulli 2(4), 1996: min(1, p(x') q(x | x') / (p(x) q(x' | x))) with
@@ -117,7 +118,7 @@ def metropolis_acceptance(
     """
     if noise_std == 0:
         return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
-    x, h, g, x_end, h_end, g_end = (each.to(_wide(each)) for each in (*start, *end))
+    x, h, g, x_end, h_end, g_end = (tensor.to(_wide(tensor)) for tensor in (*start, *end))
     path = ((x_end - x) * (g + g_end)).sum(-1)
     squares = (g_end * g_end).sum(-1) - (g * g).sum(-1)
     error = h_end - h - 0.5 * path - 0.25 * step_size * squares
@@ -143,18 +144,18 @@ def oriented(
 def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
     """The detached 0-dim tensors of ``buffer.diagnostics()``, under ``buffer/``.
 
-    ConfigError if it returned something else; empty for objects without that method.
+    Raises a ConfigError if it returned something else; empty for objects without that method.
     """
     ask = getattr(buffer, "diagnostics", None)
     if isinstance(buffer, Tensor) or not callable(ask):
         return {}
-    found, method = ask(), f"{type(buffer).__name__}.diagnostics()"
-    if not isinstance(found, Mapping):
+    values, method = ask(), f"{type(buffer).__name__}.diagnostics()"
+    if not isinstance(values, Mapping):
         raise ConfigError(
-            f"{method} returned a {type(found).__name__}; expected 0-dim tensors by name, such as "
+            f"{method} returned a {type(values).__name__}; expected 0-dim tensors by name, such as "
             "{'age': ages.mean()}."
         )
-    for name, value in found.items():
+    for name, value in values.items():
         kind = type(value).__name__
         if isinstance(value, Tensor):
             if not (value.ndim or value.is_complex() or value.dtype is torch.bool):
@@ -163,7 +164,7 @@ def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
         raise ConfigError(
             f"{method} has a {kind} under {name!r}; expected a 0-dim tensor of a real number."
         )
-    return {f"buffer/{name}": value.detach() for name, value in found.items()}
+    return {f"buffer/{name}": value.detach() for name, value in values.items()}
 
 
 def _wide(x: Tensor) -> torch.dtype:

@@ -31,9 +31,9 @@ def weight_diagnostics(
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
-    """Diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
+    """The diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
 
-    The arguments are those of the objective. With groups, w is each negative's share of the
+    The arguments are those of the objective. With groups, w is a negative's share of the
     gradient, positives without a negative of their class are left out, and ``unpaired`` is added.
     The entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite: the
     objective leaves such a sample out, and the other weights mean nothing then.
@@ -46,9 +46,9 @@ def weight_diagnostics(
 def weight_sums(terms: Terms) -> Tensor:
     """The sums for :func:`named_weights`: ``(..., 10)``, by the terms' shapes.
 
-    Over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv², Σ w log w,
-    Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and the numbers of positives with a
-    usable negative, of usable positives, and of usable negatives.
+    They run over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv²,
+    Σ w log w, Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and the numbers of positives
+    with a usable negative, of usable positives, and of usable negatives.
     """
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
@@ -75,20 +75,20 @@ def weight_sums(terms: Terms) -> Tensor:
 
 
 def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
-    """GradScale as in :func:`named_weights`, alone: a few launches."""
+    """The GradScale of :func:`named_weights` alone, in a few launches."""
     w_square, log_total, paired = sums[..., 0], sums[..., 6], sums[..., 7]
     is_known = (sums[..., 8:].sum(-1) == n + m) & (paired > 0) & (w_square > 0)
     return torch.where(is_known, log_total.exp() / paired, math.nan)
 
 
 def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
-    """Numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
+    """The numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
     paired, pos, neg = sums[7:]
     is_known = pos + neg == n + m
-    own = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
-    w_square, v_square, w_log, v_log, top, _, log_total, count = own
+    known_sums = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
+    w_square, v_square, w_log, v_log, top, _, log_total, count = known_sums
     exp: Any = math.exp if isinstance(top, float) else torch.exp
-    found = {
+    numbers = {
         "grad_scale": exp(log_total) / count,
         "weight_entropy": w_log * _over_log(m),
         "ess": 1 / (w_square * m),
@@ -98,19 +98,19 @@ def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dic
         "reweighting_angle": (w_square + v_square) ** -0.5 * (1 / count + 1 / m) ** 0.5,
     }
     if is_grouped:
-        (found["unpaired"],) = known(is_known, [n - paired])
-    return found
+        (numbers["unpaired"],) = known(is_known, [n - paired])
+    return numbers
 
 
 @cache
 def _over_log(count: int) -> float:
-    """-1/log(count), the largest entropy; NaN for one sample."""
+    """The factor -1/log(count), where log(count) is the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan
 
 
 @torch.no_grad()
 def pareto_k(log_weights: Tensor) -> Tensor:
-    """Shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
+    """The shape k of the generalised Pareto distribution fitted to the upper tail of the weights.
 
     The fit is that of Pareto-smoothed importance sampling: Vehtari, Simpson, Gelman, Yao and Gabry,
     "Pareto smoothed importance sampling", JMLR 25(72), 2024, with the estimator of Zhang and

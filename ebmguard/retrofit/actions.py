@@ -1,4 +1,4 @@
-"""Consequences of a judged row: log lines, callback, an ERROR's action, rollbacks."""
+"""The consequences of a judged row: log lines, callback, an ERROR's action, rollbacks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIRST_CHECKPOINT = 50  # step before which no trainer keeps one
 
 @dataclass(eq=False)
 class Actions:
-    """Keeps an ERROR for a safe point, reports alerts, and knows what rollbacks have changed."""
+    """Keep an ERROR for a safe point, report alerts, and know what rollbacks have changed."""
 
     on_alert: Callable[[Alert], object] | None
     _: KW_ONLY
@@ -50,12 +50,12 @@ class Actions:
 
     @property
     def answers(self) -> bool:
-        """Whether an ERROR would now cause its action."""
+        """Tell whether an ERROR would now cause its action."""
         return self.acts and not (self.recoverer and self.recoverer.is_spent)
 
     @property
     def takes_back(self) -> bool:
-        """Whether rollbacks are on."""
+        """Tell whether rollbacks are on."""
         return self.acts and self.recoverer is not None
 
     def attempt(self, call: Callable[..., object], *args: object) -> None:
@@ -68,7 +68,7 @@ class Actions:
             self.end_rollbacks(str(error))
 
     def end_rollbacks(self, why: str = "") -> None:
-        """From here on the run goes on as it would alone."""
+        """Take nothing back any more: from here on the run goes on as it would alone."""
         assert self.recoverer is not None
         self.acts, self.pending, self._is_over = False, None, True
         self.recoverer.forget()
@@ -103,7 +103,9 @@ class Actions:
     ) -> Situation:
         """The state of the run: β* (None: several), the highest allowed β*, a row's numbers."""
         groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
-        own = [group["lr"] for group in groups if isinstance(group.get("lr"), float)]  # on the host
+        rates = [
+            group["lr"] for group in groups if isinstance(group.get("lr"), float)
+        ]  # on the host
         factor = 1.0 if self.recoverer is None else self.recoverer.effect.lr
         return Situation(
             beta_star=math.nan if beta_star is None else beta_star,
@@ -111,7 +113,7 @@ class Actions:
             samples_above=row.get("energy_gap", 0.0) < -row.get("f_pos/std", math.inf),
             sgld_steps=None if self._usual_steps is None else self.steps,
             noise_std=trainer.noise_std,
-            learning_rate=factor * max(own, default=math.nan),
+            learning_rate=factor * max(rates, default=math.nan),
             rolls_back=self.takes_back,
         )
 
@@ -150,21 +152,21 @@ class Actions:
         self.alerts += alerts
         if not (alerts or self._skipped):
             return
-        errors = [each for each in alerts if each.level is Level.ERROR]
+        errors = [alert for alert in alerts if alert.level is Level.ERROR]
         if self.offer is not None:
             errors = self._lasting(row, errors)
         if self.pending is None and self.answers:
             self.pending = next(iter(errors), None)
 
     def _lasting(self, row: StepRow, errors: Sequence[Alert]) -> list[Alert]:
-        """Without a batch that is no number, whose step is left out, if it stays alone."""
-        last, found = self._skipped, [each for each in errors if each.rule != "nonfinite"]
+        """Drop an ERROR of a batch that is no number, whose step is left out, if it stays alone."""
+        last, lasting = self._skipped, [alert for alert in errors if alert.rule != "nonfinite"]
         if last is None:
-            self._skipped = next((each for each in errors if each.rule == "nonfinite"), None)
+            self._skipped = next((alert for alert in errors if alert.rule == "nonfinite"), None)
         elif row.is_over and row.step > last.step:
-            found += [last] if row.numbers.get(last.tag) else []
+            lasting += [last] if row.numbers.get(last.tag) else []
             self._skipped = None
-        return found
+        return lasting
 
     def report(self, alerts: Sequence[Alert]) -> None:
         """Log alerts and call ``on_alert``. It comes last because it is the caller's code."""
@@ -190,7 +192,7 @@ class Actions:
 
     @property
     def steps(self) -> int:
-        """Steps that a sampler call should run now; ConfigError if ``sgld_steps`` is unknown."""
+        """The steps a sampler call should run now; a ConfigError if ``sgld_steps`` is unknown."""
         if self._usual_steps is None:
             raise ConfigError(
                 "The guard does not know the usual number of SGLD steps: g.attach(sgld_steps=20)."
@@ -211,8 +213,8 @@ class Actions:
         A number that the caller gives is taken as it is, unless it is the usual one.
         """
         bound = signature(call).bind_partial(*args)
-        given = kwargs.get(name, bound.arguments.get(name, self._usual_steps))
-        self.sets_steps = given != self._usual_steps
+        steps = kwargs.get(name, bound.arguments.get(name, self._usual_steps))
+        self.sets_steps = steps != self._usual_steps
         if self.sets_steps:
             return args, kwargs
         if name not in bound.arguments:

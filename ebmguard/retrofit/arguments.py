@@ -1,4 +1,4 @@
-"""The function ``guard``: checks its arguments and wires a Guard."""
+"""The function ``guard``, which checks its arguments and wires a Guard."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def guard(
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
     compile: bool = False,
-    **told: Unpack[TrainerParts],
+    **parts: Unpack[TrainerParts],
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
 
     Loss and sampler:
-        loss_fn: None (the usual case), or the trainer's own contrastive part, a function of
+        loss_fn: None (the usual case), or the trainer's contrastive part, a function of
             ``(f_pos, f_neg)`` that is affine in both; its weight is read by autograd at every call.
         sampler: the function, closure, bound method or object that draws negatives, or None.
         beta_star: exponent β* on raw outputs; 0, the standard trainer's, where none is given. A
@@ -85,12 +85,12 @@ def guard(
             ``loss()`` raises a ConfigError.
         sampler_scale: the sampler's factor, set apart from β (Appendix G.1). 1.0: none.
         substeps: "auto": the guard leaves the sampler's steps as they are until they are too long
-            for f (``sampler/sharpness`` over 1, median of five rows); from then on it takes each as
+            for f (``sampler/sharpness`` over 1, median of five rows); then it takes every one as
             4 or 16 finer ones, inside the unchanged sampler. A number: always, once a call has
             shown how the sampler moves. 1: never. Where it cannot, a line says why.
         methods: methods of a sampler object that run tempered.
         convention: "log_density" (f is high on data) or "energy" (low on data).
-        variant: "default", "no_pos", "batch" or "true", or one for each entry of the first model
+        variant: "default", "no_pos", "batch" or "true", or one for every entry of the first model
             dimension; see :func:`ebmguard.objective.contrastive_loss`.
 
     The rest of the trainer, all optional; :meth:`Guard.attach` takes parts that are made later:
@@ -99,7 +99,7 @@ def guard(
         optimizer: a step then ends at its ``step()``. Steps with gradients that are not finite are
             skipped, on the device by fused optimizers that can, else by one host read per step. If
             several train the model, a list of all: the step ends when all have stepped.
-        scaler: the AMP GradScaler around that optimizer; its own skips are reported as INFO.
+        scaler: the AMP GradScaler around that optimizer; the steps it skips are reported as INFO.
         scheduler, ema, buffer: the rest of the training state. A buffer is a tensor of rows, a
             list of tensors, or an object with ``state_dict`` and ``load_state_dict``.
         step_size, noise_std, clamp: the sampler's settings, for its diagnostics.
@@ -116,7 +116,7 @@ def guard(
         thin_log: from the 20,000th step on write one row in ten to ``log_dir``, from the millionth
             one in a hundred, and every row near an alert. False writes all; ``sinks`` get all.
         rules: the rules that raise alerts (:mod:`ebmguard.alerts`): change a threshold by
-            ``dataclasses.replace``, leave a rule out, or add one of your own.
+            ``dataclasses.replace``, leave a rule out, or add one of yours.
         action: on an alert of level ERROR, "warn", "raise" (at the next safe point: after an
             optimizer step, or before the next sampler call), or "rollback" (after an optimizer
             step; needs ``model``, ``optimizer`` and all other parts with a state). "auto":
@@ -145,7 +145,10 @@ def guard(
         **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
         "log_dir": (str | PathLike, "the path of a folder"),
         "process_group": (dist.ProcessGroup, _GROUP),
-        **{each: (list | tuple, f"a list of {each}") for each in ("sinks", "methods", "rules")},
+        **{
+            argument: (list | tuple, f"a list of {argument}")
+            for argument in ("sinks", "methods", "rules")
+        },
     }
     for name, (kind, wanted) in kinds.items():
         value = arguments[name]
@@ -172,7 +175,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), told, sampler)
+    trainer = check_told(Trainer(), parts, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(
@@ -239,7 +242,7 @@ def guard(
     fineness = Fineness(1 if settings.models else substeps, settings)
     loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
-    return Guard(loop, losses, sampler, methods).attach(**told)
+    return Guard(loop, losses, sampler, methods).attach(**parts)
 
 
 class _Terminal(logging.Handler):
@@ -253,9 +256,11 @@ def _spelled(record: logging.LogRecord) -> bool:
     """Pass a line on, in characters that the files of all handlers have."""
     logger, text = cast("logging.Logger | None", _log), record.getMessage()
     while logger is not None:
-        for each in logger.handlers:
+        for handler in logger.handlers:
             # A file that is not open yet has the name that it will be opened with.
-            encoding = getattr(getattr(each, "stream", None) or each, "encoding", None) or "utf-8"
+            encoding = (
+                getattr(getattr(handler, "stream", None) or handler, "encoding", None) or "utf-8"
+            )
             text = spelled(text, locale.getencoding() if encoding == "locale" else encoding)
         logger = logger.parent if logger.propagate else None
     if text != record.getMessage():

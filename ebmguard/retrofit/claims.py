@@ -1,4 +1,4 @@
-"""One guard for a run: who makes another one of the same run, once an epoch say, is told."""
+"""The claims of one guard on a run: a second one of it, made once an epoch say, is refused."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDict
 
 
 class Claims:
-    """What one guard has of its run: optimizers, and a sampler's object. It outlives the guard.
+    """The parts of a run that a guard has: optimizers, a sampler's object. It outlives the guard.
 
-    Those that are made side by side, before one has had a loss, may share them: one for each term
-    of a loss, say. One that is made later is of a function that is called again.
+    Guards that are made side by side, before one has had a loss, may share them: one for every
+    term of a loss, say. One that is made later is of a function that is called again.
 
     Attributes:
         began: when it had its first loss, in the order of the process; 0 before.
@@ -49,32 +49,32 @@ class Claims:
         self._model = None if trainer.model is None else weakref.ref(trainer.model)
         optimizers = [] if trainer.optimizer is None else optimizers_of(trainer.optimizer)
         sampler = getattr(sampler, "original", sampler)
-        own = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
+        instance = getattr(sampler, "__self__", None) if is_function(sampler) else sampler
         name: str = getattr(sampler, "__qualname__", type(sampler).__name__)
-        self._name = "" if optimizers or own is not None else name
+        self._name = "" if optimizers or instance is not None else name
         keys = [(x, "", f"optimizer, {type(x).__name__},") for x in optimizers]
-        self._take([*keys, (own, name, f"sampler, {name},")])
+        self._take([*keys, (instance, name, f"sampler, {name},")])
 
     def begin(self, models: Iterable[object]) -> None:
-        """The first loss, of samples of these models."""
+        """Begin with the first loss, which has samples of these models."""
         self._take([(x, self._name, f"sampler, {self._name},") for x in models if self._name])
         self.began = next(_ORDER)
 
     def _take(self, keys: Iterable[tuple[Any, str, str]]) -> None:
-        # Objects of slots, whose end cannot be told, and those without a hash are not known.
+        # Objects of slots, whose end nothing shows, and those without a hash are not known.
         known = [x for x in keys if isinstance(x[0], Hashable) and hasattr(x[0], "__weakref__")]
-        for x, of, what in known:
-            owner = _OWNERS.get(x, {}).get(of, self)
+        for x, use, what in known:
+            owner = _OWNERS.get(x, {}).get(use, self)
             models = owner._model, self._model
-            is_other = of and None not in models and models[0] != models[1]
+            is_other = use and None not in models and models[0] != models[1]
             is_alive, is_again = owner._guard() is not None, 0 < owner.began < self._made
-            clashes = is_alive and not of and (owner._rolls_back or self._rolls_back)
+            clashes = is_alive and not use and (owner._rolls_back or self._rolls_back)
             if owner is self or owner.is_over or is_other or not (is_again or clashes):
-                if is_alive and not (owner is self or owner.is_over or of):
+                if is_alive and not (owner is self or owner.is_over or use):
                     owner.is_shared = self.is_shared = True
                 continue
             owner.is_over = not is_alive  # what is gone cannot be closed
             way = "close that one first, loss_fn.guard.close()"
             raise ConfigError(_TAKEN.format(what, way if is_alive else "call guard(...) once more"))
-        for x, of, _ in known:
-            _OWNERS.setdefault(x, {})[of] = self
+        for x, use, _ in known:
+            _OWNERS.setdefault(x, {})[use] = self

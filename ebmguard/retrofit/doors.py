@@ -1,6 +1,6 @@
-"""What may stand in the place of the loss, and in that of the sampler.
+"""The checks of what stands in the place of the loss, and in that of the sampler.
 
-Names tell nothing: a candidate is called on two small vectors, and what comes back decides.
+Names tell nothing: a candidate is called on two small vectors, and its result decides.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .watches import is_compiled
 
 __all__ = ["check_loss", "check_sampler"]
 
-_FOREIGN = "builtins", "torch"  # no classes of a trainer's own
+_FOREIGN = "builtins", "torch"  # no classes of a trainer
 _VECTORS = (0.5, -0.25), (0.25, 1.0)
 
 
 def _asked(call: Any) -> tuple[str, list[str], bool]:
-    """Name of a callable, its parameters, and whether it takes two values."""
+    """The name of a callable, its parameters, and whether it takes two values."""
     function = call.func if isinstance(call, functools.partial) else call
     name = getattr(function, "__name__", type(function).__name__)
     try:
@@ -43,7 +43,7 @@ def _asked(call: Any) -> tuple[str, list[str], bool]:
 
 
 def _called(candidate: Callable[..., Any]) -> tuple[Any, list[Tensor]]:
-    """What it makes of two small vectors, and these. Random numbers stay as they are."""
+    """The result of a call with two small vectors, and these. Random numbers stay as they are."""
     has_gpus = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count() if has_gpus else 0)
     with torch.random.fork_rng(gpus), torch.inference_mode(False), torch.enable_grad():
@@ -52,7 +52,7 @@ def _called(candidate: Callable[..., Any]) -> tuple[Any, list[Tensor]]:
 
 
 def _why_no_loss(candidate: Any) -> str:
-    """How it fails on two vectors; empty where that may be because something is not ready yet.
+    """The way it fails on two vectors; empty where that may be because something is not ready yet.
 
     A lambda is often there because what it calls comes later. The first loss is looked at again.
     """
@@ -60,7 +60,7 @@ def _why_no_loss(candidate: Any) -> str:
         return ""
     try:
         _called(candidate)
-    except Exception as error:  # noqa: BLE001  Of the trainer's code, which may raise anything.
+    except Exception as error:  # noqa: BLE001  The trainer's code may raise anything.
         # It calls a vector, or takes it for a network, a buffer or a number of samples.
         is_of_vector = isinstance(getattr(error, "obj", None), Tensor)
         is_told = type(error) in (TypeError, ConfigError) or is_of_vector
@@ -69,7 +69,7 @@ def _why_no_loss(candidate: Any) -> str:
 
 
 def _is_loss(candidate: Any) -> bool:
-    """Whether it makes one number of two vectors; only asked where a call changes nothing."""
+    """Tell if it makes one number of two vectors; only asked where a call changes nothing."""
     code = getattr(candidate, "__code__", None)
     is_alone = isinstance(candidate, FunctionType) and not candidate.__defaults__
     if code is None or not is_alone or (code.co_argcount, code.co_kwonlyargcount) != (2, 0):
@@ -92,8 +92,8 @@ def check_loss(loss_fn: Any) -> None:
         raise ConfigError("loss_fn is guarded already; use one guard, or pass loss_fn=None.")
     name, takes, is_right = _asked(loss_fn)
     is_class, is_sampler, why = isinstance(loss_fn, type), isinstance(loss_fn, Guarded), ""
-    if is_right and not (is_class or is_sampler) and (said := _why_no_loss(loss_fn)):
-        why = f" With two vectors it fails: {said}."
+    if is_right and not (is_class or is_sampler) and (failure := _why_no_loss(loss_fn)):
+        why = f" With two vectors it fails: {failure}."
     if why or is_class or is_sampler or not is_right:
         what = "the class " if is_class else ""
         raise ConfigError(
@@ -125,8 +125,8 @@ def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> 
             "samples are only read, pass None."
         )
     if model is not None and not methods:
-        own = [getattr(model, energy), *([model] if energy == "forward" else [])]
-        if any(sampler is x or (inspect.ismethod(sampler) and sampler == x) for x in own):
+        energies = [getattr(model, energy), *([model] if energy == "forward" else [])]
+        if any(sampler is x or (inspect.ismethod(sampler) and sampler == x) for x in energies):
             raise ConfigError(
                 f"The sampler is the energy of {type(model).__name__} itself; expected the "
                 "function that draws samples from it, such as langevin(f, x)."
@@ -155,8 +155,8 @@ def check_sampler(sampler: object, methods: Sequence[str], trainer: Trainer) -> 
 
 
 def _public_methods(sampler: object) -> str:
-    """A few, of the classes that are the trainer's own. Of the class: a property may raise."""
+    """A few methods of the trainer's classes. The class is asked, since a property may raise."""
     kinds = [x for x in type(sampler).__mro__ if x.__module__.split(".")[0] not in _FOREIGN]
-    names = {x for each in kinds for x in vars(each) if not x.startswith("_")}
-    found = sorted(x for x in names if inspect.isroutine(getattr(type(sampler), x, None)))
-    return ", ".join([*found[:12], *(["..."] if found[12:] else [])]) or "none"
+    names = {x for kind in kinds for x in vars(kind) if not x.startswith("_")}
+    routines = sorted(x for x in names if inspect.isroutine(getattr(type(sampler), x, None)))
+    return ", ".join([*routines[:12], *(["..."] if routines[12:] else [])]) or "none"

@@ -1,4 +1,4 @@
-"""How a guard ends: what its parts leave behind, also where nobody has closed it."""
+"""The end of a guard: what its parts leave behind, also where nobody has closed it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def write_the_rest(rows: Rows, writer: Writer) -> None:
 def take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
     """Remove the hooks that hang on others' objects."""
     first_losses.stop()
-    for hooks in filter(None, (each() for each in hung)):
+    for hooks in filter(None, (reference() for reference in hung)):
         hooks.remove()
 
 
 def finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
-    """The guard is gone: write what it had, and take off what it hung."""
+    """Write what a guard had that is gone, and take off what it hung."""
     take_off(*hanging)
     write_the_rest(rows, writer)
     writer.close()

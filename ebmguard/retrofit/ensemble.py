@@ -34,25 +34,25 @@ def over_models(
     *,
     variant: Variants | None,
 ) -> tuple[Tensor | None, Tensor]:
-    """:func:`of_loss` of every model: the losses ``(*models,)``, and the sums ``(models, n)``.
+    """Map :func:`of_loss` over the models: the losses ``(*models,)``, and the sums ``(models, n)``.
 
     The models' dimensions come first in ``f_pos``, ``f_neg``, β* and ``log_q``; one model has none.
-    ``variant`` is one name, or one name for each entry of the first of these dimensions.
+    The ``variant`` is one name, or one for every entry of the first of these dimensions.
     """
-    of_one = partial(of_loss, groups=groups, reference=reference)
+    one_loss = partial(of_loss, groups=groups, reference=reference)
     if not models:
         assert not isinstance(variant, tuple)
-        return of_one(f_pos, f_neg, beta_star, *(log_q or ()), variant=variant)
+        return one_loss(f_pos, f_neg, beta_star, *(log_q or ()), variant=variant)
     assert isinstance(beta_star, Tensor)
     sides = f_pos, f_neg, beta_star.expand(models), *(log_q or ())
     flat = [x.reshape(-1, *x.shape[len(models) :]) for x in sides]
     names = [variant] * models[0] if isinstance(variant, str) else [*(variant or ())]
-    each, start, found = len(flat[0]) // models[0], 0, []
+    stride, start, results = len(flat[0]) // models[0], 0, []
     for name, run in groupby(names):
-        end = start + each * len([*run])
-        found.append(torch.vmap(partial(of_one, variant=name))(*(x[start:end] for x in flat)))
+        end = start + stride * len([*run])
+        results.append(torch.vmap(partial(one_loss, variant=name))(*(x[start:end] for x in flat)))
         start = end
-    losses, sums = (torch.cat(x) for x in zip(*found, strict=True))
+    losses, sums = (torch.cat(x) for x in zip(*results, strict=True))
     return losses.reshape(models), sums
 
 
@@ -73,14 +73,14 @@ def of_loss(
     """
     if isinstance(beta_star, Tensor):
         column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
-        at = Exponent.of(column, f_pos.dtype)
+        exponent = Exponent.of(column, f_pos.dtype)
     else:
-        at = _column(beta_star, reference, f_pos.dtype, f_pos.device)
+        exponent = _column(beta_star, reference, f_pos.dtype, f_pos.device)
     both: Any = None
     if log_q:
         both = tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q)
     with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
-        terms = Terms.of(f_pos, f_neg, at, groups, both)
+        terms = Terms.of(f_pos, f_neg, exponent, groups, both)
         loss = None if variant is None else terms.loss(variant)[0]
     with torch.no_grad():
         sums = [] if loss is None else [loss.detach().reshape(1)]
@@ -90,26 +90,27 @@ def of_loss(
 
 @lru_cache(maxsize=64)
 def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Exponent:
-    """Two exponents, the first 0 only where there is no loss."""
+    """A column of two exponents, the first 0 only where there is no loss."""
     # Filled in on the device, since a copy from the host would wait for it.
     with torch.inference_mode(False):  # a later call may need its gradient
         low, zero, *both = (
             torch.full((), x, dtype=dtype, device=device)
             for x in (torch.finfo(dtype).min / 16, 0.0, first, second)
         )
-        at = Exponent.of(torch.stack(both).unsqueeze(-1), dtype)
+        exponent = Exponent.of(torch.stack(both).unsqueeze(-1), dtype)
         is_up = min(first, second) >= 0
-        return at._replace(is_zero=False, is_nonnegative=is_up, low=low, zero=zero)
+        return exponent._replace(is_zero=False, is_nonnegative=is_up, low=low, zero=zero)
 
 
 def check_models(
-    models: torch.Size, variant: Variants, own: Batch, beta_star: float | Tensor
+    models: torch.Size, variant: Variants, batch: Batch, beta_star: float | Tensor
 ) -> None:
     """Refuse energies that do not fit these models: see :func:`ebmguard.energies.check_energies`.
 
-    EnergyTypeError if they are not numbers, ShapeError if the models' dimensions are not first.
+    Raises an EnergyTypeError if they are not numbers, a ShapeError if the models' dimensions are
+    not first.
     """
-    f_pos, f_neg, groups, log_q = own[:4]
+    f_pos, f_neg, groups, log_q = batch[:4]
     for name, f in (("f_pos", f_pos), ("f_neg", f_neg)):
         if isinstance(f, Tensor) and f.is_meta and not f.is_cuda:
             raise EnergyTypeError(
@@ -132,15 +133,15 @@ def check_models(
                     "log-density per sample: log q(x), summed over the dimensions of x."
                 )
         first, beta_star = (0,) * len(models), 1.0
-        given = (f_pos, f_neg, *(log_q or ()))
-        f_pos, f_neg, *rest = (x[first] if isinstance(x, Tensor) else x for x in given)
+        tensors = (f_pos, f_neg, *(log_q or ()))
+        f_pos, f_neg, *rest = (x[first] if isinstance(x, Tensor) else x for x in tensors)
         log_q = cast("LogQ | None", tuple(rest) or None)
     for name in {variant} if isinstance(variant, str) else {*variant}:
         check_energies(f_pos, f_neg, beta_star, variant=name, groups=groups, log_q=log_q)
 
 
 def check_variants(variant: object, models: torch.Size) -> None:
-    """ConfigError on an unknown variant, or if their number does not fit the first dimension."""
+    """Refuse an unknown variant, or a number of them that does not fit the first dimension."""
     several = not isinstance(variant, str) and isinstance(variant, Sequence)
     names: Sequence[object] = variant if several else (variant,)  # type: ignore[assignment]
     for name in names:

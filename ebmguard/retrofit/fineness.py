@@ -1,4 +1,4 @@
-"""How much finer than its own the sampler's steps are taken, by the sharpness of its drifts."""
+"""The fineness of the sampler's steps, which the sharpness of its drifts decides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _TURNS = 1.0  # the sharpness at which drifts turn round
 _LATELY = 50  # steps, in which nearly all of what dies has been sharp
 _HALF = 0.5  # under which it is not near
 # Rows far from it before N falls; after a fall that had to be undone twice as many. The sharpness
-# of finer steps hardly tells that of coarser ones, so each fall is a trial.
+# of finer steps hardly tells that of coarser ones, so every fall is a trial.
 _WAIT = 100
 _ENDS = 4  # evaluations that are kept at either end of a call
 _LOOKS = 5  # calls that are looked at before it is given up
@@ -41,7 +41,7 @@ _MISSED = 0.3  # share of the entries above which the sampler does not move as i
 
 
 class Fineness(Stateful):
-    """Keeps N, by which each of the sampler's steps is divided, and how the sampler moves.
+    """Keep N, by which all steps of the sampler are divided, and how the sampler moves.
 
     Args:
         asked: N, or "auto": 1 until the median sharpness of five rows is over 1, where drifts turn
@@ -72,7 +72,7 @@ class Fineness(Stateful):
 
     @property
     def in_force(self) -> int:
-        """N now."""
+        """The N that applies now."""
         if not self._looks and self.moves is None:
             return 1
         return min(MOST, max(self.times, self.least)) if self._is_auto else self.times
@@ -97,20 +97,20 @@ class Fineness(Stateful):
             return None
         self._call = step, self._call[1] + 1 if self._call[0] == step else 0
         # The trainer's seed, so that runs differ; a resumed run has all of these again.
-        of = torch.initial_seed(), *self._call, attempt, self._settings.ranks.index
-        return Substeps(self.moves, n, seed=hash(of) & (1 << 62) - 1)
+        key = torch.initial_seed(), *self._call, attempt, self._settings.ranks.index
+        return Substeps(self.moves, n, seed=hash(key) & (1 << 62) - 1)
 
     def drift(self, looking: Substeps | None) -> Drift:
-        """What records the call that is looked at."""
-        # Where both ends do not tell it, the whole chain.
+        """Make a recorder of the call that is looked at."""
+        # If both ends did not tell it, the whole chain is recorded.
         ends = _ENDS if self._looks == _LOOKS else None
         return Drift(len(self._settings.models), looking, ends)
 
     def looked(self, drift: Drift, result: object) -> None:
         """Take what a recorded call has shown."""
         why = "" if drift.looking is None else drift.looking.why
-        own: Moves | str = why or Moves.of(drift.evaluations, drift.draws.log, result)
-        moves: Moves | str = self._settings.ranks.from_all(own)[0]
+        local_moves: Moves | str = why or Moves.of(drift.evaluations, drift.draws.log, result)
+        moves: Moves | str = self._settings.ranks.from_all(local_moves)[0]
         if isinstance(moves, str):
             self._looks -= 1
             if not self._looks:
@@ -180,8 +180,8 @@ class Fineness(Stateful):
             self._warn()
         elif self._settings.ranks.is_first:
             now = f"taken as {times} finer ones" if times > 1 else "taken as it is"
-            told = "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is %s."
-            _log.info(told, step, sharpness, now)
+            line = "Step %d: the sharpness of the sampler's steps is %.2f; from now on each is %s."
+            _log.info(line, step, sharpness, now)
         what = "substeps", Level.INFO, step, SHARPNESS, sharpness, _TURNS, _ROWS
         return [Alert(*what, remedies=(Remedy.SUBSTEPS,))] if is_first else []
 

@@ -35,7 +35,7 @@ _STATE_VERSION = 13
 
 
 class Guard:
-    """What :func:`guard` returns; unpacks into ``loss, sampler``.
+    """The object that :func:`guard` returns; it unpacks into ``loss, sampler``.
 
     Attributes:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None, log_q=None)``.
@@ -62,7 +62,7 @@ class Guard:
 
     @property
     def step(self) -> int:
-        """Number of the current step."""
+        """The number of the current step."""
         return self._loop.rows.step
 
     @property
@@ -80,12 +80,12 @@ class Guard:
 
     @property
     def members(self) -> list[Row]:
-        """The rows behind ``last``, one for each model, in the order of flattened dimensions."""
+        """The rows behind ``last``, one for every model, in the order of flattened dimensions."""
         return self._loop.members
 
     @property
     def compute(self) -> Callable[..., Any]:
-        """Calls pure functions of tensors, ``compute(function, *args, **kwargs)``.
+        """The caller of pure functions of tensors, ``compute(function, *args, **kwargs)``.
 
         You may replace it, for example by a function that captures CUDA graphs.
         """
@@ -116,13 +116,13 @@ class Guard:
 
     @property
     def attempt(self) -> int:
-        """Number of rollbacks of the run so far, also before a resume."""
+        """The number of rollbacks of the run so far, also before a resume."""
         recoverer = self._loop.actions.recoverer
         return 0 if recoverer is None else recoverer.attempt
 
     @property
     def sgld_steps(self) -> int:
-        """SGLD steps of a sampler call now. A sampler itself asks :meth:`next_steps`.
+        """The SGLD steps of a sampler call now. A sampler itself asks :meth:`next_steps`.
 
         Raises a ConfigError if ``sgld_steps=`` was not given.
         """
@@ -132,15 +132,15 @@ class Guard:
     def loss(
         self, f_pos: Tensor, f_neg: Tensor, groups: Groups | None = None, log_q: LogQ | None = None
     ) -> Tensor:
-        """The contrastive loss to minimise, instead of ``-(f_pos.mean() - f_neg.mean())``.
+        """Return the contrastive loss to minimise, instead of ``-(f_pos.mean() - f_neg.mean())``.
 
         Args:
             f_pos: the network's raw output on positives, ``(N,)``, ``(N, 1)`` or ``(N, heads)``;
                 ``(*models, N)`` where β* has model dimensions. In the guard's ``convention``.
             f_neg: the same on negatives; M may differ from N.
-            groups: labels ``(y_pos, y_neg)``, if each chain belongs to a class, a noise level or a
-                pair. If output scales differ between levels, add as a third entry each positive's
-                scale ``(N,)`` divided by the guard's: see ``docs/codebases.md``. ``"rows"`` for a
+            groups: labels ``(y_pos, y_neg)``, if every chain belongs to a class, a noise level or a
+                pair. If output scales differ between levels, add as a third entry the positives'
+                scales ``(N,)`` divided by the guard's: see ``docs/codebases.md``. ``"rows"`` for a
                 conditional energy f(x, y), with ``f_neg`` of shape ``(N, M)``: row i has the M
                 negatives of positive i. A ``loss_fn`` gets ``(N,)`` and ``(N * M,)`` then.
             log_q: log-densities ``(log_q_pos, log_q_neg)``, ``(N,)`` and ``(M,)``, of a proposal
@@ -180,7 +180,7 @@ class Guard:
 
     @uncompiled
     def log(self, numbers: Mapping[str, float | Tensor]) -> None:
-        """Put numbers of your own into the row of the step under way.
+        """Put numbers of yours into the row of the step under way.
 
         Call ``g.log({"accuracy": 0.93, "loss/classification": x})`` before the optimizer's step.
         Every sink, the report and :mod:`ebmguard.runs` show them beside the guard's. If you log a
@@ -194,9 +194,9 @@ class Guard:
         Raises:
             ConfigError: the guard uses this name, it is no text, or the value is no number.
         """
-        given: object = numbers
-        if not isinstance(given, Mapping):
-            kind = type(given).__name__
+        candidate: object = numbers
+        if not isinstance(candidate, Mapping):
+            kind = type(candidate).__name__
             raise ConfigError(f"g.log: a {kind}; expected numbers by name, {{'accuracy': 0.93}}.")
         for name, value in numbers.items():
             if why := why_not_logged(name):
@@ -213,7 +213,7 @@ class Guard:
 
     @uncompiled
     def next_steps(self) -> int:
-        """How many SGLD steps your sampler should run now; a rollback may change their number.
+        """Return how many SGLD steps your sampler should run now; a rollback may change the number.
 
         Raises:
             ConfigError: ``sgld_steps=`` was not given.
@@ -223,7 +223,7 @@ class Guard:
 
     @uncompiled
     def temper(self, output: Tensor) -> Tensor:
-        """``(1 - β) * output``, for samplers that are written inline: ``g.temper(model(x))``.
+        """Return ``(1 - β) * output``, for samplers written inline: ``g.temper(model(x))``.
 
         Returns:
             a tensor of the output's shape and dtype; at β = 0 the output itself. Several numbers a
@@ -249,7 +249,7 @@ class Guard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which the sampler runs untempered and nothing is recorded, as for plots."""
+        """Open a block where the sampler runs untempered and nothing is recorded, as for plots."""
         before = self._loop.paused_by
         try:
             self._loop.paused_by = get_ident()
@@ -257,7 +257,7 @@ class Guard:
         finally:
             self._loop.paused_by = before
 
-    def attach(self, **told: Unpack[TrainerParts]) -> Guard:
+    def attach(self, **parts: Unpack[TrainerParts]) -> Guard:
         """Give the guard parts of the trainer that you made after it; returns the guard.
 
         You may call it several times: a new part replaces the earlier one. The keywords are those
@@ -270,7 +270,7 @@ class Guard:
             ConfigError: a part that does not fit, such as an optimizer that trains none of the
                 model's parameters. Nothing has changed then.
         """
-        self._loop.attach(told, self.sampler)
+        self._loop.attach(parts, self.sampler)
         return self
 
     def check(self, example: Tensor | None = None) -> list[Problem]:
@@ -315,7 +315,7 @@ class Guard:
         return step
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint needs, as plain numbers, lists and dicts. Take it between steps."""
+        """Return the state for a checkpoint: plain numbers, lists, dicts. Take it between steps."""
         loop, recoverer = self._loop, self._loop.actions.recoverer
         # Without an optimizer's word a step is over when its loss is.
         is_over = not loop.is_told_steps and loop.rows.losses_in_step > 0

@@ -1,4 +1,4 @@
-"""Which energies are which, as equal numbers show it."""
+"""The comparison of energies: equal numbers show which are which."""
 
 from __future__ import annotations
 
@@ -32,44 +32,44 @@ _BENDS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def marks_of(x: Tensor) -> Tensor:
-    """A whole number for each row, in practice the same for equal rows only."""
+    """Return a whole number for every row, in practice the same for equal rows only."""
     rows = x.detach().as_subclass(Tensor).reshape(len(x), -1)
     width = rows.shape[1]
-    by = torch.arange(1, width + 1, device=x.device) * 0x1E3779B97F4A7C15
-    by = by ^ (by >> 31)
+    factors = torch.arange(1, width + 1, device=x.device) * 0x1E3779B97F4A7C15
+    factors = factors ^ (factors >> 31)
     parts = torch.split(rows, max(1, _AT_ONCE // width))
     bits = (part.float().contiguous().view(torch.int32).long() for part in parts)
-    return torch.cat([(each * by).sum(1) for each in bits])
+    return torch.cat([(block * factors).sum(1) for block in bits])
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """Energies on the host, one row a sample."""
+    """Return energies on the host, one row a sample."""
     return x.detach().as_subclass(Tensor).cpu().double().reshape(len(x), -1)
 
 
 def check_scale(f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], scale: float) -> None:
     """Refuse a scale that was measured for the network's output where the loss gets a multiple."""
-    given = rows_of(f_neg).sum(1)
-    for output in (x.sum(1) for _, x in calls if len(x) == len(given) > 2):
-        by = float(given @ output / (output @ output).clamp(min=1e-300))
-        is_one = torch.allclose(given, by * output, 1e-4, 0.0) and bool(given.std() > 0)
-        if is_one and not math.isclose(abs(by), 1, rel_tol=1e-3):
+    energies = rows_of(f_neg).sum(1)
+    for output in (x.sum(1) for _, x in calls if len(x) == len(energies) > 2):
+        ratio = float(energies @ output / (output @ output).clamp(min=1e-300))
+        is_one = torch.allclose(energies, ratio * output, 1e-4, 0.0) and bool(energies.std() > 0)
+        if is_one and not math.isclose(abs(ratio), 1, rel_tol=1e-3):
             raise ConfigError(
-                f"The loss gets {by:.4g} times what the network returns, and the measured "
+                f"The loss gets {ratio:.4g} times what the network returns, and the measured "
                 f"output_scale={scale:g} is that of the network's output. Pass that of the energy "
-                f"of the loss: output_scale={scale / abs(by):.6g}."
+                f"of the loss: output_scale={scale / abs(ratio):.6g}."
             )
 
 
 def holds(values: Iterable[Tensor], x: Tensor) -> bool:
-    """Whether they hold all of x, or its negatives."""
-    pool = [each.flatten().abs() for each in values]
+    """Tell whether they hold all of x, or its negatives."""
+    pool = [value.flatten().abs() for value in values]
     return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
 
 
 def is_mean(values: Iterable[Tensor], x: Tensor) -> bool:
-    """Whether x is certainly the mean of many rows, or its negative, and no energy."""
-    rows = [each for each in values if len(each) > 1 and each.shape[1] == x.numel()]
+    """Tell whether x is certainly the mean of many rows, or its negative, and no energy."""
+    rows = [value for value in values if len(value) > 1 and value.shape[1] == x.numel()]
     x = x.abs().flatten()
     return any(torch.allclose(x, y.mean(0).abs(), 1e-5, 0) for y in rows) and not holds(rows, x)
 
@@ -80,7 +80,7 @@ def functions_by(outputs: Iterable[Tensor], f: Tensor) -> set[str]:
 
 
 def functions(outputs: Tensor, f: Tensor) -> list[str]:
-    """The functions of several outputs of each sample that f may be."""
+    """The functions of several outputs of a sample that f may be."""
     values = {
         "sum": [outputs.sum(1), outputs.mean(1)],
         "logsumexp": [outputs.logsumexp(1)],
@@ -92,7 +92,7 @@ def functions(outputs: Tensor, f: Tensor) -> list[str]:
 
 
 def is_linear(f: Tensor, energy: Tensor) -> bool | None:
-    """Whether f is linear in the energy, but for a constant; None where too few numbers tell."""
+    """Tell if f is linear in the energy, but for a constant; None where too few numbers tell."""
     x, y = energy - energy.mean(), f - f.mean()
     if len(set(energy.tolist())) < 4 or not y.any():
         return None

@@ -54,11 +54,11 @@ class Turn:
 
     @property
     def thread(self) -> int | None:
-        """Which has it."""
+        """The thread that has it."""
         return self._holder.get("now", [None])[0]
 
     def run(self, call: Callable[[bool], T]) -> T:
-        """``call(is_free)``: whether this call holds the turn; False while another one does."""
+        """Run ``call(is_free)``: True if this call holds the turn, False while another one does."""
         mine, is_enabled, is_over = [get_ident()], torch.is_grad_enabled(), False
         try:
             try:
@@ -78,7 +78,7 @@ class Turn:
 
 
 class Sampling:
-    """Finds the energy module of a sampler call, and runs the call on its tempered output."""
+    """Find the energy module of a sampler call, and run the call on its tempered output."""
 
     def __init__(self, dims: int) -> None:
         self.calls = 0
@@ -108,7 +108,7 @@ class Sampling:
         """
         module, tempering, factor = trainer.model, None, now.factor_of_samples
         must_temper = now.must_temper
-        # What β* = 0 allows and a later step of the schedule does not is said once.
+        # What β* = 0 allows and a later step of the schedule does not is logged once.
         later = now.is_off and strength.is_scheduled and strength.tempers
         if module is None:
             try:
@@ -156,7 +156,7 @@ _EXITS = (
 
 
 def _is_one(factor: float | Tensor) -> bool:
-    """Read on the host, where a call would be refused otherwise."""
+    """Read the factor on the host, where a call would be refused otherwise."""
     return isinstance(factor, Tensor) and bool((factor == 1).all())
 
 
@@ -198,7 +198,7 @@ class GuardedLoss:
 
 
 class OneLoss:
-    """Makes one loss per guard. The loss holds the guard; the guard does not hold the loss."""
+    """Make one loss per guard. The loss holds the guard; the guard does not hold the loss."""
 
     def __init__(self) -> None:
         self._made = weakref.WeakValueDictionary[int, GuardedLoss]()

@@ -1,4 +1,4 @@
-"""What the checks examine, from a loop."""
+"""The setup that the checks examine, from a loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def setup_of(
     loop: Any, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
 ) -> Setup:
     """The setup of a loop, at a step's strength."""
-    settings, recoverer, found = loop.settings, loop.actions.recoverer, loop.first_calls.result
+    settings, recoverer, measured = loop.settings, loop.actions.recoverer, loop.first_calls.result
     awaits = loop.strength.awaits_scale and loop.first_calls.calls_left > 0
     followed: Iterable[str] = ()
     if recoverer is not None and not is_running:
@@ -28,7 +28,7 @@ def setup_of(
         beta_star=tuple(numbers_of(now.beta_star)),
         output_scale=now.output_scale,
         tempers=loop.strength.tempers or awaits,
-        measured="" if found is None else str(found),
+        measured="" if measured is None else str(measured),
         factor=tuple(numbers_of(now.factor)),
         sign=settings.sign,
         action=settings.action if loop.actions.acts else "warn",

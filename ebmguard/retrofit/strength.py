@@ -1,4 +1,4 @@
-"""Fixed settings of ``guard()``, and its strength at a step.
+"""The fixed settings of ``guard()``, and its strength at a step.
 
 The strength is the exponent β* of the loss and the factor on the sampler.
 The sampler runs on ``sampler_scale * f``: on (1 - β*/o) f if the output scale o is known (Eq. 7; o
@@ -49,7 +49,7 @@ _NEEDS_SCALE = (
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of :func:`ebmguard.guard` that hold for the whole run."""
+    """The arguments of :func:`ebmguard.guard` that hold for the whole run."""
 
     sign: int  # 1 where the network's output is high on data, -1 where it is low
     variant: Variants
@@ -60,7 +60,7 @@ class Settings:
     process_group: dist.ProcessGroup | None
     has_sampler: bool
     compiles: bool
-    skill: str | None = None  # the trainer's own number that the verdict reads
+    skill: str | None = None  # the trainer's number that the verdict reads
 
     @property
     def ranks(self) -> Ranks:
@@ -68,9 +68,9 @@ class Settings:
         return Ranks(self.process_group)
 
 
-def check_told(trainer: Trainer, told: TrainerParts, sampler: object) -> Trainer:
+def check_told(trainer: Trainer, parts: TrainerParts, sampler: object) -> Trainer:
     """The trainer with the parts that are attached now; a ``ConfigError`` if they do not fit."""
-    trainer = trainer.extended(**told)
+    trainer = trainer.extended(**parts)
     if trainer.optimizer is not None:
         refuse_shards(p for group in trainer.optimizer.param_groups for p in group["params"])
     if trainer.model is not None:
@@ -82,9 +82,9 @@ def check_told(trainer: Trainer, told: TrainerParts, sampler: object) -> Trainer
 
 @dataclass(frozen=True)
 class StrengthAt:
-    """Values of one step."""
+    """The values of one step."""
 
-    beta_star: float | Tensor  # exponent on raw outputs, or one for each member of an ensemble
+    beta_star: float | Tensor  # exponent on raw outputs, or one for every member of an ensemble
     factor: float | Tensor  # of the energy during sampling; the number 1.0 leaves it untouched
     output_scale: float | None = None  # o, where it is known
     is_measured: bool = False  # whether o was measured, not asked for
@@ -97,16 +97,16 @@ class StrengthAt:
 
     @cached_property
     def must_temper(self) -> bool:
-        """Whether it is a mistake if a sampler call is not tempered by the factor.
+        """Tell whether it is a mistake if a sampler call is not tempered by the factor.
 
-        Not by a factor that no sampler shows, where the scale was measured and not asked for.
+        It is none with a factor that no sampler shows, if the scale was measured, not asked for.
         """
         unseen = _NEGLIGIBLE if self.is_measured else 0.0
         return isinstance(self.factor, Tensor) or abs(self.factor - 1) > unseen
 
     @cached_property
     def is_off(self) -> bool:
-        """Whether the loss of this step is the caller's own, untouched (β* = 0 as a number)."""
+        """Tell if this step leaves the caller's loss untouched (β* = 0 as a number)."""
         return not isinstance(self.beta_star, Tensor) and self.beta_star == 0
 
 
@@ -133,13 +133,13 @@ class Strength:
         **exponent: Any,
     ) -> Strength:
         """Check these arguments of ``guard`` at step 0; at most one of the exponents is given."""
-        given = {name: value for name, value in exponent.items() if value is not None}
-        if len(given) > 1:
+        exponents = {name: value for name, value in exponent.items() if value is not None}
+        if len(exponents) > 1:
             raise ConfigError(
                 "Pass one of beta_star= and beta=, or none: beta_star is the exponent on raw "
                 "outputs, and beta = beta_star / output_scale."
             )
-        name, value = next(iter(given.items()), ("beta_star", 0.0))
+        name, value = next(iter(exponents.items()), ("beta_star", 0.0))
         scale = _output_scale(output_scale, step_size, noise_std)
         is_measured = has_sampler and scale is None
         if name == "beta" and scale is None and not is_measured:
@@ -153,18 +153,18 @@ class Strength:
 
     @property
     def tempers(self) -> bool:
-        """Whether the sampler's factor is known (otherwise the sampler is left as it is)."""
+        """Tell whether the sampler's factor is known (otherwise the sampler is left as it is)."""
         return any(x is not None for x in (self.output_scale, self.sampler_scale))
 
     @cached_property
     def is_scheduled(self) -> bool:
-        """Whether a value may change from step to step: a tensor's, too."""
+        """Tell whether a value may change from step to step: a tensor's, too."""
         values = self.given, self.sampler_scale
         return not all(x is None or isinstance(x, Real) for x in values)
 
     @property
     def awaits_scale(self) -> bool:
-        """Whether the output scale is still to be measured."""
+        """Tell whether the output scale is still to be measured."""
         return self.is_measured and self.output_scale is None
 
     @property
@@ -173,9 +173,9 @@ class Strength:
         return math.inf if self.output_scale is None else self.output_scale / 2
 
     def at(self, step: int, at_least: float | None = None, times: float = 1.0) -> StrengthAt:
-        """The values that sampler and loss of this step share. Asks every schedule once.
+        """The values that sampler and loss of this step share. This asks every schedule once.
 
-        β* is ``times`` the schedule's value, but ``at_least`` this.
+        The β* is ``times`` the schedule's value, but ``at_least`` this.
         """
         if self.name == "beta" and self.output_scale is None:
             # The sampler's side is known; the loss is refused until β* is: see ``check_known``.
@@ -195,21 +195,21 @@ class Strength:
             )
         return StrengthAt(star, self._factor(star, step), self.output_scale, self.is_measured)
 
-    def knowing(self, found: Measured | None, step: int) -> Strength:
+    def knowing(self, measured: Measured | None, step: int) -> Strength:
         """This strength with what was measured, if it still waits for an output scale.
 
-        ConfigError if β* is above it.
+        Raises a ConfigError if β* is above it.
         """
-        if not self.awaits_scale or found is None or not found.is_exact:
+        if not self.awaits_scale or measured is None or not measured.is_exact:
             return self
-        strength = replace(self, output_scale=found.output_scale)
+        strength = replace(self, output_scale=measured.output_scale)
         strength.at(step)
         return strength
 
-    def check_known(self, found: object) -> None:
+    def check_known(self, measured: object) -> None:
         """Refuse a loss with unknown β*, because measuring the sampler gave this result."""
         if self.name == "beta" and self.output_scale is None:
-            raise ConfigError(f"{_NEEDS_SCALE} {found or 'The sampler was not called yet.'}")
+            raise ConfigError(f"{_NEEDS_SCALE} {measured or 'The sampler was not called yet.'}")
 
     def check_measured(self, step: int, beta_star: float) -> None:
         """Check a row's β*, if a schedule returned it as a tensor that was not read then."""
@@ -274,9 +274,9 @@ def _models_of(star: float | Tensor) -> torch.Size:
     return star.shape if isinstance(star, Tensor) else _NO_MODELS
 
 
-def _value(name: str, given: Any, step: int) -> float | Tensor:
-    scheduled = not isinstance(given, Tensor | float | int) and callable(given)
-    value = given(step) if scheduled else given
+def _value(name: str, setting: Any, step: int) -> float | Tensor:
+    scheduled = not isinstance(setting, Tensor | float | int) and callable(setting)
+    value = setting(step) if scheduled else setting
     if isinstance(value, Tensor):
         if not value.is_floating_point() or not value.numel():
             raise ConfigError(

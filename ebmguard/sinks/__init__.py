@@ -1,6 +1,6 @@
-"""Where rows, alerts and rollbacks go: any object like :class:`Sink`, also your own.
+"""The sinks, to which rows, alerts and rollbacks go: any object like :class:`Sink`, also yours.
 
-What writes files is imported when it is first used: a run without ``log_dir`` writes none.
+The sinks of files are imported when one is first used: a run without ``log_dir`` writes none.
 """
 
 from typing import TYPE_CHECKING

@@ -36,7 +36,7 @@ _BEGIN = b"Td\x1fd"  # brings the checksum's register from zeros to the ones tha
 
 
 def _table() -> np.ndarray:
-    """256 numbers a row: the CRC-32C register after that byte and the rest of a block of zeros."""
+    """Rows of 256 numbers: the CRC-32C register after that byte and the zeros that follow it."""
     table = np.arange(256, dtype="<u4")
     for _ in range(8):
         table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1)
@@ -52,7 +52,7 @@ _ROWS = np.arange(_BLOCK) * 256
 
 @lru_cache(8)  # nearly all events have the length of one before
 def crc32c(record: bytes) -> int:
-    """CRC-32C (Castagnoli), as RFC 3720, appendix B.4, defines it."""
+    """The CRC-32C (Castagnoli), as RFC 3720, appendix B.4, defines it."""
     # It is linear over GF(2): the XOR of one entry per byte. Zeros before the beginning add
     # nothing, and the register so far enters through the first bytes of the next block.
     data = bytearray(-len(_BEGIN + record) % _BLOCK) + _BEGIN + record
@@ -64,7 +64,7 @@ def crc32c(record: bytes) -> int:
 
 
 class EventFile(AppendFile):
-    """One new event file in a folder; events are kept in memory until :meth:`flush`."""
+    """A new event file in a folder; events are kept in memory until :meth:`flush`."""
 
     def __init__(self, folder: Path, made: list[Path]) -> None:
         self.is_continued = any(folder.glob(f"*{_SUFFIX}"))  # it held such files before
@@ -75,19 +75,19 @@ class EventFile(AppendFile):
         self._add(0, file_version="brain.Event:2")
 
     def add_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """One event with all numbers of a row; scalars beyond float32 are infinities."""
+        """Add one event with all numbers of a row; scalars beyond float32 are infinities."""
         self.add((time.time(), step, dict(scalars), dict(histograms)))
 
     def add_scalar(self, tag: str, value: float, step: int) -> None:
-        """One event with one number."""
+        """Add one event with one number."""
         self.add_row(step, {tag: value}, {})
 
     def add_text(self, tag: str, markdown: str, step: int) -> None:
-        """One event with a text for the Text page."""
+        """Add one event with a text for the Text page."""
         self._add(step, summary=text_pb(tag, markdown))
 
     def add_layout(self, layout: Mapping[str, Mapping[str, str]]) -> None:
-        """One event with the layout of the Custom Scalars page."""
+        """Add one event with the layout of the Custom Scalars page."""
         message = Layout()
         for title, charts in layout.items():
             category = message.category.add(title=title)
@@ -125,9 +125,9 @@ class EventFile(AppendFile):
             record += part + struct.pack("<I", masked)
         return record
 
-    def _row(self, at: float, step: int, scalars: Scalars, histograms: Histograms) -> bytes:
+    def _row(self, wall_time: float, step: int, scalars: Scalars, histograms: Histograms) -> bytes:
         event, values = self._blank(tuple(scalars))
-        event.wall_time, event.step = at, step
+        event.wall_time, event.step = wall_time, step
         for value, number in zip(values, scalars.values(), strict=True):
             value.simple_value = number
         for name, numbers in histograms.items():
@@ -141,7 +141,7 @@ class EventFile(AppendFile):
 
 
 def _blank(names: tuple[str, ...]) -> tuple[Event, list[Any]]:
-    """An event with these scalars, and where their values go."""
+    """An event with these scalars, and the places of their values."""
     event = Event()
     return event, [event.summary.value.add(tag=prefixed(name)) for name in names]
 

@@ -1,4 +1,4 @@
-"""Rows, alerts and rollbacks as JSON lines: strict JSON, one line per step, safe against a kill."""
+"""The sink of JSON lines: strict JSON, a line per step, alert or rollback, safe against a kill."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LONGEST = 1 << 20  # bytes; lines have a few thousand
 
 @typed
 class JsonlSink:
-    """Writes ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
+    """Write ``metrics.jsonl``, ``alerts.jsonl`` and ``recovery.jsonl`` into a folder.
 
     A line of ``metrics.jsonl`` is an object with ``step`` and the row's tags (without the
     ``guard/`` prefix). A line of the others is the full record of an alert or a rollback. NaN and
@@ -112,9 +112,9 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def to_json(value: Any) -> Any:
-    """Plain values and containers; floats that JSON cannot hold become strings."""
+    """Return plain values and containers; floats that JSON cannot hold become strings."""
     if isinstance(value, Mapping):
-        # Nearly all are finite floats, which a call each would make four times as dear.
+        # Nearly all are finite floats; a call for every one would take four times as long.
         return {
             key: item if type(item) is float and item - item == 0 else to_json(item)
             for key, item in value.items()
@@ -122,7 +122,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return next(name for name, of in NON_FINITE.items() if str(of) == str(value))
+        return next(name for name, number in NON_FINITE.items() if str(number) == str(value))
     return value
 
 
@@ -169,7 +169,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _end(path: Path) -> tuple[int, bytes, int]:
-    """How many bytes of a file of rows stay, what its last line lacks; about how many rows."""
+    """Return the number of bytes that stay, what the last line lacks, and roughly the rows."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         start = file.seek(max(0, size - _LONGEST))
@@ -189,7 +189,7 @@ def _end(path: Path) -> tuple[int, bytes, int]:
 
 
 class AppendFile:
-    """Records in memory that :meth:`flush` appends to a file, which is made if missing.
+    """A list of records that :meth:`flush` appends to a file, which is made if missing.
 
     The file is open only while it is written, so that a forked data loader inherits no handle.
     """

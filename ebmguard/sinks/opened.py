@@ -1,4 +1,4 @@
-"""Opens files of a run folder, to read or to write, but no pipe, device or link out of it."""
+"""Open files of a run folder, to read or to write, but no pipe, device or link out of it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
     never end.
 
     Args:
-        inside: the folder, which may itself be a link; None: the file's own folder.
+        inside: the folder, which may itself be a link; None: the folder of the file.
         most: the largest size of the file in bytes.
 
     Raises:
@@ -40,11 +40,11 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
             reason = f"it leads out of {folder}"
         else:
             descriptor = os.open(target, _FLAGS)
-            found = os.fstat(descriptor)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 reason = "it is not a file"
-            elif found.st_size > most:
-                reason = f"it has {found.st_size:,} bytes, more than {most:,}"
+            elif status.st_size > most:
+                reason = f"it has {status.st_size:,} bytes, more than {most:,}"
             else:
                 return os.fdopen(descriptor, "rb")
             os.close(descriptor)
@@ -57,7 +57,7 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
 
 @contextmanager
 def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
-    """Wraps code that opens a log folder: on failure, remove new files; no bare ``OSError``."""
+    """Wrap code that opens a log folder: on failure, remove new files; no bare ``OSError``."""
     try:
         yield
     except (ConfigError, OSError) as error:
@@ -77,7 +77,7 @@ def created(path: Path, flags: int, made: list[Path]) -> int:
 
     Adds new paths to ``made``, folders first.
     """
-    missing = [each for each in path.parents if not each.exists()][::-1]
+    missing = [parent for parent in path.parents if not parent.exists()][::-1]
     with taken_back(missing, path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""What a sink is, and the names and texts that sinks share."""
+"""The protocol of sinks, and the names and texts that sinks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Scalars: TypeAlias = Mapping[str, float]
 Histograms: TypeAlias = Mapping[str, Sequence[float]]
 Record: TypeAlias = Mapping[str, Any]
 
-# Sinks that share their name space with a trainer's own scalars put this before the guard's.
+# Sinks that share their name space with the trainer's scalars put this before the guard's.
 TAG_PREFIX = "guard/"
 # TensorBoard's first page puts groups that start with _ first, and opens only the first two.
 MARKER_PREFIX = "_alerts/"
@@ -33,7 +33,7 @@ LEVEL_NUMBERS = {"INFO": 0, "WARN": 1, "ERROR": 2}
 
 @runtime_checkable
 class Sink(Protocol):
-    """Four methods. Anything that has them can be passed as ``sinks=[...]``.
+    """The four methods of a sink. Anything that has them can be passed as ``sinks=[...]``.
 
     A subclass may leave out methods that it does not need, except ``write_alert``.
     """
@@ -41,7 +41,7 @@ class Sink(Protocol):
     def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
         """Take the diagnostics of one step, and the numbers that the trainer gave to ``g.log``.
 
-        ``scalars`` go by tag, the guard's without the prefix of :func:`prefixed`. Keep NaN and
+        The ``scalars`` go by tag, the guard's without the prefix of :func:`prefixed`. Keep NaN and
         infinities: people look for them after a blow-up. ``histograms`` are the raw values of
         ``f_pos`` and ``f_neg``; most rows have none.
         """
@@ -65,5 +65,5 @@ class Sink(Protocol):
 
 @lru_cache(10_000)
 def prefixed(name: str) -> str:
-    """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's own as it is."""
+    """The tag of a row's number beside other scalars: ``guard/NAME``; a trainer's tag as it is."""
     return TAG_PREFIX + name if is_guard_tag(name) and not name.startswith(MARKER_PREFIX) else name

@@ -1,4 +1,4 @@
-"""Rows, alerts and rollbacks for TensorBoard: as an event file, or by a logger's ``add_scalar``."""
+"""The sinks for TensorBoard: an event file, or the ``add_scalar`` of a logger."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AddScalarSink", "TensorBoardSink", "alert_markdown", "event_file_type", "marker_tag"]
 
-# Category -> chart -> tags of the Custom Scalars page: regular expressions, a line for each that
-# matches; or "margin" and the tags of a line and its lower and upper edge.
+# Category -> chart -> tags of the Custom Scalars page: regular expressions, a line for every tag
+# that matches; or "margin" and the tags of a line and its lower and upper edge.
 LAYOUT = {
     "Alerts": {
         "alerts by rule: 1 WARN, 2 ERROR": "_alerts/(WARN|ERROR)_.*",
@@ -54,7 +54,7 @@ LAYOUT = {
 
 
 class AddScalarSink(Sink):
-    """Writes to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
+    """Write to anything that has ``add_scalar(tag, value, step)``: a ``SummaryWriter``, or
     Lightning's ``logger.experiment``.
 
     Its ``add_text``, ``add_histogram`` and ``flush`` are used if it has them; the caller closes it.
@@ -100,11 +100,11 @@ class AddScalarSink(Sink):
 
 @typed
 class TensorBoardSink(AddScalarSink):
-    """Writes one event file into a folder.
+    """Write one event file into a folder.
 
-    - Scalars under ``guard/<tag>``, a trainer's own under their names; non-finite ones are drawn as
+    - Scalars under ``guard/<tag>``, the trainer's under their names; non-finite ones are drawn as
       triangles. Histograms ``guard/f_pos`` and ``guard/f_neg``.
-    - The run's verdict as text under ``guard/verdict``, at each step where it changes.
+    - The run's verdict as text under ``guard/verdict``, at every step where it changes.
     - Alerts as text under ``guard/alerts``, and on TensorBoard's first page as the scalar
       ``_alerts/<LEVEL>_<rule>`` (1 WARN, 2 ERROR), beside the gap and GradScale once more.
     - Rollbacks as text under ``guard/recovery``: all so far, with the alerts of abandoned steps.

@@ -1,4 +1,4 @@
-"""Which rows of a long run go into ``log_dir``: all at first and around alerts, then fewer."""
+"""The choice of a long run's rows for ``log_dir``: all at first and around alerts, then fewer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _Row = tuple[int, Scalars, Histograms]
 
 
 class Thinning:
-    """Decides for each row whether it is written; rewrites nothing.
+    """Decide for every row whether it is written; rewrite nothing.
 
     Up to the 20,000th, by step or by place in the file, all are written. Then one in ten is, and
     from the millionth on one in a hundred; their ``log_every`` says so. Also written: the first
-    row in each such stretch with a further number (some numbers are rare), rows where
+    row in every such stretch with a further number (some numbers are rare), rows where
     ``alert_level`` changes, and all around an alert. To keep their order, rows wait here for the
     hundred rows after them.
 
@@ -35,7 +35,7 @@ class Thinning:
     def __init__(self, rows: int = 0, *, is_on: bool = True) -> None:
         self._rows, self._rates = rows, _RATES if is_on else _RATES[:1]
         self._new: deque[_Row] = deque()  # of which nothing is decided yet
-        self._waiting: deque[tuple[bool, _Row]] = deque()  # whether each is due
+        self._waiting: deque[tuple[bool, _Row]] = deque()  # whether the row is due
         self._after = 0  # rows that are still to be written for an alert
         self._stretch, self._names, self._level = -1, set[str](), 0.0
 
@@ -45,15 +45,15 @@ class Thinning:
         return self.decided() if len(self._new) >= _BLOCK else ()
 
     def decided(self) -> Iterator[_Row]:
-        """Decide on the rows taken so far, one by one; those to write now."""
+        """Decide on the rows taken so far, one by one; yield those to write now."""
         while self._new:
             yield from self._decide(*self._new.popleft())
 
     def _decide(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
         self._rows += 1
-        at, every = max(step, self._rows - 1), 1
+        place, every = max(step, self._rows - 1), 1
         for begin, n in self._rates:
-            every = n if begin <= at else every
+            every = n if begin <= place else every
         if every == 1:
             before = self._left() if self._waiting else []
             return [*before, (step, scalars, samples)]
@@ -63,8 +63,8 @@ class Thinning:
         is_due = level != self._level or not self._names.issuperset(scalars)
         self._level = level
         self._names.update(scalars)
-        said = {**scalars, LOG_EVERY: float(every)}
-        self._waiting.append((is_due, (step, said, samples)))
+        marked = {**scalars, LOG_EVERY: float(every)}
+        self._waiting.append((is_due, (step, marked, samples)))
         if self._after > 0:
             self._after -= 1
             return self._left()
@@ -72,13 +72,13 @@ class Thinning:
         return [row for is_due, row in ready if is_due]
 
     def alert(self) -> Iterator[_Row]:
-        """Unwritten rows before an alert. The rows after it will be written."""
+        """Yield the unwritten rows before an alert. The rows after it will be written."""
         yield from self.decided()
         self._after = _AFTER
         yield from self._left()
 
     def rest(self, *, due: bool = False) -> Iterator[_Row]:
-        """All waiting rows, or those that are due; no row waits any longer."""
+        """Yield all waiting rows, or those that are due; no row waits any longer."""
         yield from self.decided()
         yield from self._left(due=due)
 

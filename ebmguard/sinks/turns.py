@@ -1,4 +1,4 @@
-"""Calls that may come at any time: from any thread, a signal's handler, a sink, a rule."""
+"""The turns of calls that come at any time: from any thread, a signal's handler, a sink, a rule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ C = TypeVar("C", bound=Callable[..., None])
 
 
 class Turns:
-    """Runs calls whole, one after the other, in their order.
+    """Run calls whole, one after the other, in their order.
 
-    One from inside another, as of a signal's handler or a sink, runs once that has ended, whatever
-    it has raised. One of another thread waits. Turns that share a lock nest.
+    A call from inside another, as of a signal's handler or a sink, runs once that has ended,
+    whatever it has raised. A call of another thread waits. Turns that share a lock nest.
     """
 
     def __init__(self, lock: Any = None) -> None:
@@ -35,13 +35,13 @@ class Turns:
         with self.lock:
             if self._under_way() is not None:
                 return
-            own = set[None]()  # which this frame lets go of, however an interrupt ends it
-            self._under_way = weakref.ref(own)
+            token = set[None]()  # which this frame lets go of, however an interrupt ends it
+            self._under_way = weakref.ref(token)
             try:
                 while self._calls:
                     self._calls.popleft()()
             finally:
-                del own
+                del token
                 if self._calls:
                     self.run()
 

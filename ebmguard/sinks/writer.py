@@ -1,4 +1,4 @@
-"""A guard's writer: its sinks, with retries for those that fail, and a lock on its folder.
+"""The writer of a guard: its sinks, with retries for those that fail, and a lock on its folder.
 
 It does not use filelock: older versions, which torch accepts, empty the file that names the holder.
 """
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 __all__ = ["LOCK", "PatientSink", "Writer", "as_sink", "is_gone", "lock_folder"]
 
 LOCK = ".lock"
-"""A file that stays in the folder: what counts is whether a process holds it."""
+"""A file that stays in the folder: a folder is in use while a process holds it."""
 
 _log = logging.getLogger("ebmguard")
 # Rows kept for a sink that fails: some 50 MB. At a row a step, hours to make room on a disk.
 _KEPT = 10_000
 _METHODS = ("write_row", "write_alert", "write_recovery", "flush")
 _HELD: weakref.WeakValueDictionary[Path, FolderLock] = weakref.WeakValueDictionary()
-# What two guards write into one folder could not be told apart. By the argument that names it.
+# The one writer of a folder, by the argument that names it: rows do not show whose they are.
 _OWNERS: weakref.WeakValueDictionary[tuple[str, Path], Writer] = weakref.WeakValueDictionary()
 
 
 class PatientSink:
-    """Passes everything on to another sink; keeps it while that sink raises ``OSError``.
+    """Pass everything on to another sink; keep it while that sink raises ``OSError``.
 
     A full disk must not end a training run. The first failure is logged as an error. From then on
     all is kept here in order and tried again at every flush; beyond 10,000 the oldest rows are
@@ -132,7 +132,7 @@ class PatientSink:
 
 
 class Writer:
-    """Writes to every sink, each in a :class:`PatientSink`; a forked copy writes nothing.
+    """Write to every sink, through a :class:`PatientSink`; a forked copy writes nothing.
 
     Args:
         sinks: where rows, alerts and rollbacks go.
@@ -217,7 +217,7 @@ class Writer:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the folder has taken all rows that were flushed."""
+        """Tell whether the folder has taken all rows that were flushed."""
         return all(log.error is None for log in self._logs)
 
     def rewind(self, step: int, attempt: int) -> None:
@@ -269,9 +269,9 @@ class Writer:
 
     def _to(self, sinks: Iterable[PatientSink], method: str, *args: Any) -> None:
         if os.getpid() == self._process:
-            with ExitStack() as each:  # whatever another raises
+            with ExitStack() as calls:  # so that all are made, whatever one raises
                 for sink in [*sinks][::-1]:
-                    each.callback(getattr(sink, method), *args)
+                    calls.callback(getattr(sink, method), *args)
 
 
 def as_sink(obj: Any) -> Sink:
@@ -321,8 +321,10 @@ class FolderLock:
             ) from None
         except OSError as error:
             why = error.strerror or error
-            said = "%s cannot be locked (%s): nothing keeps a second process from writing into it."
-            _log.warning(said, folder, why)
+            message = (
+                "%s cannot be locked (%s): nothing keeps a second process from writing into it."
+            )
+            _log.warning(message, folder, why)
         else:
             since = datetime.now(UTC).isoformat(" ", "seconds")
             who = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
@@ -344,7 +346,7 @@ def lock_folder(folder: Path) -> FolderLock:
 
 
 def is_gone(holder: Mapping[str, Any]) -> bool:
-    """Whether the process named in a lock file is over; False for another machine's process."""
+    """Tell if the process named in a lock file is over; False for another machine's process."""
     pid, is_here = holder.get("pid"), holder.get("host") == socket.gethostname()
     try:
         if is_here and sys.platform != "win32" and type(pid) is int and 0 < pid < 2**31:

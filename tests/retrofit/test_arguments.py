@@ -60,7 +60,7 @@ def train(at_once: bool) -> tuple[Guard, list[dict[str, float]]]:
 
 
 def test_it_takes_what_attach_takes_and_does_the_same():
-    taken, attached = (inspect.signature(x).parameters["told"] for x in (guard, Guard.attach))
+    taken, attached = (inspect.signature(x).parameters["parts"] for x in (guard, Guard.attach))
     assert taken == attached
     (g, rows), (other, others) = train(at_once=True), train(at_once=False)
     assert len(rows) == 3
