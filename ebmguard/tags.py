@@ -207,8 +207,7 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
 TAGS = {tag.name: tag for section in SECTIONS.values() for tag in section}
 """The lines by their tags."""
 
-# The parts before the slash of the guard's names, in TensorBoard too; the columns that name a row
-# in data frames.
+# The parts before the slash of the guard's names; the columns that name a row in data frames.
 _FAMILIES = {"ref", "guard", "_alerts", *(name.partition("/")[0] for name in TAGS if "/" in name)}
 LOG_EVERY = "log_every"
 """In rows of a long, thinned run: from this row on, one in so many rows was written."""

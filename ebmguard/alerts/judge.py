@@ -141,8 +141,7 @@ class _Watch(Stateful):
 class Judge:
     """A judge reads one row per step and reports which rules fire.
 
-    It goes by the rows alone: equal on equal ranks. A step that a GradScaler skipped is an INFO
-    ``amp_skip``.
+    It goes by the rows alone: equal on equal ranks. What a GradScaler skips is an ``amp_skip``.
 
     Args:
         rules: what to watch for; their names must differ.
@@ -203,8 +202,7 @@ class Judge:
 
         A row of the same step as before, as where losses are accumulated, replaces the earlier one
         in the memory of the rules, and an alert of this step comes again only at a higher level;
-        the same object is unchanged. A trouble that begins while another rule is in ERROR follows
-        that rule.
+        the same object is unchanged. A trouble that begins in another rule's ERROR follows it.
 
         Args:
             step: the step the row belongs to.

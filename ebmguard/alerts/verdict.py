@@ -71,8 +71,7 @@ class Verdict:
         name: "healthy"; "look", a WARN; "lost", an ERROR whose state has not been left;
             "recovered", one that was left without help; "saved", one that rollbacks took back;
             "ended", a lost run that the guard ended by an error, as action="raise" does.
-        step: the step since which it is to be looked at or lost, or at which it recovered or was
-            last saved.
+        step: the step from which on it is to be looked at or lost, or has recovered or been saved.
         rule: the rule of the alert that it rests on, if any.
         rollbacks: the number of them so far.
     """

@@ -46,8 +46,7 @@ class Setup:
         measured: the measured kind of sampler, in words; empty before its first call.
         models: number of model dimensions of an ensemble.
         not_followed: the changes of rollbacks that this run cannot follow, in words.
-        chains: "kept" if a rollback puts back the chains that the loop feeds back, "copied" if it
-            cannot.
+        chains: "kept" if a rollback puts back chains that the loop feeds back; else "copied".
         unknown: diagnostics that were NaN in every row so far.
         is_stuck: whether all gradients of a sampler call were equal, in every row so far.
         is_running: whether steps go on: nothing is raised, and no tensor is read.

@@ -31,8 +31,7 @@ _LEVELS = {"min": 0.0, "q05": 0.05, "median": 0.5, "q95": 0.95, "max": 1.0}
 def energy_diagnostics(f_pos: Tensor, f_neg: Tensor) -> dict[str, Tensor]:
     """Summarise detached negative energies, ``(N,)`` and ``(M,)``: 0-dim tensors by tag.
 
-    The std is that of the population. A number is NaN if an energy is NaN, or if infinities leave
-    it undefined.
+    The std is that of the population. NaN if an energy is NaN, or infinities leave none.
     """
     return named_energies(energy_sums(f_pos, f_neg).unbind(), len(f_pos), len(f_neg))
 

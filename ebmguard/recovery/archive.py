@@ -166,7 +166,7 @@ class Archive:
             )
         file_step, guard_step = snapshot["step"], snapshot["state"]["guard"]["step"]
         if not step == file_step == guard_step:
-            raise ConfigError(f"it says that it is of step {file_step!r}, and its guard {guard_step!r}")
+            raise ConfigError(f"it says it is of step {file_step!r}, and its guard {guard_step!r}")
         if snapshot["ranks"] != self._ranks.count:
             raise ConfigError(
                 f"{self._folder} holds snapshots of a run on {snapshot['ranks']} ranks, but this "

@@ -66,8 +66,7 @@ class Recovery:
         ladder: None changes what the alert's remedies name, the likeliest first, and
             :data:`FALLBACK` after them: what has been tried least and changes something, but never
             the opposite of what alerts have named. Otherwise the n-th rollback applies the n-th
-            change, and the last one from then on. Changes add up; one that this run cannot follow
-            is passed over.
+            change, and the last one from then on. Changes add up; what does not fit is skipped.
         budget: rollbacks before :class:`~ebmguard.BudgetSpentError` ends the run.
         reseed: go on with other random numbers.
         every: steps between snapshots.

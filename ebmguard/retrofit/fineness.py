@@ -139,8 +139,7 @@ class Fineness(Stateful):
     def read(self, step: int, row: Mapping[str, float], *, is_lost: bool = False) -> list[Alert]:
         """Take the row of a step that is over; the first finer steps are an alert.
 
-        A lost run begins none: finer steps from the ERROR on kept 1 of 27. An ERROR of the first
-        rows tells little.
+        A lost run begins none: finer steps from the ERROR on kept 1 of 27. First rows tell little.
         """
         self._lost = (step if self._lost is None else self._lost) if is_lost else None
         may_begin = self._lost is None or self._lost < _FROM

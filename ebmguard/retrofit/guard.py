@@ -262,8 +262,7 @@ class Guard:
 
         You may call it several times: a new part replaces the earlier one. The keywords are those
         of :func:`guard` for the rest of the trainer (:class:`ebmguard.trainer.TrainerParts`);
-        here ``step_size`` and ``noise_std`` leave the output scale as it is. This also opens a
-        closed guard again.
+        here ``step_size`` and ``noise_std`` leave the output scale as it is. It reopens a guard.
 
         Raises:
             TypeError: an unknown keyword.
@@ -331,8 +330,7 @@ class Guard:
         """Continue from :meth:`state_dict`. Schedules and options are the constructor's.
 
         Raises:
-            ConfigError: not the state of a guard of this version, or damaged. The guard is then as
-                it was.
+            ConfigError: the state of another version, or damaged. The guard is as it was.
         """
         loop, recoverer = self._loop, self._loop.actions.recoverer
         loop.check_open()

@@ -124,8 +124,7 @@ class Rows:
     ) -> list[StepRow]:
         """Take the measurements of one call. The calls of a step are averaged by tag.
 
-        Some steps also have energies for histograms. Return the row so far if the lag is 0,
-        else an empty list.
+        Some steps also have energies for histograms. Return the row so far, none if rows lag.
         """
         row = self._open
         for name, x in (samples or {}).items():

@@ -23,8 +23,7 @@ _NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) -> BinaryIO | None:
     """A regular file of a run folder, to read; None if there is none.
 
-    A link is followed if it stays in the folder. Pipes and devices are refused: reading them may
-    never end.
+    A link is followed if it stays in the folder. No pipe or device is read: it may never end.
 
     Args:
         inside: the folder, which may itself be a link; None: the folder of the file.

@@ -136,13 +136,11 @@ class Writer:
 
     Args:
         sinks: where rows, alerts and rollbacks go.
-        flush_every: rows between flushes: a killed run loses at most these. An alert or a rollback
-            is flushed at once.
+        flush_every: rows between flushes: a killed run loses these. Alerts are flushed at once.
         folder: the folder of ``log_dir=``, made if missing. JSON lines and an event file in it come
             first. Only this writer may use it until it is closed. Raises a ``ConfigError`` if
             another writer does, it cannot be written, or the package tensorboard is missing.
-        thins: whether a long run's rows are thinned there, see :class:`.thinning.Thinning`; other
-            sinks get all.
+        thins: whether a long run's rows are thinned there, see :class:`.thinning.Thinning`.
     """
 
     def __init__(
