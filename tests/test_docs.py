@@ -96,10 +96,11 @@ def test_what_is_quoted_of_the_population_stands_there(page: str) -> None:
 
 def test_the_readme_quotes_results_as_they_are():
     readme = " ".join((ROOT / "README.md").read_text().split())
-    beta = {
-        cells[0]: cells[1] for cells in reversed(table_rows("docs/results/digits.md", "0", "2"))
-    }
-    assert f"{beta['0']} seeds at β\\* = 0, and on {beta['2']} at" in readme
+    arms = {cells[0][0]: cells[1:] for cells in table_rows("docs/results/defaults.md", "a:", "f:")}
+    (lost, of, runs), limping = arms["a"][0].split()[:3], arms["a"][1]
+    assert f"Of {runs} runs, {lost} were lost unguarded and {limping} [limped]" in readme
+    assert arms["f"][0].startswith(f"0 {of} {runs}")
+    assert f"guarded, none was lost and {arms['f'][1]} limped" in readme
 
     page = "docs/results/rollback.md"
     short, long = (

@@ -20,7 +20,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.sweep.cell import Cell
 from tests import forks
 
-STUDIES = ["beta_star", "digits", "energy_matching", "remedies", "rollback"]
+STUDIES = ["beta_star", "defaults", "digits", "energy_matching", "remedies", "rollback"]
 PAGE = (
     "# Fake\n\n<!-- source -->\n\nold\n\n<!-- /source -->\n\nIt has <!-- sum -->0<!-- /sum -->.\n"
 )
