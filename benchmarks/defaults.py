@@ -314,7 +314,6 @@ def of_arms(own: pd.DataFrame) -> list[dict[str, str]]:
                 "gradients, × a's": number(cost[arm]),
                 "never acted": str(each["idle"].sum()),
                 "with other bits": str(each["other_bits"].sum()),
-                "CPU s": number(each["seconds"].mean()),
             }
         )
     return lines
@@ -327,7 +326,7 @@ def of_parts(own: pd.DataFrame) -> list[dict[str, str]]:
     for (part, arm), each in own.groupby([of, "arm"], sort=False):
         counts = [each["lost"].sum(), (each["fate"] == "limping").sum(), each["healthy"].sum()]
         alive = each[~each["lost"]]
-        middle = {name: each[name].median() for name in ("death", "best", "last", "finer")}
+        middle = {name: each[name].median() for name in ("death", "best", "last")}
         lines.append(
             {
                 "part": str(part),
@@ -339,11 +338,15 @@ def of_parts(own: pd.DataFrame) -> list[dict[str, str]]:
                 "fresh": number(alive["fresh"].median()),
                 "gradients": number(each["gradients"].median()),
                 "finer": str(each["finer"].notna().sum()),
-                "from update": number(middle["finer"], ".0f"),
                 "rollbacks": str(each["rollbacks"].sum()),
             }
         )
     return lines
+
+
+def without(line: dict[str, str]) -> dict[str, str]:
+    """A line of discrete runs, whose gradients are those of the others in its part."""
+    return {name: x for name, x in line.items() if name not in ("gradients", "finer")}
 
 
 def slots(rows: Rows) -> dict[str, str]:
@@ -360,7 +363,7 @@ def slots(rows: Rows) -> dict[str, str]:
         "decision": told,
         "arms": table_of([] if bits.all() else of_arms(shared[shared["part"] != rule.BITS])),
         "parts": table_of(of_parts(frame[~bits]), words=2),
-        "discrete": table_of(of_parts(frame[bits]), words=2),
+        "discrete": table_of([without(line) for line in of_parts(frame[bits])], words=2),
     }
 
 
