@@ -57,7 +57,7 @@ _NEG = "these numbers of the negatives' energies f⁻; histogram in the *slow* t
 SECTIONS: dict[str, tuple[Tag, ...]] = {
     "Weights of the negatives": (
         Tag(GRAD_SCALE, "GradScale", "share", "GradScale = mean 1 - w⁺ (Eq. 30)", "M/(M+1)",
-            "→ 0: no negative competes, the contrastive gradient fades", "exact"),
+            "→ 0: no negative is as likely as data, the contrastive gradient fades", "exact"),
         Tag("weight_entropy", "weight entropy", None, "H(w) / log M", "near 1",
             "→ 0: one negative carries the batch", "exact"),
         Tag(ESS, "ESS / M", "share", "1 / Σw², as a fraction of M", "above 0.1",
@@ -125,14 +125,14 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
         Tag(SHARPNESS, "sharpness of the sampler's steps", "linear",
             "S = 1 - Σ⟨g, g'⟩ / Σ⟨g, g⟩ over chains and consecutive gradients g, g' of a sampler "
             "call; of a quadratic f it is step size × curvature along the drift", "under 1",
-            "over 1 drifts turn round: the steps are too long; far under 1 while the gap grows: "
-            "the chains are too slow", "negatives"),
+            "over 1: the steps jump over the peak, they are too long; far under 1 while the gap "
+            "grows: the chains are too slow", "negatives"),
         Tag(SUBSTEPS, "finer steps per SGLD step", "linear",
             "N, where each of the sampler's steps is taken as N finer ones", "1",
             "above: its own steps are too long"),
         Tag(SUBSTEPS_MISSED, "finer steps that missed", None,
-            "share of the entries that the sampler did not bring to where its first finer steps "
-            "lead; with finer steps only", "0", "its steps change, and are looked at anew",
+            "share of the entries that did not land where the guard's finer steps end; with finer "
+            "steps only", "0", "the sampler's steps changed; the guard looks at them again",
             "negatives"),
         Tag("sampler/evaluations", "SGLD steps", "linear",
             "evaluations whose gradient was taken, mean over the step's sampler calls",
@@ -141,21 +141,19 @@ SECTIONS: dict[str, tuple[Tag, ...]] = {
             "SGLD steps that the call should take; needs `sgld_steps`, and a sampler that asks",
             "", "what a rollback made of them"),
         Tag("sampler/repeated", "repeated samples", "share",
-            "share of the samples that equal those of the call before", "0", "the chains hang",
-            "negatives"),
+            "share of the samples that equal those of the call before", "0",
+            "the chains do not move", "negatives"),
         Tag("sampler/drift_to_noise", "SGLD drift to noise", "log", "step_size · ‖∇ₓh‖ / "
             "(noise_std · √d) at the last evaluation, mean over samples of d entries; needs "
             "`step_size`, `noise_std`", "1 to 10",
             "far above: gradient ascent; far below: a random walk (Appendix A.3)", "negatives"),
         Tag(SAMPLER_UNIT, "unit of the energies", None,
-            "0.01 / (step_size · noise_std), without noise 1 / step_size: a scale of f that rises "
-            "and falls with it, 1 at JEM's settings; needs `step_size`, `noise_std`",
-            "", "what alerts take for one"),
-        Tag("sampler/acceptance", "Metropolis acceptance", "share", "how likely the Metropolis "
-            "test of MALA accepts the last step of which both ends were evaluated, for the density "
-            "∝ exp(o h), o = 2 step_size / noise_std²; mean over samples; *slow*, needs "
-            "`step_size`, `noise_std`", "above 0.3",
-            "near 0: the steps are too long for this density", "negatives"),
+            "0.01 / (step_size · noise_std), without noise 1 / step_size; needs `step_size`, "
+            "`noise_std`", "1 at JEM's settings", "the unit in which alerts measure f"),
+        Tag("sampler/acceptance", "Metropolis acceptance", "share", "mean probability that MALA's "
+            "Metropolis test accepts the last step with both ends evaluated, for the density "
+            "∝ exp(o h), o = 2 step_size / noise_std²; *slow*, needs `step_size`, `noise_std`",
+            "above 0.3", "near 0: the steps are too long for this density", "negatives"),
         Tag("sampler/clamped", "share at the clamp", "share", "share of the entries of the "
             "returned samples at an end of the clamp, or beyond; needs `clamp`", "that of the data",
             "near 1: the samples are saturated, and have no gradient there", "negatives"),
