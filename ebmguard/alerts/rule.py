@@ -17,7 +17,7 @@ __all__ += ["Watcher", "check_rule", "check_settings", "read_by"]
 
 
 class Level(IntEnum):
-    """How severe an alert is. The numbers are those of the scalar ``guard/alert_level``."""
+    """The severity of an alert. The numbers are those of the scalar ``guard/alert_level``."""
 
     INFO = 0
     WARN = 1
