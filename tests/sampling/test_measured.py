@@ -144,6 +144,19 @@ def test_two_steps_without_the_last_noise_are_those_of_the_first() -> None:
     assert agrees(Loop(), found := measure(Loop(sample))), found
 
 
+@pytest.mark.parametrize(("others", "is_exact"), [(1, True), (2, False)])
+def test_most_steps_must_be_of_the_kind(others: int, is_exact: bool) -> None:
+    """Of the few that are recorded, one may be something else."""
+
+    def sample(f: Any, x: torch.Tensor) -> torch.Tensor:
+        for step in range(10):
+            x = x + STEP * gradient_at(f, x) + noise(x)
+            x = x + 0.3 * torch.sin(7 * x) if step < others else x
+        return x
+
+    assert measure(Loop(sample)).is_exact is is_exact
+
+
 def test_chains_that_begin_where_their_first_noise_is_are_no_fault() -> None:
     """As where a seed is set twice. In a bowl a step is then along x, noise and all."""
     points = []
