@@ -9,8 +9,7 @@ kept under runs/gallery. Needs Chromium, as benchmarks/screenshots.py does.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from ebmguard import guard
 from ebmguard.report.page import page
 
-from .screenshots import missing, open_browser, said, svg_of
+from .screenshots import main, open_browser, said, svg_of
 
 RUNS = Path("runs/gallery")
 PICTURES = Path("docs/pictures/gallery")
@@ -144,22 +143,5 @@ def draw(name: str, path: Path) -> None:
         browser.picture(path)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Train what is missing, and draw."""
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n")[0])
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(KINDS)}; none: all")
-    options = parser.parse_args(arguments)
-    if missing():
-        parser.error(f"not installed: {', '.join(missing())} (Debian: chromium, chromium-driver)")
-    unknown = set(options.names) - KINDS.keys()
-    if unknown:
-        parser.error(f"no runs: {', '.join(unknown)}; there are {', '.join(KINDS)}")
-    PICTURES.mkdir(parents=True, exist_ok=True)
-    for name in options.names or KINDS:
-        path = PICTURES / f"{name}.png"
-        draw(name, path)
-        print(path)
-
-
 if __name__ == "__main__":
-    main()
+    main(about=__doc__, pictures={name: partial(draw, name) for name in KINDS}, out=PICTURES)

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -238,20 +238,27 @@ PICTURES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(PICTURES)}; none: all")
-    parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    about: str = __doc__,
+    pictures: Mapping[str, Callable[[Path], None]] = PICTURES,
+    out: Path = Path("docs/pictures"),
+) -> None:
+    """Draw the pictures that are named, or all; another module passes its own."""
+    parser = argparse.ArgumentParser(description=about.split("\n")[0])
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(pictures)}; none: all")
+    parser.add_argument("--out", type=Path, default=out)
     options = parser.parse_args(arguments)
     if missing():
         parser.error(f"not installed: {', '.join(missing())} (Debian: chromium, chromium-driver)")
-    unknown = set(options.names) - PICTURES.keys()
+    unknown = set(options.names) - pictures.keys()
     if unknown:
-        parser.error(f"no pictures: {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+        parser.error(f"no pictures: {', '.join(unknown)}; there are {', '.join(pictures)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.names or PICTURES:
+    for name in options.names or pictures:
         path = options.out / f"{name}.png"
-        PICTURES[name](path)
+        pictures[name](path)
         print(path)
 
 

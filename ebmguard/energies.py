@@ -195,8 +195,7 @@ def widened(f: Tensor) -> Tensor:
 
 def per_sample(f: Tensor) -> Tensor:
     """Return energies ``(samples,)`` in float32 at least, with heads summed, as gradients are."""
-    f = f.to(torch.promote_types(f.dtype, torch.float32))
-    return f if f.ndim == 1 else heads_summed(f)
+    return heads_summed(widened(f))
 
 
 def heads_summed(f: Tensor) -> Tensor:
