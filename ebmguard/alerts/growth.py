@@ -125,6 +125,10 @@ class _GrowthWatcher(Memory):
             level, False, tag, value, limit, len(self.sizes), pairs[is_lost].at(beta_star)
         )
 
+    def calm(self) -> tuple[float, float] | None:
+        is_known = len(self.sizes) >= 2 * self.rule.rows and not self.was_over
+        return (0.0, min(self.warn_at, self.error_at) / 2) if is_known else None
+
     def limits(self) -> dict[str, Limits]:
         error = max(0.0, self.error_at - self.spread)
         warn = min(max(0.0, self.warn_at - self.spread), error)

@@ -172,6 +172,7 @@ class Judge:
         self._reported: dict[str, Level] = {}
         # The earlier memory of the rules, and copies of the rows read since.
         self._before = self._watches, self._trouble
+        self._calm: tuple[tuple[float, float] | None] | None = None  # once it was asked for
         self._since: list[Mapping[str, float]] = []
 
     @property
@@ -194,6 +195,26 @@ class Judge:
             if watch.latch.active is not None:
                 level = max(level, Level.WARN)
         return max([level, *(judge.level for judge in self._members)]) if self._members else level
+
+    @property
+    def calm(self) -> tuple[float, float] | None:
+        """The sizes |gap| + ``f_pos/std`` between which none of the next rows is an ERROR.
+
+        None if nobody knows, as for an ensemble, or a run in an ERROR, where every row counts.
+        """
+        if self._calm is None:
+            self._calm = (self._next_calm(),)
+        return self._calm[0]
+
+    def _next_calm(self) -> tuple[float, float] | None:
+        if self._members or self._trouble.is_lost or Level.ERROR in self.active.values():
+            return None
+        watchers: list[Any] = [watch.watcher for watch in self._watches.values()]
+        ranges = [watcher.calm() if hasattr(watcher, "calm") else None for watcher in watchers]
+        known = [pair for pair in ranges if pair is not None]
+        if len(known) < len(ranges):
+            return None
+        return max(low for low, _ in known), min(high for _, high in known)
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()
@@ -222,6 +243,7 @@ class Judge:
         return alerts
 
     def _observe(self, step: int, row: Mapping[str, float]) -> list[Alert]:
+        self._calm = None
         if step != self._step:
             # A copy at every step costs more than the rules, and few need it.
             if len(self._since) % _REPLAYED == 0:
@@ -274,7 +296,7 @@ class Judge:
 
     def after_rollback(self) -> None:
         """Restart the counts of steps out of range, after the state of a snapshot was loaded."""
-        self._step, self._since = None, []
+        self._step, self._since, self._calm = None, [], None
         self._trouble.leave()
         for watch in self._watches.values():
             if hasattr(watch.watcher, "after_rollback"):

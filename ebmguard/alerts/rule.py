@@ -117,8 +117,10 @@ class Limits(NamedTuple):
 class Watcher(Protocol):
     """The memory of one rule.
 
-    It may have ``limits() -> Mapping[str, Limits]``, by tag those that held for the row read last,
-    and ``after_rollback()``, after which counts of steps out of range start anew.
+    It may have ``limits() -> Mapping[str, Limits]``, by tag those that held for the row read last;
+    ``after_rollback()``, after which counts of steps out of range start anew; and ``calm() ->
+    tuple[float, float] | None``, the sizes |gap| + ``f_pos/std`` between which none of the next
+    rows is an ERROR, if all is finite. Without it, or at None, every row is read at its step.
     """
 
     def read(self, row: Mapping[str, float]) -> Reading:

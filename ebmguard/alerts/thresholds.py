@@ -76,8 +76,13 @@ class _NonFiniteWatcher(Memory):
                 return Reading(Level.ERROR, False, tag, value, limit, 0, remedies)
         return UNKNOWN if self.owed.isdisjoint(row) else CALM
 
+    def calm(self) -> tuple[float, float] | None:
+        return _ANY if _FINITE.issuperset(self.highest) else None
+
 
 _ROUNDING = 1e-6  # of a value of f in float32, as a share
+_ANY = -math.inf, math.inf
+_FINITE = {*NonFiniteRule().owed, *NonFiniteRule().bounded}  # where energies and gradients are
 
 
 @typed
@@ -111,6 +116,11 @@ class _CollapsedWatcher(Memory):
     best: float = 0.0
     told_apart: bool = False
 
+    limit = 0.0  # of the row read last
+
+    def calm(self) -> tuple[float, float]:
+        return 8 * self.limit, math.inf  # the larger of two numbers is half of their sum at least
+
     def read(self, row: Mapping[str, float]) -> Reading:
         rule = self.rule
         gap, spread = row.get(ENERGY_GAP, math.nan), row.get("f_pos/std", math.nan)
@@ -123,6 +133,7 @@ class _CollapsedWatcher(Memory):
         if size > self.best and len(self.sizes) == rule.rows:
             self.best = max(self.best, median(self.sizes))
         limit = max(rule.share * self.best, rounding)
+        self.limit = limit
         if size > limit or not self.told_apart:
             return CALM
         if 4 * sum(past <= limit for past in self.sizes) < 3 * rule.rows:
@@ -236,6 +247,9 @@ class _MedianWatcher(Memory):
         tag, remedies = prefix + bound.tag, bound.remedies.at(beta_star)
         return Reading(bound.level, False, tag, middle, bound.limit, bound.window, remedies)
 
+    def calm(self) -> tuple[float, float]:
+        return _ANY  # it reports no ERROR
+
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._read(state)
         for bound, window in zip(self.rule.bounds, read["windows"], strict=True):
@@ -305,6 +319,9 @@ class _FloorWatcher(Memory):
         is_lost = self.count >= rule.error_patience and beta_star != 0
         level, remedies = Level.ERROR if is_lost else Level.WARN, rule.remedies.at(beta_star)
         return Reading(level, False, tag, value, rule.floor, self.count, remedies)
+
+    def calm(self) -> tuple[float, float]:
+        return _ANY  # it is a matter of patience
 
     def after_rollback(self) -> None:
         self.count = 0  # the run is no longer where it was counted

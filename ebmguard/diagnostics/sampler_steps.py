@@ -8,15 +8,14 @@ Teh 2011; Appendix A.3 of the paper).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from .raw_energies import T
+from .raw_energies import wide
 
 __all__ = [
     "ChainState",
@@ -24,13 +23,15 @@ __all__ = [
     "drift_to_noise",
     "energy_unit",
     "metropolis_acceptance",
-    "named_samples",
     "oriented",
-    "sample_shares",
+    "sample_diagnostics",
+    "sample_marks",
 ]
 
 
-def drift_to_noise(grad_norm: T, *, entries: int, step_size: float, noise_std: float) -> T:
+def drift_to_noise(
+    grad_norm: Tensor, *, entries: int, step_size: float, noise_std: float
+) -> Tensor:
     """The move of the drift divided by that of the noise, s ‖∇h‖ / (σ √d); NaN without noise."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
@@ -45,51 +46,42 @@ def energy_unit(*, step_size: float, noise_std: float) -> float:
     return (0.01 / noise_std if noise_std else 1.0) / step_size
 
 
-def sample_shares(
-    samples: Tensor, before: Tensor | None = None, clamp: tuple[float, float] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The shares for :func:`named_samples`, and sums that identify the samples.
+def sample_marks(samples: Tensor, clamp: tuple[float, float] | None = None) -> Tensor:
+    """What :func:`sample_diagnostics` reads of samples ``(..., B, d)``, so that none is copied.
+
+    ``(..., 3, B)``: the sum of each sample's entries, the lowest and the highest; with a clamp
+    ``(..., 4, B)``: the number of entries at an end of it or beyond, too.
+    """
+    # On a CPU two extremes are quicker than aminmax.
+    marks = [samples.sum(-1), samples.amin(-1), samples.amax(-1)]
+    if clamp is not None:
+        marks.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
+    dtype = torch.promote_types(samples.dtype, torch.float32)  # half precision would not count far
+    return torch.stack([x.to(dtype) for x in marks], -2)
+
+
+def sample_diagnostics(marks: Tensor, before: Tensor | None, *, entries: int) -> dict[str, Tensor]:
+    """The shares of samples that are not finite, of those equal to the sample at the same place in
+    the previous call, and of entries at an end of the clamp: ``(...,)`` by tag.
 
     Args:
-        samples: ``(..., B, d)``.
-        before: the identifying sums of the sampler's previous call.
-        clamp: lowest and highest value of an entry.
-
-    Returns:
-        ``(..., 3)``, without a clamp 2, float32: the shares of finite samples, of samples equal to
-        those at the same place in the previous call (NaN if it had others), and of entries at an
-        end of the clamp or beyond; and ``(..., 3, B)``, sums and extremes.
+        marks: of :func:`sample_marks`.
+        before: those of the sampler's previous call; None if it had others: then NaN.
+        entries: d of a sample.
     """
-    lowest, highest = samples.amin(-1), samples.amax(-1)  # on a CPU quicker than by aminmax
-    known_by = torch.stack((samples.sum(-1), lowest, highest), -2)
+    lowest, highest = marks[..., 1, :], marks[..., 2, :]
     # NaN and the infinities show in the extremes, without a mask of the samples' size.
-    largest = torch.finfo(samples.dtype).max
-    counts = [(lowest >= -largest) * (highest <= largest)]
+    largest = torch.finfo(marks.dtype).max
+    shares = {"nonfinite/samples": ~((lowest >= -largest) & (highest <= largest))}
     # A chain that moves or restarts never repeats itself to the last bit; one that hangs does.
-    *_, n, d = samples.shape
-    sizes = [n, math.nan, n * d]
-    if before is not None and before.shape == known_by.shape:
-        counts.append((known_by == before.to(known_by)).all(-2))
-        sizes[1] = n
-    else:
-        counts *= 2
-    if clamp is not None:
-        counts.append(((samples <= clamp[0]) + (samples >= clamp[1])).sum(-1))
-    totals = _sizes(tuple(sizes[: len(counts)]), samples.device)
-    return torch.stack(counts, -1).sum(-2) / totals, known_by
-
-
-@lru_cache(maxsize=64)
-def _sizes(numbers: tuple[float, ...], device: torch.device) -> Tensor:
-    # Cached, since making it copies from the host.
-    with torch.inference_mode(False):
-        return torch.tensor(numbers, dtype=torch.float32, device=device)
-
-
-def named_samples(shares: Sequence[float]) -> dict[str, float]:
-    """The shares by tag."""
-    tags = "nonfinite/samples", "sampler/repeated", "sampler/clamped"
-    return dict(zip(tags, (1.0 - shares[0], *shares[1:]), strict=False))
+    if before is not None:
+        same = marks[..., :3, :] == before[..., :3, :]
+        shares["sampler/repeated"] = same.all(-2)
+    numbers = {tag: wide(share).mean(-1) for tag, share in shares.items()}
+    numbers.setdefault("sampler/repeated", torch.full_like(numbers["nonfinite/samples"], math.nan))
+    if marks.shape[-2] > 3:
+        numbers["sampler/clamped"] = wide(marks[..., 3, :]).mean(-1) / entries
+    return numbers
 
 
 class ChainState(NamedTuple):
@@ -117,8 +109,8 @@ def metropolis_acceptance(
     ``(...,)``, float64 (float32 on MPS); NaN without noise, or where inputs leave it undefined.
     """
     if noise_std == 0:
-        return torch.full_like(start.h, torch.nan, dtype=_wide(start.h))
-    x, h, g, x_end, h_end, g_end = (tensor.to(_wide(tensor)) for tensor in (*start, *end))
+        return torch.full_like(start.h, torch.nan, dtype=wide(start.h).dtype)
+    x, h, g, x_end, h_end, g_end = map(wide, (*start, *end))
     path = ((x_end - x) * (g + g_end)).sum(-1)
     squares = (g_end * g_end).sum(-1) - (g * g).sum(-1)
     error = h_end - h - 0.5 * path - 0.25 * step_size * squares
@@ -137,7 +129,7 @@ def oriented(
     """
     c = cotangent.flatten()[0]
     c = torch.where((cotangent == c).all(), c, torch.nan)
-    h = (output.to(_wide(output)) * (sign * c.abs())).sum(-1)
+    h = (wide(output) * (sign * c.abs())).sum(-1)
     return ChainState(x, h, gradient * (sign * c / c.abs()))
 
 
@@ -165,7 +157,3 @@ def buffer_diagnostics(buffer: object) -> dict[str, Tensor]:
             f"{method} has a {kind} under {name!r}; expected a 0-dim tensor of a real number."
         )
     return {f"buffer/{name}": value.detach() for name, value in values.items()}
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.device.type == "mps" else torch.float64

@@ -3,53 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ..objective import Terms
-from .raw_energies import T, known
+from ..objective import Exponent, Terms
+from .raw_energies import wide
 
-__all__ = [
-    "grad_scale_of",
-    "named_weights",
-    "pareto_k",
-    "weight_diagnostics",
-    "weight_sums",
-]
+__all__ = ["pareto_k", "weight_diagnostics"]
 
 
+@torch.no_grad()
 def weight_diagnostics(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: float | Tensor,
+    beta_star: float | Tensor | Exponent,
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:
-    """The diagnostics of the weights of energies ``(N,)`` and ``(M,)`` at β*; 0-dim tensors by tag.
+    """The diagnostics of the weights of energies ``(..., N)`` and ``(..., M)`` at β*, by tag.
 
-    The arguments are those of the objective. With groups, w is a negative's share of the
-    gradient, positives without a negative of their class are left out, and ``unpaired`` is added.
-    The entropy of one sample is NaN. All are NaN if a sample's energy or log q is not finite: the
-    objective leaves such a sample out, and the other weights mean nothing then.
+    The arguments are those of the objective; a tensor β* broadcasts against the energies. With
+    groups, w is a negative's share of the gradient, positives without a negative of their class are
+    left out, and ``unpaired`` is added. The entropy of one sample is NaN. All are NaN if a sample's
+    energy or log q is not finite: the objective leaves such a sample out, and the other weights
+    mean nothing then.
     """
-    with torch.no_grad():
-        sums = weight_sums(Terms.of(f_pos, f_neg, beta_star, groups, log_q))
-    return named_weights(sums.unbind(-1), len(f_pos), len(f_neg), is_grouped=groups is not None)
-
-
-def weight_sums(terms: Terms) -> Tensor:
-    """The sums for :func:`named_weights`: ``(..., 10)``, by the terms' shapes.
-
-    They run over the negatives' weights w and the positives' shares v of the gradient: Σw², Σv²,
-    Σ w log w, Σ v log v, the largest log w and log v; log Σ (1 - w⁺); and the numbers of positives
-    with a usable negative, of usable positives, and of usable negatives.
-    """
+    terms = Terms.of(f_pos, f_neg, beta_star, groups, log_q)
     low = torch.finfo(terms.logit.dtype).min / 16
     # Normalised as logarithms: GradScale may underflow where the shares in it do not.
     log_w, log_pull = terms.exponent, F.logsigmoid(-terms.logit)
@@ -65,44 +47,28 @@ def weight_sums(terms: Terms) -> Tensor:
     sides = torch.stack((log_w, log_pull), -2)
     logs = sides.log_softmax(-1)
     p, largest = logs.exp(), logs.amax(-1)
-    sums = (p * p).sum(-1), (p * logs).sum(-1), largest
-    log_total = (log_pull.amax(-1) - largest[..., 1]).unsqueeze(-1)
-    paired = pos = terms.count
-    if terms.is_grouped:
-        pos = terms.is_pos.sum(-1, keepdim=True, dtype=paired.dtype)
-    counts = paired, pos, terms.is_neg.sum(-1, keepdim=True, dtype=paired.dtype)
-    return torch.cat((*sums, log_total, *counts), -1)
-
-
-def grad_scale_of(sums: Tensor, n: int, m: int) -> Tensor:
-    """The GradScale of :func:`named_weights` alone, in a few launches."""
-    w_square, log_total, paired = sums[..., 0], sums[..., 6], sums[..., 7]
-    is_known = (sums[..., 8:].sum(-1) == n + m) & (paired > 0) & (w_square > 0)
-    return torch.where(is_known, log_total.exp() / paired, math.nan)
-
-
-def named_weights(sums: Sequence[T], n: int, m: int, *, is_grouped: bool) -> dict[str, T]:
-    """The numbers of n positives and m negatives by tag, from sums as tensors or as floats."""
-    paired, pos, neg = sums[7:]
-    is_known = pos + neg == n + m
-    known_sums = known(is_known & (paired > 0) & (sums[0] > 0), sums[:8])
-    w_square, v_square, w_log, v_log, top, _, log_total, count = known_sums
-    exp: Any = math.exp if isinstance(top, float) else torch.exp
+    log_total = wide(log_pull.amax(-1) - largest[..., 1])
+    count = wide(terms.count.squeeze(-1))
+    pos = wide(terms.is_pos.sum(-1)) if terms.is_grouped else count
+    is_whole = pos + wide(terms.is_neg.sum(-1)) == n + m
+    w_square, v_square = wide((p * p).sum(-1)).unbind(-1)
+    w_log, v_log = wide((p * logs).sum(-1)).unbind(-1)
     numbers = {
-        "grad_scale": exp(log_total) / count,
+        "grad_scale": log_total.exp() / count,
         "weight_entropy": w_log * _over_log(m),
         "ess": 1 / (w_square * m),
-        "max_weight": exp(top),
+        "max_weight": wide(largest[..., 0]).exp(),
         "positive_weight_entropy": v_log * _over_log(n),
         # <c, c0> / (|c| |c0|) for c = grad_scale (v, w) and c0 = (1/N, 1/M), up to signs.
-        "reweighting_angle": (w_square + v_square) ** -0.5 * (1 / count + 1 / m) ** 0.5,
+        "reweighting_angle": (w_square + v_square).rsqrt() * (1 / count + 1 / m).sqrt(),
     }
-    if is_grouped:
-        (numbers["unpaired"],) = known(is_known, [n - paired])
+    is_known = is_whole & (count > 0) & (w_square > 0)
+    numbers = {name: torch.where(is_known, x, math.nan) for name, x in numbers.items()}
+    if terms.is_grouped:
+        numbers["unpaired"] = torch.where(is_whole, n - count, math.nan)
     return numbers
 
 
-@cache
 def _over_log(count: int) -> float:
     """The factor -1/log(count), where log(count) is the largest entropy; NaN for one sample."""
     return -1 / math.log(count) if count > 1 else math.nan

@@ -53,6 +53,14 @@ _OTHER_NUMBERS = (
 _BROKEN = 1e3  # times the largest spread of the run: out of all proportion
 
 
+def _is_unsettled(active: Mapping[str, Level]) -> bool:
+    """Return whether the rules in force leave no snapshot to trust."""
+    return any(
+        level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
+        for rule, level in active.items()
+    )
+
+
 class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
@@ -108,28 +116,28 @@ class Recoverer(Stateful):
         is_settled = not scales or statistics.median(scales) >= _SETTLED
         return is_settled, statistics.median(spreads or [0.0])
 
-    def observe(
-        self, step: int, judged: int, active: Mapping[str, Level], trainer: Trainer
-    ) -> bool:
-        """Certify snapshots that were quiet until ``judged``; return whether one is due now."""
-        settings, snapshots = self.settings, self._snapshots
+    def is_due(self, step: int, active: Mapping[str, Level], trainer: Trainer) -> bool:
+        """Return whether a snapshot is due now."""
+        snapshots = self._snapshots
         if (now := structure_of(trainer)) != (then := self._structure):
             names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
             if (kept := snapshots.best()) and kept.step < step - 1 and self._ranks.is_first:
                 _log.warning(_OTHER, step, names)
             self.forget()
             return True
-        if any(
-            level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
-            for rule, level in active.items()
-        ):
+        is_rare = step % self.settings.every and (snapshots.certified or snapshots.waiting)
+        return not is_rare and not _is_unsettled(active)
+
+    def certify(self, judged: int, active: Mapping[str, Level]) -> None:
+        """Certify snapshots that were quiet until ``judged``, after every row."""
+        snapshots = self._snapshots
+        if _is_unsettled(active):
             snapshots.drop_waiting(judged - 1)
-            return False
+            return
         for ripe in snapshots.certify(judged, self._health):
             state, has_next = {**ripe.state}, ripe.state.pop("next", None) is not None
             if has_next and self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, state, self.state_dict())
-        return step % settings.every == 0 or not (snapshots.certified or snapshots.waiting)
 
     def keep(self, step: int, trainer: Trainer, guard_state: Any) -> None:
         """Take a snapshot of the attached parts and of the guard's state, before ``step``."""

@@ -26,6 +26,7 @@ from .fineness import Fineness, Times, check_times
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
+from .rows import BLOCK
 from .strength import Action, Schedulable, Settings, Strength, check_told
 
 if TYPE_CHECKING:
@@ -213,6 +214,8 @@ def guard(
         process_group=process_group,
         has_sampler=sampler is not None,
         compiles=compile,
+        # A sink of the caller gets every row at its step, beside what he logs there himself.
+        block=1 if sinks or strength.models or process_group else min(BLOCK, flush_every),
         skill=skill,
     )
     members = strength.models.numel() if strength.models else 0

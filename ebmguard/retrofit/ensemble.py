@@ -1,105 +1,87 @@
-"""The one place that maps functions of one model over the members of an ensemble."""
+"""The loss and the numbers of one model, or of all members of an ensemble at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
 
-from ..diagnostics import energy_sums, weight_sums
+from ..diagnostics import energy_diagnostics, nonfinite_diagnostics, weight_diagnostics
 from ..energies import Groups, LogQ, Variant, check_energies, check_variant
 from ..errors import ConfigError, EnergyTypeError, ShapeError
-from ..objective import Exponent, Terms
+from ..objective import Terms
 from ..ranks import Batch
+from ..tags import REFERENCE
 
-__all__ = ["WEIGHT_SUMS", "Variants", "check_models", "check_variants", "over_models"]
+__all__ = ["Variants", "check_models", "check_variants", "energies_by_tag", "losses_of"]
 
 Variants: TypeAlias = Variant | tuple[Variant, ...]
 
-WEIGHT_SUMS = 10  # numbers of `weight_sums` at one exponent
 
-
-def over_models(
+def losses_of(
     models: torch.Size,
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: float | Tensor,
-    reference: float,
     groups: Groups | None,
     log_q: LogQ | None,
     *,
-    variant: Variants | None,
-) -> tuple[Tensor | None, Tensor]:
-    """Map :func:`of_loss` over the models: the losses ``(*models,)``, and the sums ``(models, n)``.
+    variant: Variants,
+) -> Tensor:
+    """Return the loss of every model, ``(*models,)``; 0-dim for one model.
 
-    The models' dimensions come first in ``f_pos``, ``f_neg``, β* and ``log_q``; one model has none.
-    The ``variant`` is one name, or one for every entry of the first of these dimensions.
+    The models' dimensions come first in ``f_pos``, ``f_neg``, β* and ``log_q``. The ``variant`` is
+    one name, or one for every entry of the first of these dimensions.
     """
-    one_loss = partial(of_loss, groups=groups, reference=reference)
-    if not models:
-        assert not isinstance(variant, tuple)
-        return one_loss(f_pos, f_neg, beta_star, *(log_q or ()), variant=variant)
-    assert isinstance(beta_star, Tensor)
-    sides = f_pos, f_neg, beta_star.expand(models), *(log_q or ())
-    flat = [x.reshape(-1, *x.shape[len(models) :]) for x in sides]
-    names = [variant] * models[0] if isinstance(variant, str) else [*(variant or ())]
-    stride, start, results = len(flat[0]) // models[0], 0, []
-    for name, run in groupby(names):
-        end = start + stride * len([*run])
-        results.append(torch.vmap(partial(one_loss, variant=name))(*(x[start:end] for x in flat)))
-        start = end
-    losses, sums = (torch.cat(x) for x in zip(*results, strict=True))
-    return losses.reshape(models), sums
+    if models:
+        assert isinstance(beta_star, Tensor)
+        beta_star = beta_star.expand(models).unsqueeze(-1)
+    if isinstance(variant, str):
+        return Terms.of(f_pos, f_neg, beta_star, groups, log_q).loss(variant)
+    losses, start = list[Tensor](), 0
+    for name, run in groupby(variant):
+        part = slice(start, start := start + len([*run]))
+        q = None if log_q is None else (log_q[0][part], log_q[1][part])
+        star: Any = beta_star
+        terms = Terms.of(f_pos[part], f_neg[part], star[part], groups, q)
+        losses.append(terms.loss(name))
+    return torch.cat(losses)
 
 
-def of_loss(
+def energies_by_tag(
     f_pos: Tensor,
     f_neg: Tensor,
     beta_star: float | Tensor,
-    *log_q: Tensor,
-    groups: Groups | None,
+    groups: Groups | None = None,
+    log_q: LogQ | None = None,
+    *,
     reference: float,
-    variant: Variant | None,
-) -> tuple[Tensor | None, Tensor]:
-    """The loss of one model at β*, None without a variant, and the sums of its diagnostics.
+    output_scale: float | None,
+) -> dict[str, Tensor]:
+    """Return all numbers of energies ``(..., N)`` and ``(..., M)``, detached: ``(...,)`` by tag.
 
-    Loss and weights use the same terms, at β* and at the reference exponent. ``log_q`` is divided
-    out at β* only. The sums are the loss (if there is one),
-    :func:`~ebmguard.diagnostics.weight_sums` at both, and ``energy_sums``.
+    The weights are at β*, a number or ``(...,)``, and at the reference exponent; ``log_q`` is
+    divided out at β* only.
     """
     if isinstance(beta_star, Tensor):
-        column = torch.stack((beta_star, beta_star.new_full((), reference))).unsqueeze(-1)
-        exponent = Exponent.of(column, f_pos.dtype)
+        beta_star = beta_star.expand(f_pos.shape[:-1])
+        column = torch.stack((beta_star, torch.full_like(beta_star, reference))).unsqueeze(-1)
+        beta_star = beta_star.unsqueeze(-1)
     else:
-        exponent = _column(beta_star, reference, f_pos.dtype, f_pos.device)
-    both: Any = None
-    if log_q:
-        both = tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q)
-    with torch.set_grad_enabled(torch.is_grad_enabled() and variant is not None):
-        terms = Terms.of(f_pos, f_neg, exponent, groups, both)
-        loss = None if variant is None else terms.loss(variant)[0]
-    with torch.no_grad():
-        sums = [] if loss is None else [loss.detach().reshape(1)]
-        sums += [weight_sums(terms).flatten(), energy_sums(f_pos.detach(), f_neg.detach())]
-        return loss, torch.cat(sums)
-
-
-@lru_cache(maxsize=64)
-def _column(first: float, second: float, dtype: torch.dtype, device: torch.device) -> Exponent:
-    """A column of two exponents, the first 0 only where there is no loss."""
-    # Filled in on the device, since a copy from the host would wait for it.
-    with torch.inference_mode(False):  # a later call may need its gradient
-        low, zero, *both = (
-            torch.full((), x, dtype=dtype, device=device)
-            for x in (torch.finfo(dtype).min / 16, 0.0, first, second)
-        )
-        exponent = Exponent.of(torch.stack(both).unsqueeze(-1), dtype)
-        is_up = min(first, second) >= 0
-        return exponent._replace(is_zero=False, is_nonnegative=is_up, low=low, zero=zero)
+        exponents = f_pos.new_full((), beta_star), f_pos.new_full((), reference)
+        column = torch.stack(exponents).reshape(2, *[1] * f_pos.ndim)
+    both: Any = log_q and tuple(torch.stack((q, torch.zeros_like(q))) for q in log_q)
+    weights = weight_diagnostics(f_pos, f_neg, column, groups, both)
+    row = {name: x[0] for name, x in weights.items()}
+    row |= {f"{REFERENCE}{name}": x[1] for name, x in weights.items()}
+    row |= energy_diagnostics(f_pos, f_neg)
+    row |= nonfinite_diagnostics(f_pos, f_neg, beta_star, log_q)
+    if output_scale is not None:
+        row["energy_gap_scaled"] = row["energy_gap"] * output_scale
+    return row
 
 
 def check_models(

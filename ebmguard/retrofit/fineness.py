@@ -71,6 +71,16 @@ class Fineness(Stateful):
         return median(self._recent) if self._recent else math.nan
 
     @property
+    def acts(self) -> bool:
+        """Return whether steps are finer, or how the sampler moves is watched for that."""
+        return self.in_force > 1 or self.moves is not None
+
+    @property
+    def watched(self) -> float:
+        """The sharpness over which every row is read at once."""
+        return _HALF if self._is_auto and self._looks else math.inf
+
+    @property
     def in_force(self) -> int:
         """The N that applies now."""
         if not self._looks and self.moves is None:

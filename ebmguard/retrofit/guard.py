@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from torch import Tensor
 from torch._compile import _disable_dynamo as uncompiled
 
-from ..alerts import Verdict
+from ..alerts import Alert, Verdict
 from ..check import Problem, find_problems
 from ..energies import Groups, LogQ, in_rows
 from ..errors import ConfigError, SamplerError, undamaged
@@ -22,7 +22,7 @@ from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts
 from .loop import Loop
 from .losses import Losses
-from .rows import Row
+from .parts import Row
 from .sampling import OneLoss, wrap_sampler
 from .setup import setup_of
 
@@ -40,7 +40,6 @@ class Guard:
     Attributes:
         loss_fn: the guarded loss, a callable of ``(f_pos, f_neg, groups=None, log_q=None)``.
         sampler: the guarded sampler, or None.
-        alerts: all alerts so far, oldest first.
     """
 
     loss_fn: Any = OneLoss()
@@ -51,19 +50,24 @@ class Guard:
         self._loop = loop
         self._losses = losses
         self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
-        self.alerts = loop.actions.alerts
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
         yield self.sampler
 
     def __repr__(self) -> str:
-        return f"<ebmguard.Guard step={self.step} alerts={len(self.alerts)}>"
+        return f"<ebmguard.Guard step={self.step} alerts={len(self._loop.actions.alerts)}>"
 
     @property
     def step(self) -> int:
         """The number of the current step."""
         return self._loop.rows.step
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """All alerts so far, oldest first."""
+        self._loop.read_all()
+        return self._loop.actions.alerts
 
     @property
     def trainer(self) -> Trainer:
@@ -76,11 +80,13 @@ class Guard:
 
         For an ensemble: means over its members, NaN where a member has NaN.
         """
+        self._loop.read_all()
         return self._loop.last
 
     @property
     def members(self) -> list[Row]:
         """The rows behind ``last``, one for every model, in the order of flattened dimensions."""
+        self._loop.read_all()
         return self._loop.members
 
     @property
@@ -106,6 +112,7 @@ class Guard:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
+        self._loop.read_all()
         return self._loop.course.verdict
 
     @property
@@ -353,6 +360,7 @@ class Guard:
 
     def flush(self) -> None:
         """Flush the sinks now."""
+        self._loop.read_all()
         self._loop.writer.flush()
 
     def close(self) -> None:

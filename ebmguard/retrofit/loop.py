@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ..alerts import Alert, Course, Judge, Level, Situation, error_for
 from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
+from ..ranks import Batch
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
@@ -28,7 +30,8 @@ from .fineness import Fineness
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
-from .rows import Row, Rows, StepRow
+from .parts import Row
+from .rows import Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
@@ -62,7 +65,7 @@ class Loop:
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
         self.turns = Turns(writer.turns.lock)
-        self.rows = Rows(settings.models, settings.judge_in_loss)
+        self.rows = Rows(settings.models, settings.judge_in_loss, settings.block)
         self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
@@ -104,6 +107,24 @@ class Loop:
             self._now = asked, self.strength.at(*asked)
         return self._now[1]
 
+    def read_all(self) -> None:
+        """Read the rows that wait, and the one under way so far."""
+        self.follow(self.rows.so_far)
+
+    def can_wait(self, batch: Batch) -> bool:
+        """Return whether a loss's row can be read later, since nothing in it could be an alert.
+
+        What no rule could take for the beginning of an ERROR waits, and is read with the next rows.
+        """
+        rows, fineness = self.rows, self.fineness
+        if not rows.can_wait or fineness.acts or self.strength.is_scheduled:
+            return False
+        if self.actions.pending is not None or (calm := self._judge.calm) is None:
+            return False
+        gap, spread, sharpness, sums = self.measure.pulse(batch)
+        is_calm = calm[0] < abs(gap) + spread < calm[1] and math.isfinite(sums)
+        return is_calm and not sharpness > fineness.watched
+
     @in_turn
     def follow(self, due: Callable[..., Iterable[StepRow]], *args: Any) -> None:
         """Judge the rows that are due, act on them, write them and report them."""
@@ -141,6 +162,10 @@ class Loop:
             is_lost = Level.ERROR in self._judge.active.values()
             alerts += self.fineness.read(row.step, row.numbers, is_lost=is_lost)
         self.actions.observe(row, alerts)
+        recoverer = self.actions.recoverer
+        may_certify = self.actions.takes_back and self.actions.pending is None
+        if row.is_over and recoverer is not None and may_certify:
+            self.actions.attempt(recoverer.certify, row.step + 1, self._judge.active)
         worst = ""
         if alerts:
             # So that a reader of the folder knows what an ERROR at its end has done.
@@ -276,7 +301,8 @@ class Loop:
         error = actions.pending  # until all is back: an interrupt leaves it to the next step
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            if recoverer.observe(step, step - self.rows.lag, self._judge.active, self.trainer):
+            if recoverer.is_due(step, self._judge.active, self.trainer):
+                self.read_all()
                 recoverer.keep(step, self.trainer, self.own_state())
             return
         write_the_rest(self.rows, self.writer)  # rows of steps that are taken back

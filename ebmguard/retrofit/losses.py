@@ -23,7 +23,6 @@ from ..ranks import Batch, whole_batch
 from ..sampling import is_capturing
 from .ensemble import check_models
 from .loop import Loop
-from .rows import Part
 from .sampling import Turn
 from .strength import StrengthAt
 from .watches import Moves
@@ -344,16 +343,15 @@ class Losses:
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
             batch = whole_batch(settings.process_group, batch, same=(star, settings.variant))
-        unweighted_loss, sums = loop.measure.computed(batch, strength)
+        shown = {} if loss is None else shown or {}
         if loss is None:
-            assert unweighted_loss is not None
+            unweighted_loss = loop.measure.computed(batch, strength)
             loss = unweighted_loss if weight is None else weight * unweighted_loss
+            shown = {"loss": loss} if weight is None else {"loss": loss, "loss_weight": weight}
         if not self._is_quiet:
+            loop.rows.waits = loop.can_wait(batch)
             tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
-            parts, samples = loop.measure.loss(loop.trainer, batch, strength, sums, **tier)
-            shown = shown if weight is None else {"loss": loss, "loss_weight": weight}
-            if shown:
-                detached = {name: x.detach() for name, x in shown.items()}
-                parts.append(Part.of(detached, settings.models))
-            loop.follow(loop.rows.add, parts, samples)
+            loop.rows.add(*loop.measure.loss(loop.trainer, batch, strength, shown, **tier))
+            if not loop.rows.waits:
+                loop.read_all()
         return loss

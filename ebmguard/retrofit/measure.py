@@ -18,23 +18,22 @@ from ..diagnostics import (
     buffer_diagnostics,
     drift_to_noise,
     energy_unit,
-    grad_scale_of,
     metropolis_acceptance,
-    named_energies,
-    named_nonfinite,
-    named_samples,
-    named_weights,
     oriented,
     pareto_k,
-    sample_shares,
+    sample_diagnostics,
+    sample_marks,
+    weight_diagnostics,
+    wide,
 )
 from ..errors import Stateful
 from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering, is_opaque
 from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
-from .ensemble import WEIGHT_SUMS, Variants, over_models
-from .rows import POOLED_STEPS, Part, Row, joined_row
+from .ensemble import energies_by_tag, losses_of
+from .parts import Call, Part, Row, joined_ranks, on_device
+from .rows import POOLED_STEPS
 from .strength import Settings, StrengthAt
 
 __all__ = ["Measure"]
@@ -52,7 +51,10 @@ class Measure(Stateful):
     def __init__(self, settings: Settings) -> None:
         self.compute: Callable[..., Any] = _compiled if settings.compiles else operator.call
         self._settings = settings
-        self._from_sampler: list[list[Part]] = []  # one list per call since the latest loss
+        self._from_sampler: list[Call] = []  # since the latest loss
+        # Of these, the drifts' products, and numbers that are finite where all is well.
+        self._products: list[Tensor] = []
+        self._sums: list[Tensor] = []
         # By a sampler call's place in the step, what that call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._update: dict[str, Tensor] = {}
@@ -76,7 +78,7 @@ class Measure(Stateful):
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
-        self._from_sampler = []
+        self._from_sampler, self._products, self._sums = [], [], []
 
     def sampled(
         self,
@@ -103,12 +105,14 @@ class Measure(Stateful):
         # None also where a CUDA graph may have others than those that were recorded.
         count = None if tempering is None else tempering.evaluations
         known["sampler/evaluations"] = math.nan if count is None else float(count)
-        parts: list[Part] = []
-        follows = None if tempering is None else tempering.gradients.products
-        if follows is None:
+        parts: Call = [known]
+        products = None if tempering is None else tempering.gradients.products
+        if products is None:
             known[SHARPNESS] = math.nan
         else:
-            parts.append(Part(follows.flatten(0, -2) if follows.ndim > 1 else follows, _sharpness))
+            products = products.flatten(0, -2) if products.ndim > 1 else products
+            parts.append(Part(products, _sharpness))
+            self._products.append(products)
         if missed is not None:
             parts.append(Part.of({SUBSTEPS_MISSED: missed}))
         elif times > 1:
@@ -120,20 +124,17 @@ class Measure(Stateful):
             known |= {f"sampler/{name}": math.nan for name in names}
         else:
             # A factor that is a tensor is read with the row.
-            f, entries = tempering.factor, tempering.gradients.entries
-            factor, size = (f, 1.0) if isinstance(f, Tensor) else (None, abs(f))
-
-            def named(sums: Sequence[float]) -> Row:
-                mean, largest, divisor = (*sums, size)[:3]
-                row = {"sampler/grad_norm": mean, "sampler/grad_norm_max": largest}
-                row = {name: x / divisor if divisor else math.nan for name, x in row.items()}
-                if steps is not None:
-                    noise = drift_to_noise(mean, entries=entries, **steps)
-                    row["sampler/drift_to_noise"] = noise
-                return row
-
-            leading = (models.numel(),) if models and _has_models(drift, models) else ()
-            parts.append(Part(self.compute(_norms, drift.reshape(*leading, -1), factor), named))
+            factor, entries = tempering.factor, tempering.gradients.entries
+            shape = (models.numel(), -1) if models and _has_models(drift, models) else (-1,)
+            norms = drift.reshape(shape)
+            size = None if isinstance(factor, Tensor) else abs(factor)
+            if isinstance(factor, Tensor):
+                sizes_of = factor.detach().abs().to(norms).reshape(-1, 1)
+                sizes_of = sizes_of.expand(*norms.shape[:-1], 1) if norms.ndim > 1 else sizes_of[0]
+                norms = torch.cat((norms, sizes_of), -1)
+            step_and_noise = None if steps is None else (steps["step_size"], steps["noise_std"])
+            parts.append(Part(norms, _norms, (size, entries, step_and_noise)))
+            self._sums.append(norms.sum())
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
             pair = evaluations if count is not None and len(evaluations) == 2 else ()
@@ -146,12 +147,17 @@ class Measure(Stateful):
                 parts.append(Part.of({"sampler/acceptance": acceptance}, models))
         for x in leaves(samples):
             if isinstance(x, Tensor) and not is_opaque(x) and x.is_floating_point() and x.numel():
-                arguments = _rows(x.detach(), models), self._known_by.get(call), trainer.clamp
-                shares, self._known_by[call] = self.compute(sample_shares, *arguments)
-                parts.append(Part(shares, named_samples))
+                rows, before = _rows(x.detach(), models), self._known_by.get(call)
+                marks = self._known_by[call] = self.compute(sample_marks, rows, trainer.clamp)
+                if before is None or before.shape != marks.shape:
+                    parts.append(Part(marks.unsqueeze(-3), _samples, (rows.shape[-1],)))
+                else:
+                    both = torch.stack((marks, before.to(marks)), -3)
+                    parts.append(Part(both, _samples, (rows.shape[-1],)))
+                self._sums.append(marks.sum())
                 break
         # The buffer now, since another sampler may draw from it before the loss.
-        self._from_sampler.append([*parts, *_buffer_parts(trainer.buffer), Part.known(known)])
+        self._from_sampler.append([*parts, *_buffer_parts(trainer.buffer)])
 
     def _point(self, evaluation: Evaluation, factor: float | Tensor) -> ChainState | None:
         """Return the chains' state, ``(*models, B, d)``; None if the layout hides the samples."""
@@ -181,104 +187,96 @@ class Measure(Stateful):
             "optim/amplification": (relative_norm / self._grad_scale()).float(),
         }
 
-    def computed(self, batch: Batch, strength: StrengthAt) -> tuple[Tensor | None, Tensor]:
-        """Return the loss, 0-dim or ``(*models,)``, None at β* = 0; and its diagnostics' sums.
+    def computed(self, batch: Batch, strength: StrengthAt) -> Tensor:
+        """Return the loss at β* other than 0, 0-dim or ``(*models,)``.
 
         ``batch`` holds the samples of all ranks, oriented high on data.
         """
-        settings, star = self._settings, strength.beta_star
+        star = strength.beta_star
         if isinstance(star, Tensor):
             star = star.to(batch.f_pos)  # a number for a GPU may well be kept on the CPU
-        variant = None if strength.is_off else settings.variant
-        arguments = *batch[:2], star, settings.reference_beta_star, *batch[2:4]
-        result: tuple[Tensor | None, Tensor]
-        result = self.compute(over_models, settings.models, *arguments, variant=variant)
-        return result
+        arguments = self._settings.models, *batch[:2], star, *batch[2:4]
+        loss: Tensor = self.compute(losses_of, *arguments, variant=self._settings.variant)
+        return loss
 
+    @torch.no_grad()
+    def pulse(self, batch: Batch) -> tuple[float, float, float, float]:
+        """Return the gap, the positives' spread, the sharpness of the latest sampler calls, and a
+        sum that is finite where all is well, before :meth:`loss` takes these calls."""
+        var, mean = torch.var_mean(batch.f_pos, correction=0)
+        sums = torch.stack((mean, var, batch.f_neg.mean(), *self._sums)).tolist()
+        products = [x.tolist() for x in self._products]
+        sharp = max((1 - a / b if b else math.nan for a, b in products), default=-math.inf)
+        return sums[0] - sums[2], math.sqrt(sums[1]), sharp, sum(sums[3:])
+
+    @torch.no_grad()
     def loss(
         self,
         trainer: Trainer,
         batch: Batch,
         strength: StrengthAt,
-        sums: Tensor,
+        shown: Mapping[str, Tensor],
         *,
         slow: bool,
         is_pooled: bool,
-    ) -> tuple[list[Part], dict[str, Tensor]]:
-        """Return all numbers of a loss call, from its sums: see :meth:`computed`.
+    ) -> tuple[Call, dict[str, Tensor]]:
+        """Return all measurements of a loss call, and energies by tag for histograms.
 
-        They are parts of the row, and energies by tag for histograms; across ranks the numbers are
-        every rank's, the energies this rank's. ``slow`` adds the tier that not every step has,
-        which pools the weights of those that are pooled.
+        Across ranks the numbers are every rank's, the energies this rank's. ``shown`` are numbers
+        of the loss itself. ``slow`` adds the tier that not every step has, which pools the weights
+        of those that are pooled.
         """
-        settings, star = self._settings, strength.beta_star
-        pos, neg, _, log_q = batch[:4]
-        n, m = pos.shape[-1], neg.shape[-1]
-        parts = [self._loss_part(batch, strength, sums)]
+        settings, star, scale = self._settings, strength.beta_star, strength.output_scale
+        pos, neg = (f.detach() for f in batch[:2])
+        groups, log_q = batch[2:4]
+        options = {"reference": settings.reference_beta_star, "output_scale": scale}
+        known: Row = {} if scale is None else {"output_scale": scale}
+        call: Call = [known]
         if isinstance(star, Tensor):
-            parts.append(Part.of({"beta_star": star.to(neg.device)}, settings.models))
-        self._grad_scale = partial(_in_force, settings.variant, sums, n, m, strength)
+            star = star.to(pos)
+            shown = {**shown, "beta_star": star}
+        else:
+            known["beta_star"] = float(star)
+        if isinstance(star, Tensor) or groups is not None or log_q is not None:
+            numbers = self.compute(energies_by_tag, pos, neg, star, groups, log_q, **options)
+            call.append(Part.of(numbers, settings.models))
+        else:
+            # Copies, since a compiled network may write its next output into the same memory.
+            values, n = torch.cat((pos, neg)), len(pos)
+            pos, neg = values[:n], values[n:]
+            call.append(Part(values, _energies, (n, float(star), *options.values())))
+        if shown:
+            call.append(Part.of({name: x.detach() for name, x in shown.items()}, settings.models))
+        in_force = partial(_in_force, pos, neg, star, groups, log_q)
+        is_whole = strength.is_off or settings.variant == "no_pos"
+        self._grad_scale = (lambda: 1.0) if is_whole else in_force
         # None where it was sampled inline, or where these samples had a loss already.
-        calls, self._from_sampler = self._from_sampler or [_buffer_parts(trainer.buffer)], []
-        rest = calls[0] if len(calls) == 1 else [Part.mean(calls)]
+        calls = self._from_sampler or [_buffer_parts(trainer.buffer)]
+        self._from_sampler, self._products, self._sums = [], [], []
+        rest: Call = calls[0] if len(calls) == 1 else [calls]
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
-        parts += rest if settings.process_group is None else self._joined(rest, batch.sizes, neg)
+        call += rest if settings.process_group is None else self._joined(rest, batch.sizes, neg)
         samples: dict[str, Tensor] = {}
-        with torch.no_grad():
-            if is_pooled:
-                # A copy: a compiled network may write its next output into the same memory.
-                q = None if log_q is None else log_q[1].detach().clone()
-                self._recent.append((neg.detach().clone(), q))
-            if slow:
-                parts.append(Part.of(self._pareto(star, neg), settings.models))
-                for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), batch.sizes, strict=True):
-                    mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
-                    samples[name] = mine.detach().clone()
-        return parts, samples
+        if is_pooled:
+            q = None if log_q is None else log_q[1].detach().clone()
+            self._recent.append((neg.clone(), q))
+        if slow:
+            call.append(Part.of(self._pareto(star, neg), settings.models))
+            for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), batch.sizes, strict=True):
+                mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
+                samples[name] = mine.clone()
+        return call, samples
 
-    def _loss_part(self, batch: Batch, strength: StrengthAt, sums: Tensor) -> Part:
-        """Return the numbers of a loss, from the sums of :func:`.ensemble.of_loss`."""
-        n, m, k = batch.f_pos.shape[-1], batch.f_neg.shape[-1], WEIGHT_SUMS
-        scale, star, has_loss = strength.output_scale, strength.beta_star, not strength.is_off
-        name_weights = partial(named_weights, n=n, m=m, is_grouped=batch.groups is not None)
-
-        def named(values: Sequence[float]) -> Row:
-            loss, values = values[0], values[has_loss:]
-            row, reference = name_weights(values[:k]), name_weights(values[k : 2 * k])
-            row |= {f"{REFERENCE}{name}": x for name, x in reference.items()}
-            row |= named_energies(values[2 * k :], n, m)
-            row |= named_nonfinite(n - values[k - 2], m - values[k - 1], n, m)
-            row |= {"loss": loss} if has_loss else {}
-            if scale is not None:
-                row |= {"energy_gap_scaled": row["energy_gap"] * scale, "output_scale": scale}
-            return row if isinstance(star, Tensor) else row | {"beta_star": float(star)}
-
-        return Part(sums, named)
-
-    def _joined(
-        self, parts: Sequence[Part], sizes: tuple[list[int], list[int]], like: Tensor
-    ) -> list[Part]:
-        """Return one part with the joined numbers of all ranks; none if there are no numbers."""
-        group = self._settings.process_group
+    def _joined(self, call: Call, sizes: tuple[list[int], list[int]], like: Tensor) -> Call:
+        """Return a call of the joined numbers of all ranks; an empty one if there are none."""
+        group, numbers = self._settings.process_group, on_device(call, like)
         assert group is not None
-        local = []
-        for part in parts:
-            # What the host knows is filled in on the device: a copy from the host would wait.
-            known = {} if part.values.numel() else part.named([])
-            filled = {name: like.new_full((), x) for name, x in known.items()}
-            local.append(Part.of(filled) if filled else part)
-        whole = Part.mean([local])
-        n = whole.values.shape[-1]
-        if not n:  # sampled inline, without a buffer
+        if not numbers:  # sampled inline, without a buffer
             return []
-        (everyone,) = gathered(group, whole.values)
-
-        def named(values: Sequence[float]) -> Row:
-            rows = [whole.named(values[start : start + n]) for start in range(0, len(values), n)]
-            return joined_row(rows, *sizes)
-
-        return [Part(everyone.movedim(0, -2).flatten(-2), named)]
+        (everyone,) = gathered(group, Part.of(numbers, self._settings.models).values)
+        arguments = tuple(numbers), *map(tuple, sizes)
+        return [Part(everyone.movedim(0, -2), joined_ranks, arguments)]
 
     def _pareto(self, star: float | Tensor, like: Tensor) -> dict[str, Tensor]:
         """Return the Pareto shapes of the pooled steps, at β* and at the reference."""
@@ -294,30 +292,46 @@ class Measure(Stateful):
         return {"pareto_k": shape, f"{REFERENCE}pareto_k": reference}
 
 
-def _in_force(
-    variant: Variants, sums: Tensor, n: int, m: int, strength: StrengthAt
-) -> float | Tensor:
+@torch.no_grad()
+def _in_force(f_pos: Tensor, f_neg: Tensor, star: float | Tensor, *more: Any) -> Tensor:
     """Return the factor that a loss has put on the contrastive gradient."""
-    if strength.is_off or variant == "no_pos":
-        return 1.0
-    scale = grad_scale_of(sums[..., 1 : 1 + WEIGHT_SUMS], n, m)
-    if isinstance(strength.beta_star, Tensor):
-        return torch.where(strength.beta_star.to(sums.device) == 0, 1.0, scale)
-    return scale
+    scale = weight_diagnostics(f_pos, f_neg, star, *more)["grad_scale"]
+    return torch.where(star == 0, 1.0, scale) if isinstance(star, Tensor) else scale
 
 
-def _sharpness(sums: Sequence[float]) -> Row:
-    product, squared = sums
-    return {SHARPNESS: 1 - product / squared if squared else math.nan}
+def _energies(
+    values: Tensor, n: int, star: float, reference: float, scale: float | None
+) -> Mapping[str, Tensor]:
+    f_pos, f_neg = values[..., :n].contiguous(), values[..., n:].contiguous()
+    return energies_by_tag(f_pos, f_neg, star, reference=reference, output_scale=scale)
 
 
-def _norms(norm: Tensor, factor: Tensor | None) -> Tensor:
-    """Return mean and largest of norms ``(..., B)``, and the factor's size if it is a tensor."""
-    sums = [norm.mean(-1).float(), norm.amax(-1).float()]
-    if factor is not None:
-        size = factor.detach().abs().to(sums[0]).flatten()
-        sums.append(size.expand_as(sums[0]) if sums[0].ndim else size[0])
-    return torch.stack(sums, -1)
+def _sharpness(products: Tensor) -> Mapping[str, Tensor]:
+    product, squared = wide(products).unbind(-1)
+    return {SHARPNESS: torch.where(squared == 0, math.nan, 1 - product / squared)}
+
+
+def _norms(
+    norms: Tensor, size: float | None, entries: int, steps: tuple[float, float] | None
+) -> Mapping[str, Tensor]:
+    """Return mean and largest of norms ``(..., B)`` over the factor, their last entry without a
+    ``size``; and the drift's move over the noise's of steps of such a size and noise."""
+    divisor: float | Tensor = math.nan if size == 0 else size or wide(norms[..., -1])
+    norms = norms if size is not None else norms[..., :-1]
+    mean, largest = wide(norms.mean(-1)), wide(norms.amax(-1))
+    if isinstance(divisor, Tensor):
+        divisor = torch.where(divisor == 0, math.nan, divisor)
+    numbers = {"sampler/grad_norm": mean / divisor, "sampler/grad_norm_max": largest / divisor}
+    if steps is not None:
+        noise = drift_to_noise(mean, entries=entries, step_size=steps[0], noise_std=steps[1])
+        numbers["sampler/drift_to_noise"] = noise
+    return numbers
+
+
+def _samples(pair: Tensor, entries: int) -> Mapping[str, Tensor]:
+    """Return the shares of samples from their marks, and those of the call before if there are."""
+    marks, *before = pair.unbind(-3)
+    return sample_diagnostics(marks, next(iter(before), None), entries=entries)
 
 
 def _has_models(x: Tensor, models: torch.Size) -> bool:
@@ -332,7 +346,7 @@ def _rows(x: Tensor, models: torch.Size) -> Tensor:
     return rows.flatten(0, leading - 1) if leading > 1 else rows
 
 
-def _buffer_parts(buffer: object) -> list[Part]:
+def _buffer_parts(buffer: object) -> Call:
     numbers = buffer_diagnostics(buffer)
     return [Part.of(numbers)] if numbers else []
 

@@ -8,67 +8,26 @@ long done, so the queue of a GPU never runs dry, and all ranks read the same row
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import count, islice
+from itertools import islice
 from numbers import Integral, Real
-from operator import or_
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..energies import unwrapped
 from ..errors import ConfigError
-from ..tags import TAGS
+from .parts import Call, Part, Row, averaged, parts_of, read
 
-__all__ = ["POOLED_STEPS", "Part", "Row", "Rows", "StepRow", "joined_row", "pooled"]
-
-Row: TypeAlias = dict[str, float]
+__all__ = ["BLOCK", "POOLED_STEPS", "Rows", "StepRow"]
 
 _LAG = 2  # steps between a row's measurement and its reading on a GPU
 # Steps between histograms, Pareto shapes, and what needs copies of samples or parameters.
 _SLOW_EVERY = 50
+BLOCK = 16  # rows that are read at once where nothing in them is alarming
 POOLED_STEPS = 16  # of a Pareto shape: that of one batch is too noisy to act on
-_NOTHING = torch.zeros(0, device="cpu")
-
-
-class Part(NamedTuple):
-    """The numbers of a row that were measured together."""
-
-    values: Tensor  # (n,), or (models, n) with a row for every member of an ensemble
-    named: Callable[[Sequence[float]], Row]  # numbers by tag, of n that the host has read
-
-    @classmethod
-    def of(cls, numbers: Mapping[str, Tensor], models: Sequence[int] = ()) -> Part:
-        """Make a part of tensors by tag: 0-dim, or ``(*models,)`` if one has these dimensions."""
-        values = list(numbers.values())
-        if models and any(x.ndim for x in values):
-            values = [x.expand(*models).flatten() for x in values]
-        names = tuple(numbers)
-        return cls(_stack(values).movedim(0, -1), lambda read: dict(zip(names, read, strict=True)))
-
-    @classmethod
-    def known(cls, numbers: Row) -> Part:
-        """Make a part of numbers that are on the host already."""
-        return cls(_NOTHING, lambda _: numbers)
-
-    @classmethod
-    def mean(cls, calls: Sequence[Sequence[Part]]) -> Part:
-        """Return the mean over the calls of one step, which may have different tags."""
-        parts = [part for call in calls for part in call if part.values.numel()]
-        most = max((len(part.values) for part in parts if part.values.ndim > 1), default=0)
-        flat = [part.values.expand(most, -1) if most else part.values for part in parts]
-
-        def named(values: Sequence[float]) -> Row:
-            unread, rows = iter(values), list[Row]()
-            for call in calls:
-                numbers = (x.named([*islice(unread, x.values.shape[-1])]) for x in call)
-                rows.append(reduce(or_, numbers, {}))
-            return pooled(rows)
-
-        return cls(torch.cat(flat, -1) if flat else _NOTHING, named)
 
 
 @dataclass
@@ -85,20 +44,31 @@ class StepRow:
 
 
 class Rows:
-    """A counter of the steps, which pools their numbers and hands out the rows that are due."""
+    """A counter of the steps, which pools their numbers and hands out the rows that are due.
 
-    def __init__(self, models: torch.Size, in_loss: bool | None) -> None:
+    Args:
+        models: the dimensions of an ensemble.
+        in_loss: whether the lag is 0; None: where numbers are measured on a CPU.
+        block: the number of rows that may wait and then are read at once.
+    """
+
+    def __init__(self, models: torch.Size, in_loss: bool | None, block: int = 1) -> None:
         self.step = 0  # the present one, whose row is open
         self.lag = 0  # steps between a row's measurement and its reading
         self.losses = 0  # so far
         self.losses_in_step = 0
-        self._models = models  # dimensions of an ensemble
-        self._in_loss = in_loss  # whether the lag is 0; None: where numbers are measured on a CPU
+        self.waits = False  # whether the step under way holds nothing that must be read at once
+        self._models, self._in_loss, self._block = models, in_loss, block
         self._queue = deque([_OpenRow()])  # the last one is open
 
     @property
     def _open(self) -> _OpenRow:
         return self._queue[-1]
+
+    @property
+    def can_wait(self) -> bool:
+        """Return whether rows may wait until a block of them is full."""
+        return self._block > 1 and not self.lag
 
     @property
     def is_slow(self) -> bool:
@@ -119,23 +89,23 @@ class Rows:
         self.losses_in_step += 1
         return slow
 
-    def add(
-        self, parts: Sequence[Part], samples: Mapping[str, Tensor] | None = None
-    ) -> list[StepRow]:
+    def add(self, call: Call, samples: Mapping[str, Tensor] | None = None) -> None:
         """Take the measurements of one call. The calls of a step are averaged by tag.
 
-        Some steps also have energies for histograms. Return the row so far, none if rows lag.
+        Some steps also have energies for histograms.
         """
-        row = self._open
+        self._open.calls.append(call)
         for name, x in (samples or {}).items():
-            row.samples[name] = unwrapped(x.detach().flatten())
+            self._open.samples[name] = unwrapped(x.detach().flatten())
+
+    def so_far(self) -> Iterator[StepRow]:
+        """Read all rows that wait, and the row of the step under way; nothing if rows lag."""
         if self.lag:
-            row.calls.append(parts)
-            return []
-        plain = [x if type(x) is Tensor else unwrapped(x) for x, _ in parts]
-        row.read(parts, [x.tolist() for x in plain])
-        row.has_news = False
-        return [row.on_host(self.step, is_over=False)]
+            return
+        yield from self._read_until(self.step - 1)
+        if self._open.calls:
+            self._open.read()
+            yield self._open.whole(self.step, is_over=False)
 
     def note(self, numbers: Mapping[str, float], row: StepRow | None = None) -> None:
         """Add numbers that are on the host, for the current step or a row whose step is over.
@@ -167,17 +137,19 @@ class Rows:
         self.note({tag: value})
         # No member's row tells that something is 0 again for the ensemble as a whole.
         self._open.has_news |= bool(self._models) or bool(value)
+        self.waits &= not self._open.has_news
 
     def end_step(self) -> Iterator[StepRow]:
         """Close the current row; then read the rows that are due, one after the other.
 
         If a row raises an error, the rows after it stay due.
         """
-        step = self.step
+        step, waits = self.step, self.waits
         self._close_row()
         self.step += 1
-        self.losses_in_step = 0
-        return self._read_until(step - self.lag)
+        self.losses_in_step, self.waits = 0, False
+        is_due = not waits or len(self._queue) > self._block
+        return self._read_until(step - self.lag) if is_due else iter(())
 
     def drain(self) -> Iterator[StepRow]:
         """Close the open row; then read all pending rows as :meth:`end_step` does.
@@ -189,21 +161,23 @@ class Rows:
 
     def _close_row(self) -> None:
         row = self._open
-        if row.has_news or row.calls or row.rows or row.notes or row.logged:
-            row.on_its_way(self.step)
+        if row.has_news or row.calls or row.numbers or row.notes or row.logged:
+            row.close(self.step, sends=self.lag > 0)
             self._queue.append(_OpenRow())
 
     def _read_until(self, step: int) -> Iterator[StepRow]:
-        while len(self._queue) > 1 and (row := self._queue[0].row) and row.step <= step:
-            whole = self._queue[0].arrived()
-            self._queue.popleft()
+        due = [row for row in [*self._queue][:-1] if row.step <= step]
+        for row, whole in zip(due, _arrived(due), strict=True):
+            assert row is self._queue.popleft()
             yield whole
 
     def state_dict(self, *, is_over: bool) -> dict[str, Any]:
         """Return the state, with rows that are not due yet; ``is_over``: the step is over."""
+        waiting = [*self._queue][:-1]
         if is_over:
-            self._open.on_its_way(self.step)
-        rows = [row.arrived() for row in [*self._queue][: None if is_over else -1]]
+            waiting.append(replace(self._open))
+            waiting[-1].close(self.step, sends=self.lag > 0)
+        rows = [*_arrived(waiting)]
         return {
             "step": self.step + is_over,
             "losses": self.losses,
@@ -222,7 +196,8 @@ class Rows:
             values = _count("step", t), _numbers(row), dict(samples), [*map(_numbers, members)]
             rows.append(StepRow(*values, is_news=bool(is_news), logged=_numbers(logged)))
         self.step, self.losses, self.losses_in_step = step, losses, 0
-        self._queue = deque([*(_OpenRow(row=row) for row in rows), _OpenRow()])
+        self.waits = False
+        self._queue = deque([*(_OpenRow(step=row.step, row=row) for row in rows), _OpenRow()])
         self._set_lag(lag)
 
     def _set_lag(self, usual: int) -> None:
@@ -246,134 +221,75 @@ def _numbers(row: Mapping[str, Any]) -> Row:
 
 @dataclass
 class _OpenRow:
-    calls: list[Sequence[Part]] = field(default_factory=list)  # not read yet
-    rows: list[Row] = field(default_factory=list)  # of calls that were read
-    members: list[list[Row]] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)  # not read yet
+    numbers: list[tuple[Row, list[Row]]] = field(default_factory=list)  # of calls that were read
     samples: dict[str, Tensor] = field(default_factory=dict)
     notes: Row = field(default_factory=dict)
     logged: dict[str, float | Tensor] = field(default_factory=dict)
     has_news: bool = False
-    # Once the step is over, its row so far; per device the shapes of what it has sent by place,
-    # their numbers, and when these are there.
+    # Once the step is over; and the row, once it is whole.
+    step: int = -1
+    sent: list[torch.cuda.Event] = field(default_factory=list)  # ends of copies to the host
     row: StepRow | None = None
-    sent: list[tuple[dict[int, torch.Size], Tensor, torch.cuda.Event | None]] = field(
-        default_factory=list
-    )
 
-    def read(self, parts: Sequence[Part], values: Sequence[list[Any]]) -> None:
-        """Take the values of a call, now on the host."""
-        shared: Row = {}
-        member_rows: list[list[Row]] = []
-        for part, numbers in zip(parts, values, strict=True):
-            if part.values.ndim < 2:
-                shared |= part.named(numbers)
-            else:
-                member_rows.append([*map(part.named, numbers)])
-        members = [reduce(or_, rows, shared) for rows in zip(*member_rows, strict=True)]
-        # A zero loses its sign, which says nothing and would be read as less than nothing.
-        rows = [{name: x + 0.0 for name, x in row.items()} for row in members or [shared]]
-        self.rows.append(pooled(rows))
-        self.members += [rows] if members else []
+    def read(self) -> None:
+        """Read the calls; the row so far is judged now."""
+        self.numbers += read(self.calls)
+        self.calls, self.has_news = [], False
 
-    def on_host(self, step: int, *, is_over: bool = True) -> StepRow:
-        """Return what the host has read already, averaged by name; compute it without a tensor."""
-        members = [pooled(rows) for rows in zip(*self.members, strict=True)] if self.members else []
+    def whole(self, step: int, *, is_over: bool = True) -> StepRow:
+        """Return the row of the calls that were read."""
+        numbers, members = averaged(self.numbers)
+        samples: dict[str, list[float]] = {}
+        if is_over and self.samples:
+            samples = {name: x.tolist() for name, x in self.samples.items()}
+        logged = {name: float(x) for name, x in self.logged.items()} if is_over else {}
+        is_news = self.has_news or not is_over
+        return StepRow(step, numbers | self.notes, samples, members, is_over, is_news, logged)
+
+    def close(self, step: int, *, sends: bool) -> None:
+        """Note that the step is over. What devices have is sent to the host."""
         # What is read late has not been judged yet.
-        is_news = self.has_news or (not self.rows and bool(self.calls or self.notes))
-        items = self.logged.items()
-        logged = {name: x for name, x in items if not isinstance(x, Tensor)} if items else {}
-        numbers = pooled(self.rows) | self.notes
-        return StepRow(step, numbers, {}, members, is_over, is_news or not is_over, logged)
-
-    def on_its_way(self, step: int) -> None:
-        """Send what devices have to the host, as the step is over."""
-        self.row = self.on_host(step)
-        if not (self.samples or self.calls or self.logged):
-            return  # the host has all of it
+        self.has_news |= bool(self.calls) or (bool(self.notes) and not self.numbers)
+        self.step, self.row = step, None
+        late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
+        if not (sends or late):
+            return
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
-        tensors = [unwrapped(part.values) for parts in self.calls for part in parts]
-        tensors += [x.reshape(()) for x in self.logged.values() if isinstance(x, Tensor)]
-        for device in {x.device for x in tensors if x.numel()}:
-            # One copy for all: the numbers of a step are those of one device, as a rule.
-            local = {i: x for i, x in enumerate(tensors) if x.device == device}
-            arrived = None
-            numbers = _to_host(torch.cat([x.flatten() for x in local.values()]))
+        parts = [*parts_of(self.calls)]
+        values = [unwrapped(part.values) for part in parts] + [x.reshape(()) for x in late.values()]
+        # One copy for all: the numbers of a step are those of one device and type, as a rule.
+        for device, dtype in {(x.device, x.dtype) for x in values if x.device.type != "cpu"}:
+            places = [i for i, x in enumerate(values) if (x.device, x.dtype) == (device, dtype)]
+            host = _to_host(torch.cat([values[i].flatten() for i in places]))
+            sizes = [values[i].numel() for i in places]
+            for i, x in zip(places, torch.split(host, sizes), strict=True):
+                values[i] = x.view(values[i].shape)
             if device.type == "cuda":
-                arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                arrived.record(torch.cuda.current_stream(device))
-            self.sent.append(({i: x.shape for i, x in local.items()}, numbers, arrived))
+                self.sent.append(torch.cuda.Event())  # type: ignore[no-untyped-call]
+                self.sent[-1].record(torch.cuda.current_stream(device))
+        for part, x in zip(parts, values, strict=False):
+            part.values = x
+        self.logged |= dict(zip(late, values[len(parts) :], strict=True))
 
-    def arrived(self) -> StepRow:
-        """Return the whole row, once its step is over."""
-        assert self.row is not None
-        if not (self.sent or self.samples):
-            return self.row
-        values: dict[int, Any] = {}
-        for shapes, numbers, event in self.sent:
-            if event is not None:
-                event.synchronize()
-            flat = torch.split(numbers, [shape.numel() for shape in shapes.values()])
-            values |= {i: x.reshape(shapes[i]).tolist() for i, x in zip(shapes, flat, strict=True)}
-        coming, late = (values.get(i, []) for i in count()), _OpenRow()
-        for parts in self.calls:
-            late.read(parts, [next(coming) for _ in parts])
-        late.logged = {k: next(coming) for k, x in self.logged.items() if isinstance(x, Tensor)}
-        late_row, row = late.on_host(self.row.step), self.row
-        return replace(
-            row,
-            numbers=late_row.numbers | row.numbers,
-            samples=row.samples | {name: x.tolist() for name, x in self.samples.items()},
-            members=late_row.members or row.members,
-            logged=row.logged | late_row.logged,
-        )
+
+def _arrived(rows: Sequence[_OpenRow]) -> Iterator[StepRow]:
+    """Yield the whole rows of steps that are over. All of them are read at once."""
+    waiting = [row for row in rows if row.row is None]
+    for event in (event for row in waiting for event in row.sent):
+        event.synchronize()
+    numbers = iter(read([call for row in waiting for call in row.calls]))
+    for row in waiting:
+        row.numbers = [*row.numbers, *islice(numbers, len(row.calls))]
+        row.calls, row.sent = [], []
+        row.row = row.whole(row.step)
+    for row in rows:
+        assert row.row is not None
+        yield row.row
 
 
 def _to_host(x: Tensor) -> Tensor:
     if not x.is_cuda:
-        return x.detach().cpu()
+        return x.cpu()
     host = torch.empty(x.shape, dtype=x.dtype, device="cpu", pin_memory=True)
     return host.copy_(x, non_blocking=True)
-
-
-def joined_row(rows: Sequence[Row], positives: Sequence[int], negatives: Sequence[int]) -> Row:
-    """Return all ranks' numbers, from rows of the same names, joined as :mod:`.tags` says.
-
-    ``positives`` and ``negatives`` are the ranks' numbers of samples; they weight some averages.
-    The sampler's samples are counted as the negatives are.
-    """
-    both = [n + m for n, m in zip(positives, negatives, strict=True)]
-    simple: dict[str, Callable[[list[float]], float]] = {"lowest": min, "highest": max, "sum": sum}
-    weights = {"positives": positives, "negatives": negatives, "both": both}
-
-    def join(name: str) -> float:
-        values = [row[name] for row in rows]
-        how = TAGS[name].join if name in TAGS else "average"
-        if any(x != x for x in values):
-            return float("nan")
-        if how in simple:
-            return simple[how](values)
-        rank_weights = weights.get(how, [1] * len(rows))
-        return sum(x * w for x, w in zip(values, rank_weights, strict=True)) / sum(rank_weights)
-
-    return {name: join(name) for name in rows[0]}
-
-
-def pooled(rows: Sequence[Row]) -> Row:
-    """Return the means by name, over the rows that have the name."""
-    if len(rows) < 2:
-        return dict(rows[0]) if rows else {}
-    pools: dict[str, list[float]] = {}
-    for row in rows:
-        for name, value in row.items():
-            pools.setdefault(name, []).append(value)
-    return {name: sum(pool) / len(pool) for name, pool in pools.items()}
-
-
-def _stack(values: Sequence[Tensor]) -> Tensor:
-    dtypes = {x.dtype for x in values}
-    if dtypes == {torch.float32}:
-        return torch.stack([*values]).detach()
-    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-    table = values[0].new_empty((len(values), *values[0].shape), dtype=dtype)
-    torch._foreach_copy_(list(table.unbind()), [x.detach() for x in values])
-    return table

@@ -60,6 +60,7 @@ class Settings:
     process_group: dist.ProcessGroup | None
     has_sampler: bool
     compiles: bool
+    block: int = 1  # rows of a healthy run that are read at once
     skill: str | None = None  # the trainer's number that the verdict reads
 
     @property
