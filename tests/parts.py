@@ -269,6 +269,7 @@ class Script:
     """
 
     rules = DEFAULT_RULES
+    calm = None  # every row is read at its step
 
     def __init__(
         self,

@@ -16,9 +16,9 @@ from ebmguard.diagnostics import (
     drift_to_noise,
     energy_unit,
     metropolis_acceptance,
-    named_samples,
     oriented,
-    sample_shares,
+    sample_diagnostics,
+    sample_marks,
 )
 
 Clamp = tuple[float, float]
@@ -26,10 +26,11 @@ Clamp = tuple[float, float]
 
 def shown(x: Tensor, before: Tensor | None = None, clamp: Clamp | None = None) -> dict[str, float]:
     """The numbers of samples, after those of the call before."""
-    known_by = None if before is None else sample_shares(before)[1]
-    shares, _ = sample_shares(x, known_by, clamp)
-    found = named_samples(shares.tolist())
-    return {tag.split("/")[1]: value for tag, value in found.items()}
+    marks = None if before is None else sample_marks(before)
+    if marks is not None and marks.shape[-1] != x.shape[0]:
+        marks = None
+    found = sample_diagnostics(sample_marks(x, clamp), marks, entries=x.shape[-1])
+    return {tag.split("/")[1]: value.item() for tag, value in found.items()}
 
 
 # -- drift to noise ----------------------------------------------------------------------------
@@ -114,11 +115,13 @@ def test_repeats_that_cannot_be_told():
 def test_models_are_as_if_alone():
     x, before = torch.randn(2, 4, 5, 3)
     before[2, 1] = x[2, 1]
-    sums, known_by = sample_shares(x, sample_shares(before)[1], (-1.0, 1.0))
+    marks = sample_marks(x, (-1.0, 1.0))
+    found = sample_diagnostics(marks, sample_marks(before), entries=3)
     for k in range(4):
-        alone = sample_shares(x[k], sample_shares(before[k])[1], (-1.0, 1.0))
-        torch.testing.assert_close(sums[k], alone[0], rtol=0, atol=0)
-        torch.testing.assert_close(known_by[k], alone[1])
+        torch.testing.assert_close(marks[k], sample_marks(x[k], (-1.0, 1.0)))
+        alone = sample_diagnostics(marks[k], sample_marks(before[k]), entries=3)
+        for tag, value in alone.items():
+            torch.testing.assert_close(found[tag][k], value, rtol=0, atol=0)
 
 
 # -- Metropolis acceptance -----------------------------------------------------------------------
@@ -209,8 +212,10 @@ def test_nothing_is_read_by_the_host():
     assert metropolis_acceptance(state(), state(), step_size=1.0, noise_std=0.1).shape == (4,)
     x, output = torch.empty(4, 2, device="meta"), torch.empty(4, 1, device="meta")
     assert oriented(x, output, output, x, sign=1).h.shape == (4,)
-    sums, known_by = sample_shares(x, sample_shares(x)[1], (0.0, 1.0))
-    assert (sums.shape, known_by.shape) == ((3,), (3, 4))
+    marks = sample_marks(x, (0.0, 1.0))
+    assert marks.shape == (4, 4)
+    found = sample_diagnostics(marks, marks, entries=2)
+    assert [value.shape for value in found.values()] == [()] * 3
 
 
 # -- what the sampler differentiated ---------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The one place that maps over an ensemble: each model's loss and sums are as if alone."""
+"""All members of an ensemble at once: each model's loss and numbers are as if alone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.diagnostics import energy_diagnostics, named_energies, named_weights
+from ebmguard.diagnostics import energy_diagnostics
 from ebmguard.diagnostics import weight_diagnostics as weights
 from ebmguard.objective import contrastive_loss
-from ebmguard.retrofit.ensemble import WEIGHT_SUMS, over_models
+from ebmguard.retrofit.ensemble import energies_by_tag, losses_of
 from tests.parts import slopes
 
 N, M, REFERENCE = 6, 8, 0.7
@@ -47,8 +47,10 @@ def test_equals_a_loop_over_the_models(models, options):
     groups, variant = options.get("groups"), options.get("variant", "default")
     if variant == "several":
         variant = ("default", "true", "no_pos")[: models[0]] if models else "true"
-    more = REFERENCE, groups, q or None
-    losses, sums = over_models(torch.Size(models), pos, neg, star, *more, variant=variant)
+    sides = pos, neg, star, groups, q or None
+    losses = losses_of(torch.Size(models), *sides, variant=variant)
+    sides = pos.detach(), neg.detach(), *sides[2:]
+    row = energies_by_tag(*sides, reference=REFERENCE, output_scale=None)
 
     count = star.numel()
     flat = [x.reshape(count, *x.shape[len(models) :]) for x in (pos, neg, star, *(q or ()))]
@@ -58,20 +60,17 @@ def test_equals_a_loop_over_the_models(models, options):
     alone = []
     for i, name in enumerate(names):
         p, n, b, *own = (x[i] for x in flat)
-        loss, *numbers = sums.reshape(count, -1)[i].unbind()
+        numbers = {tag: x.reshape(count)[i] for tag, x in row.items()}
         alone.append(
             contrastive_loss(p, n, b, variant=name, groups=groups, log_q=tuple(own) or None)
         )
-        close(loss, alone[-1])
+        close(losses.reshape(count)[i], alone[-1])
         # log q belongs to the exponent in force alone.
-        for k, (at, of) in enumerate(((b, tuple(own) or None), (REFERENCE, None))):
-            found = named_weights(
-                numbers[k * WEIGHT_SUMS : (k + 1) * WEIGHT_SUMS], N, M, is_grouped=bool(groups)
-            )
-            close(found, weights(p.detach(), n.detach(), at, groups, of))
-        found = named_energies(numbers[2 * WEIGHT_SUMS : 2 * WEIGHT_SUMS + 26], N, M)
-        close(found, energy_diagnostics(p.detach(), n.detach()))
-    assert losses is not None
+        expected = energy_diagnostics(p.detach(), n.detach())
+        for prefix, at, of in (("", b, tuple(own) or None), ("ref/", REFERENCE, None)):
+            alike = weights(p.detach(), n.detach(), at, groups, of)
+            expected |= {prefix + tag: x for tag, x in alike.items()}
+        close({tag: numbers[tag] for tag in expected}, expected)
     assert losses.shape == models
     close(losses, torch.stack(alone).reshape(models))
     close(slopes(losses.sum(), pos, neg), slopes(torch.stack(alone).sum(), pos, neg))

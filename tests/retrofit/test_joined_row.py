@@ -9,14 +9,19 @@ import torch
 
 from ebmguard.diagnostics import (
     energy_diagnostics,
-    named_samples,
     nonfinite_diagnostics,
-    sample_shares,
+    sample_diagnostics,
+    sample_marks,
 )
-from ebmguard.retrofit.rows import joined_row
+from ebmguard.retrofit.parts import joined_ranks
 
 Row = dict[str, float]
 SIZES = [4, 1, 7], [10, 3, 3]  # of three ranks
+
+
+def joined_row(rows: list[Row]) -> Row:
+    values = torch.tensor([[*row.values()] for row in rows], dtype=torch.float64)
+    return {name: x.item() for name, x in joined_ranks(values, tuple(rows[0]), *SIZES).items()}
 
 
 def test_numbers_of_samples_are_those_of_the_whole_batch():
@@ -29,7 +34,7 @@ def test_numbers_of_samples_are_those_of_the_whole_batch():
     norms, ages = torch.rand(len(x)).double(), torch.randint(9, (len(x),)).double()
 
     def row(pos, neg, x, before, norms, ages) -> Row:
-        shares, _ = sample_shares(x, sample_shares(before)[1], (-1.0, 1.0))
+        marks = sample_marks(x, (-1.0, 1.0)), sample_marks(before)
         numbers = {
             **energy_diagnostics(pos, neg),
             **nonfinite_diagnostics(pos, neg, 1.0),
@@ -39,13 +44,13 @@ def test_numbers_of_samples_are_those_of_the_whole_batch():
             "sampler/acceptance": norms.square().mean(),
             "buffer/age": ages.mean(),
             "buffer/reinit": (ages == 0).double().mean(),
+            **sample_diagnostics(*marks, entries=3),
         }
-        of_samples = named_samples(shares.tolist())
-        return {name: x.item() for name, x in numbers.items()} | of_samples
+        return {name: x.item() for name, x in numbers.items()}
 
     of_negatives = (y.split(SIZES[1]) for y in (neg, x, before, norms, ages))
     parts = zip(pos.split(SIZES[0]), *of_negatives, strict=True)
-    found = joined_row([row(*part) for part in parts], *SIZES)
+    found = joined_row([row(*part) for part in parts])
     expected = row(pos, neg, x, before, norms, ages)
     assert list(found) == list(expected)
     # Quantiles, spreads and overlap do not join; the guard takes them of the gathered energies.
@@ -74,5 +79,5 @@ def test_numbers_of_samples_are_those_of_the_whole_batch():
     ],
 )
 def test_how_each_kind_of_number_joins(name, values, joined):
-    found = joined_row([{name: x} for x in values], *SIZES)
+    found = joined_row([{name: x} for x in values])
     assert found == {name: pytest.approx(joined, nan_ok=True)}

@@ -11,7 +11,8 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.rows import Part, Rows
+from ebmguard.retrofit.parts import Part
+from ebmguard.retrofit.rows import Rows
 from tests.parts import Memory
 
 

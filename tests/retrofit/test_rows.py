@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from ebmguard.retrofit.rows import Part, Rows, StepRow
+from ebmguard.retrofit.parts import Part
+from ebmguard.retrofit.rows import Rows, StepRow
 
 NO_MODELS = torch.Size()
 
@@ -27,7 +28,8 @@ def make(lag: int = 0, models: tuple[int, ...] = ()) -> Rows:
 def add(
     rows: Rows, numbers: dict[str, torch.Tensor], samples: dict[str, torch.Tensor] | None = None
 ) -> list[StepRow]:
-    return rows.add([Part.of(numbers, rows._models)], samples=samples)
+    rows.add([Part.of(numbers, rows._models)], samples)
+    return list(rows.so_far())
 
 
 def over(rows: Rows) -> list[StepRow]:
@@ -128,9 +130,10 @@ def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     over(rows)
     pending, _ = rows._queue
     samples = pending.samples["f"]
-    ((_, numbers, _),) = pending.sent
+    ((part,),) = pending.calls
     assert isinstance(samples, torch.Tensor)
-    assert not numbers.requires_grad
+    assert isinstance(part, Part)
+    assert not part.values.requires_grad
     assert not samples.requires_grad
     plain = torch.ones(())
     add(rows, {"a": plain})
