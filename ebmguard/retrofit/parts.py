@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -49,22 +49,25 @@ Call: TypeAlias = "list[Part | Row | list[Call]]"
 such as the sampler's before a loss, whose means count."""
 
 
-def parts_of(calls: Iterable[Call]) -> Iterator[Part]:
-    """Yield all parts, in order."""
-    for call in calls:
-        for item in call:
-            if isinstance(item, Part):
-                yield item
-            elif isinstance(item, list):
-                yield from parts_of(item)
+def parts_of(call: Call) -> list[Part]:
+    """Return all parts of a call, in order."""
+    parts = list[Part]()
+    for item in call:
+        if type(item) is Part:
+            parts.append(item)
+        elif type(item) is list:
+            for one in item:
+                parts += parts_of(one)
+    return parts
 
 
 def read(calls: Sequence[Call]) -> list[tuple[Row, list[Row]]]:
     """Return every call's numbers, and those of the members of an ensemble; none for one model."""
     alike: dict[Any, list[Part]] = {}
-    for part in parts_of(calls):
-        kind = part.named, part.arguments, part.values.shape, part.values.dtype
-        alike.setdefault(kind, []).append(part)
+    for call in calls:
+        for part in parts_of(call):
+            kind = part.named, part.arguments, part.values.shape, part.values.dtype
+            alike.setdefault(kind, []).append(part)
     lines: dict[int, tuple[Iterable[str], list[Any]]] = {}
     for (named, arguments, *_), parts in alike.items():
         values = torch.stack([unwrapped(part.values) for part in parts])
@@ -73,30 +76,33 @@ def read(calls: Sequence[Call]) -> list[tuple[Row, list[Row]]]:
         table = wide(torch.stack([*numbers.values()], -1)) + 0.0
         for part, line in zip(parts, table.tolist(), strict=True):
             lines[id(part)] = numbers.keys(), line
-
-    def joined(call: Call) -> tuple[Row, list[Row]]:
-        shared: Row = {}
-        several: list[list[Row]] = []
-        for item in call:
-            if isinstance(item, Part):
-                names, line = lines[id(item)]
-                if line and isinstance(line[0], list):
-                    several.append([dict(zip(names, x, strict=True)) for x in line])
-                else:
-                    shared.update(zip(names, line, strict=True))
-            elif isinstance(item, list):
-                row, members = averaged([joined(one) for one in item])
-                shared |= row
-                several += [members] if members else []
-            else:
-                shared |= item
-        return shared, [reduce(or_, rows) for rows in zip(*several, strict=True)]
-
-    read: list[tuple[Row, list[Row]]] = []
-    for shared, own in map(joined, calls):
+    rows: list[tuple[Row, list[Row]]] = []
+    for shared, own in (_row_of(call, lines) for call in calls):
         members = [shared | member for member in own]
-        read.append((pooled(members) if members else shared, members))
-    return read
+        rows.append((pooled(members) if members else shared, members))
+    return rows
+
+
+def _row_of(
+    call: Call, lines: Mapping[int, tuple[Iterable[str], list[Any]]]
+) -> tuple[Row, list[Row]]:
+    """Return the numbers that all members share, and those of each."""
+    shared: Row = {}
+    several: list[list[Row]] = []
+    for item in call:
+        if isinstance(item, Part):
+            names, line = lines[id(item)]
+            if line and isinstance(line[0], list):
+                several.append([dict(zip(names, x, strict=True)) for x in line])
+            else:
+                shared.update(zip(names, line, strict=True))
+        elif isinstance(item, list):
+            row, members = averaged([_row_of(one, lines) for one in item])
+            shared |= row
+            several += [members] if members else []
+        else:
+            shared |= item
+    return shared, [reduce(or_, rows) for rows in zip(*several, strict=True)] if several else []
 
 
 def on_device(call: Call, like: Tensor) -> dict[str, Tensor]:
@@ -117,6 +123,8 @@ def on_device(call: Call, like: Tensor) -> dict[str, Tensor]:
 
 def averaged(calls: Sequence[tuple[Row, list[Row]]]) -> tuple[Row, list[Row]]:
     """Return the means over calls by name, of the ensemble and of every member."""
+    if len(calls) == 1:
+        return calls[0]
     members = [members for _, members in calls if members]
     of_members = [pooled(rows) for rows in zip(*members, strict=True)] if members else []
     return pooled([row for row, _ in calls]), of_members

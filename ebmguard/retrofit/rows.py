@@ -243,7 +243,8 @@ class _OpenRow:
         samples: dict[str, list[float]] = {}
         if is_over and self.samples:
             samples = {name: x.tolist() for name, x in self.samples.items()}
-        logged = {name: float(x) for name, x in self.logged.items()} if is_over else {}
+        logged = dict(zip(self.logged, map(float, self.logged.values()), strict=True))
+        logged = logged if is_over else {}
         is_news = self.has_news or not is_over
         return StepRow(step, numbers | self.notes, samples, members, is_over, is_news, logged)
 
@@ -252,11 +253,11 @@ class _OpenRow:
         # What is read late has not been judged yet.
         self.has_news |= bool(self.calls) or (bool(self.notes) and not self.numbers)
         self.step, self.row = step, None
-        late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
-        if not (sends or late):
+        if not (sends or self.logged):
             return
+        late = {name: x for name, x in self.logged.items() if isinstance(x, Tensor)}
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
-        parts = [*parts_of(self.calls)]
+        parts = [part for call in self.calls for part in parts_of(call)]
         values = [unwrapped(part.values) for part in parts] + [x.reshape(()) for x in late.values()]
         # One copy for all: the numbers of a step are those of one device and type, as a rule.
         for device, dtype in {(x.device, x.dtype) for x in values if x.device.type != "cpu"}:

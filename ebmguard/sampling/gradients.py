@@ -132,7 +132,8 @@ class Gradients:
         dims = dims if drift.shape[:dims] == self.output_shape[:dims] else 0
         wide = torch.promote_types(drift.dtype, torch.float32)
         earlier, later = before.flatten(dims).to(wide), drift.flatten(dims).to(wide)
-        self._products += [torch.linalg.vecdot(earlier, x) for x in (later, earlier)]
+        self._products.append(torch.linalg.vecdot(earlier, later))
+        self._products.append(torch.linalg.vecdot(earlier, earlier))
 
     def _record(self, gradient: Tensor) -> None:
         if self._is_new:

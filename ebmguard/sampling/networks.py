@@ -39,9 +39,12 @@ def _modules(
     if isinstance(sampler, functools.partial):
         args, kwargs = (*sampler.args, *args), {**sampler.keywords, **kwargs}
         sampler = sampler.func
-    values = *args, *kwargs.values(), getattr(sampler, "__self__", None)
-    modules = (x if isinstance(x, nn.Module) else getattr(x, "__self__", None) for x in values)
-    return [*dict.fromkeys(x for x in modules if isinstance(x, nn.Module))]
+    modules: dict[nn.Module, None] = {}
+    for value in (*args, *kwargs.values(), getattr(sampler, "__self__", None)):
+        x = value if isinstance(value, nn.Module) else getattr(value, "__self__", None)
+        if isinstance(x, nn.Module):
+            modules[x] = None
+    return [*modules]
 
 
 def variables_of(sampler: object) -> dict[str, object]:

@@ -294,7 +294,8 @@ def is_capturing() -> bool:
 def is_opaque(x: Tensor) -> bool:
     """Return whether numbers cannot be seen: in a transform, batched, nested, sparse or wrapped."""
     is_wrapped = is_functorch_wrapped_tensor(x) or is_legacy_batchedtensor(x)
-    return bool(is_wrapped or wraps(x) or x.is_nested or x.layout is not torch.strided)
+    is_wrapped = is_wrapped or (type(x) is not Tensor and wraps(x))
+    return bool(is_wrapped or x.is_nested or x.layout is not torch.strided)
 
 
 def _is_plain(x: Tensor) -> bool:

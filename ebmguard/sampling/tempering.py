@@ -35,6 +35,9 @@ from .substeps import Substeps
 __all__ = ["Tempering", "changes", "scale"]
 
 
+_ONE = 1.0  # a factor that leaves outputs as they are
+
+
 def changes(factor: float | Tensor) -> bool:
     """Return whether a factor may change energies: the values of a tensor are never looked at."""
     return isinstance(factor, Tensor) or factor != 1.0
@@ -101,8 +104,8 @@ class Tempering:
         self.energy = energy
         self.gradients, self._batch_dim = Gradients(batch_dim), batch_dim
         self._module = weakref.ref(module)
-        self.factor: float | Tensor = 1.0
-        self._applied: float | Tensor = 1.0  # the factor on the module's device
+        self.factor: float | Tensor = _ONE
+        self._applied: float | Tensor = _ONE  # the factor on the module's device
         self._recording: Recording | None = None
         self._substeps: Substeps | None = None
         self._is_open = self._is_active = self._is_inside = False
@@ -272,7 +275,8 @@ class Tempering:
         return output if before else self._tempered(output)
 
     def _scaled(self, *args: Any, **kwargs: Any) -> Any:
-        return self._tempered(self._function(*self._owner, *args, **kwargs))
+        output = self._function(*self._owner, *args, **kwargs)
+        return output if self._applied is _ONE else self._tempered(output)
 
     def _tempered(self, output: Any) -> Any:
         is_energy = isinstance(output, Tensor) or changes(self.factor)
@@ -303,6 +307,10 @@ class Tempering:
 
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
         before, self.factor = self.factor, factor
+        is_plain = not isinstance(factor, Tensor) and factor == 1.0 and not is_compiled
+        if is_plain and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._applied = _ONE  # no CUDA graph can capture it
+            return
         device = _device_of(self.module) or torch.device("cpu")
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. One
         # that changes is a new tensor: graphs of earlier calls have saved theirs.
@@ -319,7 +327,7 @@ class Tempering:
                 # Now, since memory that is allocated during a capture belongs to the graph.
                 self._one = torch.ones((), dtype=dtype, device=device)
             # A compiled module multiplies by 1 as well: a capture must not compile anew.
-            self._applied = self._one if is_compiled else 1.0
+            self._applied = self._one if is_compiled else _ONE
         if (captured := self._captured) is None:
             return
         if isinstance(factor, Tensor) and factor.ndim and factor.shape != captured.shape:

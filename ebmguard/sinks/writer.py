@@ -56,22 +56,27 @@ class PatientSink:
         self._dropped = 0
         self._unflushed = 0  # taken by the sink since its last flush
 
-    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
-        """Pass the row on, or keep it."""
-        self._pass_on("write_row", step, dict(scalars), dict(histograms))
+    def write_rows(self, rows: Iterable[tuple[int, Scalars, Histograms]]) -> None:
+        """Pass the rows on, or keep them."""
+        for step, scalars, histograms in rows:
+            self._kept.append(("write_row", (step, dict(scalars), dict(histograms))))
+        self._pass_on()
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on, or keep it."""
-        self._pass_on("write_alert", record)
+        self._kept.append(("write_alert", (record,)))
+        self._pass_on()
 
     def write_recovery(self, record: Record) -> None:
         """Pass the rollback on, or keep it."""
-        self._pass_on("write_recovery", record)
+        self._kept.append(("write_recovery", (record,)))
+        self._pass_on()
 
     def write_verdict(self, step: int, verdict: str) -> None:
         """Pass the verdict on to a sink that takes it, or keep it."""
         if hasattr(self.sink, "write_verdict"):
-            self._pass_on("write_verdict", step, verdict)
+            self._kept.append(("write_verdict", (step, verdict)))
+            self._pass_on()
 
     def flush(self) -> None:
         """Flush the sink, and pass on the kept rows."""
@@ -93,11 +98,10 @@ class PatientSink:
                 "Unless it takes them later, they are lost."
             )
 
-    def _pass_on(self, method: str, *args: Any) -> None:
-        self._kept.append((method, args))
+    def _pass_on(self) -> None:
         if self.error is None:
             self._drain()
-        if len(self._kept) > _KEPT:
+        while len(self._kept) > _KEPT:
             oldest = next((i for i, kept in enumerate(self._kept) if kept[0] == "write_row"), 0)
             del self._kept[oldest]
             self._dropped += 1
@@ -180,7 +184,8 @@ class Writer:
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
         self._log(self._thinning.take(step, row, samples))
-        self._to(self._others, "write_row", step, row, samples)
+        if self._others:
+            self._to(self._others, "write_rows", [(step, row, samples)])
         self._since_flush += 1
         if self._since_flush >= self._flush_every or self.is_released:
             self._flush()
@@ -262,8 +267,8 @@ class Writer:
         self._to(self.sinks, "flush")
 
     def _log(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        for row in rows:
-            self._to(self._logs, "write_row", *row)
+        if rows := [*rows]:
+            self._to(self._logs, "write_rows", rows)
 
     def _to(self, sinks: Iterable[PatientSink], method: str, *args: Any) -> None:
         if os.getpid() == self._process:
