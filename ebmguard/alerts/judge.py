@@ -214,7 +214,8 @@ class Judge:
         known = [pair for pair in ranges if pair is not None]
         if len(known) < len(ranges):
             return None
-        return max(low for low, _ in known), min(high for _, high in known)
+        lows, highs = zip(*known, (-math.inf, math.inf), strict=True)
+        return max(lows), min(highs)
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()

@@ -204,6 +204,9 @@ def guard(
             'action="rollback" takes a whole run back, and one member of an ensemble is no reason '
             'for that. Use action="warn", and alert.member in on_alert.'
         )
+    # A sink of the caller gets every row at its step, beside what they log there themselves.
+    alone = not sinks and not strength.models and process_group is None
+    block = max(1, min(BLOCK, flush_every // 3)) if alone else 1
     settings = Settings(
         sign=1 if convention == "log_density" else -1,
         variant=variant if isinstance(variant, str) else tuple(variant),
@@ -214,8 +217,7 @@ def guard(
         process_group=process_group,
         has_sampler=sampler is not None,
         compiles=compile,
-        # A sink of the caller gets every row at its step, beside what he logs there himself.
-        block=1 if sinks or strength.models or process_group else min(BLOCK, flush_every),
+        block=block,
         skill=skill,
     )
     members = strength.models.numel() if strength.models else 0
@@ -224,7 +226,9 @@ def guard(
     opened = [as_sink(sink) for sink in sinks]
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
-    writer = Writer(opened, flush_every=flush_every, folder=folder, thins=thin_log)
+    # Rows that wait are lost with those that were not flushed.
+    options: dict[str, Any] = {"flush_every": flush_every - block + 1, "thins": thin_log}
+    writer = Writer(opened, folder=folder, **options)
 
     def made() -> Recoverer:
         from ..recovery import Recoverer

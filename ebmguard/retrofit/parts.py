@@ -97,9 +97,12 @@ def _row_of(
             else:
                 shared.update(zip(names, line, strict=True))
         elif isinstance(item, list):
-            row, members = averaged([_row_of(one, lines) for one in item])
-            shared |= row
-            several += [members] if members else []
+            rows = [_row_of(one, lines) for one in item]
+            if count := max(len(members) for _, members in rows):
+                whole = [[row | own for own in owns or [{}] * count] for row, owns in rows]
+                several.append([pooled(of_one) for of_one in zip(*whole, strict=True)])
+            else:
+                shared |= pooled([row for row, _ in rows])
         else:
             shared |= item
     return shared, [reduce(or_, rows) for rows in zip(*several, strict=True)] if several else []
