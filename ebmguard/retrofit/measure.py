@@ -23,10 +23,10 @@ from ..diagnostics import (
     pareto_k,
     sample_diagnostics,
     sample_marks,
-    weight_diagnostics,
     wide,
 )
 from ..errors import Stateful
+from ..objective import Terms
 from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering, is_opaque
 from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
@@ -295,7 +295,9 @@ class Measure(Stateful):
 @torch.no_grad()
 def _in_force(f_pos: Tensor, f_neg: Tensor, star: float | Tensor, *more: Any) -> Tensor:
     """Return the factor that a loss has put on the contrastive gradient."""
-    scale = weight_diagnostics(f_pos, f_neg, star, *more)["grad_scale"]
+    terms = Terms.of(f_pos, f_neg, star, *more)
+    scale = terms.grad_scale(terms.is_paired)
+    scale = torch.where(terms.is_pos.all() & terms.is_neg.all(), scale, math.nan)
     return torch.where(star == 0, 1.0, scale) if isinstance(star, Tensor) else scale
 
 

@@ -70,7 +70,7 @@ def read(calls: Sequence[Call]) -> list[tuple[Row, list[Row]]]:
             alike.setdefault(kind, []).append(part)
     lines: dict[int, tuple[Iterable[str], list[Any]]] = {}
     for (named, arguments, *_), parts in alike.items():
-        values = torch.stack([unwrapped(part.values) for part in parts])
+        values = torch.stack([unwrapped(part.values) for part in parts]).cpu()
         numbers = named(values, *arguments)
         # A zero loses its sign, which says nothing and would be read as less than nothing.
         table = wide(torch.stack([*numbers.values()], -1)) + 0.0

@@ -68,7 +68,7 @@ class Rows:
     @property
     def can_wait(self) -> bool:
         """Return whether rows may wait until a block of them is full."""
-        return self._block > 1 and not self.lag
+        return not self.lag and len(self._open.calls) < self._block - 1
 
     @property
     def is_slow(self) -> bool:

@@ -125,13 +125,12 @@ class Gradients:
     def follow(self, drift: Tensor) -> None:
         """Add a step of the chain along this drift, which nobody may change afterwards."""
         drift = torch.view_as_real(drift) if drift.is_complex() else drift
-        before, self._before = self._before, drift
-        if before is None or before.shape != drift.shape:
-            return
         dims = self._batch_dim
-        dims = dims if drift.shape[:dims] == self.output_shape[:dims] else 0
-        wide = torch.promote_types(drift.dtype, torch.float32)
-        earlier, later = before.flatten(dims).to(wide), drift.flatten(dims).to(wide)
+        later = drift.flatten(dims if drift.shape[:dims] == self.output_shape[:dims] else 0)
+        later = later.float() if later.dtype.itemsize < 4 else later
+        earlier, self._before = self._before, later
+        if earlier is None or earlier.shape != later.shape:
+            return
         self._products.append(torch.linalg.vecdot(earlier, later))
         self._products.append(torch.linalg.vecdot(earlier, earlier))
 

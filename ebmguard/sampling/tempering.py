@@ -308,8 +308,8 @@ class Tempering:
     def _set(self, factor: float | Tensor, *, is_compiled: bool) -> None:
         before, self.factor = self.factor, factor
         is_plain = not isinstance(factor, Tensor) and factor == 1.0 and not is_compiled
-        if is_plain and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._applied = _ONE  # no CUDA graph can capture it
+        if is_plain and self._one is not None and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            self._applied = _ONE  # no CUDA graph needs the factor where the module is now
             return
         device = _device_of(self.module) or torch.device("cpu")
         # Double precision, since 1 - β is close to 1; a 0-dim factor does not promote outputs. One

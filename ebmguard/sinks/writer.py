@@ -56,6 +56,10 @@ class PatientSink:
         self._dropped = 0
         self._unflushed = 0  # taken by the sink since its last flush
 
+    def write_row(self, step: int, scalars: Scalars, histograms: Histograms) -> None:
+        """Pass the row on, or keep it."""
+        self.write_rows([(step, scalars, histograms)])
+
     def write_rows(self, rows: Iterable[tuple[int, Scalars, Histograms]]) -> None:
         """Pass the rows on, or keep them."""
         for step, scalars, histograms in rows:

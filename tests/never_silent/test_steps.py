@@ -154,7 +154,7 @@ def test_steps_that_do_not_end_are_said_and_rows_go_on(name, said):
     assert fix in message
     assert run.g.step >= 24
     assert len(run.memory.rows) >= 24
-    assert max(len(run.g._loop.rows._open.rows), 1) < 8  # nothing piles up
+    assert max(len(run.g._loop.rows._open.numbers), 1) < 8  # nothing piles up
 
 
 @pytest.mark.parametrize("name", ["two-step SAM", "an optimizer made anew"])
