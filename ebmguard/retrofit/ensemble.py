@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias, cast
 
@@ -16,7 +16,7 @@ from ..objective import Terms
 from ..ranks import Batch
 from ..tags import REFERENCE
 
-__all__ = ["Variants", "check_models", "check_variants", "energies_by_tag", "losses_of"]
+__all__ = ["Variants", "check_models", "check_variants", "energies_by_tag", "loss_and_numbers"]
 
 Variants: TypeAlias = Variant | tuple[Variant, ...]
 
@@ -51,6 +51,28 @@ def losses_of(
     return torch.cat(losses)
 
 
+def loss_and_numbers(
+    models: torch.Size,
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float | Tensor,
+    groups: Groups | None,
+    log_q: LogQ | None,
+    *,
+    variant: Variants | None,
+    options: Mapping[str, Any] | None,
+) -> tuple[Tensor | None, tuple[str, ...], Tensor | None]:
+    """Return :func:`losses_of` of a variant; and, with such options, the names of
+    :func:`energies_by_tag` with its numbers, ``(..., names)``, in one tensor."""
+    more: tuple[Any, ...] = beta_star, groups, log_q
+    loss = None if variant is None else losses_of(models, f_pos, f_neg, *more, variant=variant)
+    if options is None:
+        return loss, (), None
+    numbers = energies_by_tag(f_pos.detach(), f_neg.detach(), *more, **options)
+    return loss, tuple(numbers), torch.stack([*numbers.values()], -1)
+
+
+@torch.no_grad()
 def energies_by_tag(
     f_pos: Tensor,
     f_neg: Tensor,

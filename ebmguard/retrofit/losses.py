@@ -343,15 +343,16 @@ class Losses:
         if settings.process_group is not None:
             star = "off" if strength.is_off else strength.beta_star
             batch = whole_batch(settings.process_group, batch, same=(star, settings.variant))
+        unweighted_loss, numbers = loop.measure.computed(batch, strength)
         shown = {} if loss is None else shown or {}
         if loss is None:
-            unweighted_loss = loop.measure.computed(batch, strength)
+            assert unweighted_loss is not None
             loss = unweighted_loss if weight is None else weight * unweighted_loss
             shown = {"loss": loss} if weight is None else {"loss": loss, "loss_weight": weight}
         if not self._is_quiet:
             loop.rows.waits = loop.can_wait(batch)
-            tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
-            loop.rows.add(*loop.measure.loss(loop.trainer, batch, strength, shown, **tier))
+            measured = loop.trainer, batch, strength, numbers, shown
+            loop.rows.add(*loop.measure.loss(*measured, slow=slow, is_pooled=loop.rows.is_pooled))
             if not loop.rows.waits:
                 loop.read_all()
         return loss

@@ -31,8 +31,8 @@ from ..ranks import Batch, gathered
 from ..sampling import Evaluation, Tempering, is_opaque
 from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
-from .ensemble import energies_by_tag, losses_of
-from .parts import Call, Part, Row, joined_ranks, on_device
+from .ensemble import energies_by_tag, loss_and_numbers
+from .parts import Call, Part, Row, by_tag, joined_ranks, on_device
 from .rows import POOLED_STEPS
 from .strength import Settings, StrengthAt
 
@@ -54,7 +54,7 @@ class Measure(Stateful):
         self._from_sampler: list[Call] = []  # since the latest loss
         # Of these, the drifts' products, and numbers that are finite where all is well.
         self._products: list[Tensor] = []
-        self._sums: list[Tensor] = []
+        self._finite: list[Tensor] = []
         # By a sampler call's place in the step, what that call is known by until the next step's.
         self._known_by: dict[int, Tensor] = {}
         self._update: dict[str, Tensor] = {}
@@ -78,7 +78,7 @@ class Measure(Stateful):
 
     def _take(self, read: Mapping[str, Any]) -> None:
         super()._take(read)
-        self._from_sampler, self._products, self._sums = [], [], []
+        self._from_sampler, self._products, self._finite = [], [], []
 
     def sampled(
         self,
@@ -134,7 +134,7 @@ class Measure(Stateful):
                 norms = torch.cat((norms, sizes_of), -1)
             step_and_noise = None if steps is None else (steps["step_size"], steps["noise_std"])
             parts.append(Part(norms, _norms, (size, entries, step_and_noise)))
-            self._sums.append(norms.sum())
+            self._finite.append(norms)
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
             pair = evaluations if count is not None and len(evaluations) == 2 else ()
@@ -154,7 +154,7 @@ class Measure(Stateful):
                 else:
                     both = torch.stack((marks, before.to(marks)), -3)
                     parts.append(Part(both, _samples, (rows.shape[-1],)))
-                self._sums.append(marks.sum())
+                self._finite.append(marks)
                 break
         # The buffer now, since another sampler may draw from it before the loss.
         self._from_sampler.append([*parts, *_buffer_parts(trainer.buffer)])
@@ -187,24 +187,40 @@ class Measure(Stateful):
             "optim/amplification": (relative_norm / self._grad_scale()).float(),
         }
 
-    def computed(self, batch: Batch, strength: StrengthAt) -> Tensor:
-        """Return the loss at β* other than 0, 0-dim or ``(*models,)``.
+    def computed(self, batch: Batch, strength: StrengthAt) -> tuple[Tensor | None, Part | None]:
+        """Return the loss, 0-dim or ``(*models,)``, None at β* = 0; and the energies' numbers.
 
-        ``batch`` holds the samples of all ranks, oriented high on data.
+        These are None where the host makes them of the energies, later and of several steps at
+        once. ``batch`` holds the samples of all ranks, oriented high on data.
         """
-        star = strength.beta_star
+        settings, star = self._settings, strength.beta_star
         if isinstance(star, Tensor):
             star = star.to(batch.f_pos)  # a number for a GPU may well be kept on the CPU
-        arguments = self._settings.models, *batch[:2], star, *batch[2:4]
-        loss: Tensor = self.compute(losses_of, *arguments, variant=self._settings.variant)
-        return loss
+        variant = None if strength.is_off else settings.variant
+        is_plain = not isinstance(star, Tensor) and batch.groups is None and batch.log_q is None
+        options = None if is_plain else self._options(strength)
+        if variant is None and options is None:
+            return None, None
+        arguments = settings.models, *batch[:2], star, *batch[2:4]
+        names = {"variant": variant, "options": options}
+        loss, tags, table = self.compute(loss_and_numbers, *arguments, **names)
+        if table is None:
+            return loss, None
+        return loss, Part(
+            table.reshape(-1, len(tags)) if settings.models else table, by_tag, (tags,)
+        )
+
+    def _options(self, strength: StrengthAt) -> dict[str, Any]:
+        reference, scale = self._settings.reference_beta_star, strength.output_scale
+        return {"reference": reference, "output_scale": scale}
 
     @torch.no_grad()
     def pulse(self, batch: Batch) -> tuple[float, float, float, float]:
         """Return the gap, the positives' spread, the sharpness of the latest sampler calls, and a
         sum that is finite where all is well, before :meth:`loss` takes these calls."""
         var, mean = torch.var_mean(batch.f_pos, correction=0)
-        sums = torch.stack((mean, var, batch.f_neg.mean(), *self._sums)).tolist()
+        finite = (x.sum() for x in self._finite)
+        sums = torch.stack((mean, var, batch.f_neg.mean(), *finite)).tolist()
         products = [x.tolist() for x in self._products]
         sharp = max((1 - a / b if b else math.nan for a, b in products), default=-math.inf)
         return sums[0] - sums[2], math.sqrt(sums[1]), sharp, sum(sums[3:])
@@ -215,6 +231,7 @@ class Measure(Stateful):
         trainer: Trainer,
         batch: Batch,
         strength: StrengthAt,
+        numbers: Part | None,
         shown: Mapping[str, Tensor],
         *,
         slow: bool,
@@ -222,14 +239,12 @@ class Measure(Stateful):
     ) -> tuple[Call, dict[str, Tensor]]:
         """Return all measurements of a loss call, and energies by tag for histograms.
 
-        Across ranks the numbers are every rank's, the energies this rank's. ``shown`` are numbers
-        of the loss itself. ``slow`` adds the tier that not every step has, which pools the weights
-        of those that are pooled.
+        Across ranks the numbers are every rank's, the energies this rank's. ``numbers`` are those
+        of :meth:`computed`, ``shown`` those of the loss itself. ``slow`` adds the tier that not
+        every step has, which pools the weights of those that are pooled.
         """
         settings, star, scale = self._settings, strength.beta_star, strength.output_scale
         pos, neg = (f.detach() for f in batch[:2])
-        groups, log_q = batch[2:4]
-        options = {"reference": settings.reference_beta_star, "output_scale": scale}
         known: Row = {} if scale is None else {"output_scale": scale}
         call: Call = [known]
         if isinstance(star, Tensor):
@@ -237,35 +252,37 @@ class Measure(Stateful):
             shown = {**shown, "beta_star": star}
         else:
             known["beta_star"] = float(star)
-        if isinstance(star, Tensor) or groups is not None or log_q is not None:
-            numbers = self.compute(energies_by_tag, pos, neg, star, groups, log_q, **options)
-            call.append(Part.of(numbers, settings.models))
+        # Copies, since a compiled network may write its next output into the same memory.
+        if numbers is not None:
+            call.append(numbers)
+            if is_pooled:
+                pos, neg = pos.clone(), neg.clone()
         else:
-            # Copies, since a compiled network may write its next output into the same memory.
             values, n = torch.cat((pos, neg)), len(pos)
             pos, neg = values[:n], values[n:]
-            call.append(Part(values, _energies, (n, float(star), *options.values())))
+            arguments = n, known["beta_star"], *self._options(strength).values()
+            call.append(Part(values, _energies, arguments))
         if shown:
             call.append(Part.of({name: x.detach() for name, x in shown.items()}, settings.models))
-        in_force = partial(_in_force, pos, neg, star, groups, log_q)
-        is_whole = strength.is_off or settings.variant == "no_pos"
-        self._grad_scale = (lambda: 1.0) if is_whole else in_force
+        self._grad_scale = partial(_in_force, pos, neg, star, *batch[2:4])
+        if strength.is_off or settings.variant == "no_pos":
+            self._grad_scale = lambda: 1.0
         # None where it was sampled inline, or where these samples had a loss already.
         calls = self._from_sampler or [_buffer_parts(trainer.buffer)]
-        self._from_sampler, self._products, self._sums = [], [], []
+        self._from_sampler, self._products, self._finite = [], [], []
         rest: Call = calls[0] if len(calls) == 1 else [calls]
         rest += [Part.of(self._update)] if self._update else []
         self._update = {}
         call += rest if settings.process_group is None else self._joined(rest, batch.sizes, neg)
         samples: dict[str, Tensor] = {}
         if is_pooled:
-            q = None if log_q is None else log_q[1].detach().clone()
-            self._recent.append((neg.clone(), q))
+            q = None if batch.log_q is None else batch.log_q[1].detach().clone()
+            self._recent.append((neg, q))
         if slow:
             call.append(Part.of(self._pareto(star, neg), settings.models))
             for name, f, sizes in zip(("f_pos", "f_neg"), (pos, neg), batch.sizes, strict=True):
                 mine = torch.split(f, sizes or f.shape[-1], -1)[settings.ranks.index]
-                samples[name] = mine.clone()
+                samples[name] = mine
         return call, samples
 
     def _joined(self, call: Call, sizes: tuple[list[int], list[int]], like: Tensor) -> Call:

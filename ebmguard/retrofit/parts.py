@@ -15,7 +15,17 @@ from ..diagnostics import wide
 from ..energies import unwrapped
 from ..tags import TAGS
 
-__all__ = ["Call", "Part", "Row", "averaged", "joined_ranks", "on_device", "parts_of", "read"]
+__all__ = [
+    "Call",
+    "Part",
+    "Row",
+    "averaged",
+    "by_tag",
+    "joined_ranks",
+    "on_device",
+    "parts_of",
+    "read",
+]
 
 Row: TypeAlias = dict[str, float]
 
@@ -37,10 +47,11 @@ class Part:
         values = list(numbers.values())
         if models and any(x.ndim for x in values):
             values = [x.expand(*models).flatten() for x in values]
-        return cls(_stack(values).movedim(0, -1), _by_tag, (tuple(numbers),))
+        return cls(_stack(values).movedim(0, -1), by_tag, (tuple(numbers),))
 
 
-def _by_tag(values: Tensor, names: Sequence[str]) -> Mapping[str, Tensor]:
+def by_tag(values: Tensor, names: Sequence[str]) -> Mapping[str, Tensor]:
+    """Name numbers that are ready, ``(..., names)``."""
     return dict(zip(names, values.unbind(-1), strict=True))
 
 

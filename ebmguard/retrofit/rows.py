@@ -230,6 +230,7 @@ class _OpenRow:
     # Once the step is over; and the row, once it is whole.
     step: int = -1
     sent: list[torch.cuda.Event] = field(default_factory=list)  # ends of copies to the host
+    dtypes: list[tuple[Part, torch.dtype]] = field(default_factory=list)  # before these
     row: StepRow | None = None
 
     def read(self) -> None:
@@ -259,9 +260,10 @@ class _OpenRow:
         self.samples = {name: _to_host(x) for name, x in self.samples.items()}
         parts = [part for call in self.calls for part in parts_of(call)]
         values = [unwrapped(part.values) for part in parts] + [x.reshape(()) for x in late.values()]
-        # One copy for all: the numbers of a step are those of one device and type, as a rule.
-        for device, dtype in {(x.device, x.dtype) for x in values if x.device.type != "cpu"}:
-            places = [i for i, x in enumerate(values) if (x.device, x.dtype) == (device, dtype)]
+        self.dtypes += [(part, x.dtype) for part, x in zip(parts, values, strict=False)]
+        # One copy for all, in the widest type: those of a step are of one device, as a rule.
+        for device in {x.device for x in values if x.device.type != "cpu"}:
+            places = [i for i, x in enumerate(values) if x.device == device]
             host = _to_host(torch.cat([values[i].flatten() for i in places]))
             sizes = [values[i].numel() for i in places]
             for i, x in zip(places, torch.split(host, sizes), strict=True):
@@ -277,12 +279,15 @@ class _OpenRow:
 def _arrived(rows: Sequence[_OpenRow]) -> Iterator[StepRow]:
     """Yield the whole rows of steps that are over. All of them are read at once."""
     waiting = [row for row in rows if row.row is None]
-    for event in (event for row in waiting for event in row.sent):
-        event.synchronize()
+    for row in waiting:
+        for event in row.sent:
+            event.synchronize()
+        for part, dtype in row.dtypes:
+            part.values = part.values.to(dtype)
     numbers = iter(read([call for row in waiting for call in row.calls]))
     for row in waiting:
         row.numbers = [*row.numbers, *islice(numbers, len(row.calls))]
-        row.calls, row.sent = [], []
+        row.calls, row.sent, row.dtypes = [], [], []
         row.row = row.whole(row.step)
     for row in rows:
         assert row.row is not None

@@ -10,7 +10,7 @@ import torch
 from ebmguard.diagnostics import energy_diagnostics
 from ebmguard.diagnostics import weight_diagnostics as weights
 from ebmguard.objective import contrastive_loss
-from ebmguard.retrofit.ensemble import energies_by_tag, losses_of
+from ebmguard.retrofit.ensemble import loss_and_numbers
 from tests.parts import slopes
 
 N, M, REFERENCE = 6, 8, 0.7
@@ -48,9 +48,13 @@ def test_equals_a_loop_over_the_models(models, options):
     if variant == "several":
         variant = ("default", "true", "no_pos")[: models[0]] if models else "true"
     sides = pos, neg, star, groups, q or None
-    losses = losses_of(torch.Size(models), *sides, variant=variant)
-    sides = pos.detach(), neg.detach(), *sides[2:]
-    row = energies_by_tag(*sides, reference=REFERENCE, output_scale=None)
+    options = {"reference": REFERENCE, "output_scale": None}
+    losses, tags, table = loss_and_numbers(
+        torch.Size(models), *sides, variant=variant, options=options
+    )
+    assert losses is not None
+    assert table is not None
+    row = dict(zip(tags, table.unbind(-1), strict=True))
 
     count = star.numel()
     flat = [x.reshape(count, *x.shape[len(models) :]) for x in (pos, neg, star, *(q or ()))]
