@@ -198,23 +198,18 @@ class Judge:
 
     @property
     def calm(self) -> tuple[float, float] | None:
-        """The sizes |gap| + ``f_pos/std`` between which none of the next rows is an ERROR.
-
-        None if nobody knows, as for an ensemble, or a run in an ERROR, where every row counts.
-        """
-        if self._calm is None:
-            self._calm = (self._next_calm(),)
+        """Sizes |gap| + ``f_pos/std`` that are no ERROR in the next rows; None if nobody knows."""
+        self._calm = self._calm or (self._next_calm(),)
         return self._calm[0]
 
     def _next_calm(self) -> tuple[float, float] | None:
         if self._members or self._trouble.is_lost or Level.ERROR in self.active.values():
             return None
-        watchers: list[Any] = [watch.watcher for watch in self._watches.values()]
-        ranges = [watcher.calm() if hasattr(watcher, "calm") else None for watcher in watchers]
-        known = [pair for pair in ranges if pair is not None]
-        if len(known) < len(ranges):
+        watches = self._watches.values()
+        ranges: list[Any] = [getattr(x.watcher, "calm", lambda: None)() for x in watches]
+        if None in ranges:
             return None
-        lows, highs = zip(*known, (-math.inf, math.inf), strict=True)
+        lows, highs = zip(*ranges, (-math.inf, math.inf), strict=True)
         return max(lows), min(highs)
 
     def observe(

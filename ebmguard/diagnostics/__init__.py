@@ -11,9 +11,11 @@ from .sampler_steps import (
     drift_to_noise,
     energy_unit,
     metropolis_acceptance,
+    norm_diagnostics,
     oriented,
     sample_diagnostics,
     sample_marks,
+    sharpness,
 )
 from .weights import pareto_k, weight_diagnostics
 
@@ -25,10 +27,12 @@ __all__ = [
     "energy_unit",
     "metropolis_acceptance",
     "nonfinite_diagnostics",
+    "norm_diagnostics",
     "oriented",
     "pareto_k",
     "sample_diagnostics",
     "sample_marks",
+    "sharpness",
     "weight_diagnostics",
     "wide",
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..tags import SHARPNESS
 from .raw_energies import wide
 
 __all__ = [
@@ -23,9 +24,11 @@ __all__ = [
     "drift_to_noise",
     "energy_unit",
     "metropolis_acceptance",
+    "norm_diagnostics",
     "oriented",
     "sample_diagnostics",
     "sample_marks",
+    "sharpness",
 ]
 
 
@@ -35,6 +38,29 @@ def drift_to_noise(
     """The move of the drift divided by that of the noise, s ‖∇h‖ / (σ √d); NaN without noise."""
     noise = noise_std * math.sqrt(entries)
     return grad_norm * (step_size / noise if noise else math.nan)
+
+
+def sharpness(products: Tensor) -> dict[str, Tensor]:
+    """How sharply drifts turn, 1 - ⟨g, g'⟩ / ⟨g, g⟩, of these two sums: ``(..., 2)``."""
+    product, squared = wide(products).unbind(-1)
+    return {SHARPNESS: torch.where(squared == 0, math.nan, 1 - product / squared)}
+
+
+def norm_diagnostics(
+    norms: Tensor, size: float | None, entries: int, steps: tuple[float, float] | None
+) -> dict[str, Tensor]:
+    """Return mean and largest of norms ``(..., B)`` over the factor, their last entry without a
+    ``size``; and the drift's move over the noise's of steps of such a size and noise."""
+    divisor: float | Tensor = math.nan if size == 0 else size or wide(norms[..., -1])
+    norms = norms if size is not None else norms[..., :-1]
+    mean, largest = wide(norms.mean(-1)), wide(norms.amax(-1))
+    if isinstance(divisor, Tensor):
+        divisor = torch.where(divisor == 0, math.nan, divisor)
+    numbers = {"sampler/grad_norm": mean / divisor, "sampler/grad_norm_max": largest / divisor}
+    if steps is not None:
+        noise = drift_to_noise(mean, entries=entries, step_size=steps[0], noise_std=steps[1])
+        numbers["sampler/drift_to_noise"] = noise
+    return numbers
 
 
 def energy_unit(*, step_size: float, noise_std: float) -> float:

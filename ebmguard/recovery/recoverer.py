@@ -53,14 +53,6 @@ _OTHER_NUMBERS = (
 _BROKEN = 1e3  # times the largest spread of the run: out of all proportion
 
 
-def _is_unsettled(active: Mapping[str, Level]) -> bool:
-    """Return whether the rules in force leave no snapshot to trust."""
-    return any(
-        level >= (Level.WARN if rule in _UNSETTLING else Level.ERROR)
-        for rule, level in active.items()
-    )
-
-
 class Recoverer(Stateful):
     """Keeps snapshots of a run, and takes the run back; see :class:`Recovery` for the policy.
 
@@ -91,6 +83,7 @@ class Recoverer(Stateful):
         self._snapshots = Snapshots(settings.keep, settings.certify_after)
         longest = max(_STEPS_BEFORE, settings.certify_after)
         self._scales, self._spreads = deque[float](maxlen=longest), deque[float](maxlen=longest)
+        self._is_settled = True  # no rule in force that leaves no snapshot to trust
         self._has_begun, self._ready = False, cast("Trainer | None", None)
         self._first: tuple[int, dict[str, Any]] | None = None  # the snapshot without its chains
         self._start: dict[str, Any] = {}  # random numbers before anything of the first step
@@ -116,25 +109,25 @@ class Recoverer(Stateful):
         is_settled = not scales or statistics.median(scales) >= _SETTLED
         return is_settled, statistics.median(spreads or [0.0])
 
-    def is_due(self, step: int, active: Mapping[str, Level], trainer: Trainer) -> bool:
+    def is_due(self, step: int, trainer: Trainer) -> bool:
         """Return whether a snapshot is due now."""
-        snapshots = self._snapshots
+        kept = self._snapshots.best()
         if (now := structure_of(trainer)) != (then := self._structure):
             names = " and ".join(x for x in now | then if now.get(x) != then.get(x))
-            if (kept := snapshots.best()) and kept.step < step - 1 and self._ranks.is_first:
+            if kept and kept.step < step - 1 and self._ranks.is_first:
                 _log.warning(_OTHER, step, names)
             self.forget()
             return True
-        is_rare = step % self.settings.every and (snapshots.certified or snapshots.waiting)
-        return not is_rare and not _is_unsettled(active)
+        return self._is_settled and (kept is None or step % self.settings.every == 0)
 
     def certify(self, judged: int, active: Mapping[str, Level]) -> None:
         """Certify snapshots that were quiet until ``judged``, after every row."""
-        snapshots = self._snapshots
-        if _is_unsettled(active):
-            snapshots.drop_waiting(judged - 1)
+        levels = {rule: Level.WARN if rule in _UNSETTLING else Level.ERROR for rule in active}
+        self._is_settled = all(level < levels[rule] for rule, level in active.items())
+        if not self._is_settled:
+            self._snapshots.drop_waiting(judged - 1)
             return
-        for ripe in snapshots.certify(judged, self._health):
+        for ripe in self._snapshots.certify(judged, self._health):
             state, has_next = {**ripe.state}, ripe.state.pop("next", None) is not None
             if has_next and self._archive is not None and self._archive.is_due(ripe.step):
                 self._archive.write(ripe.step, state, self.state_dict())

@@ -32,7 +32,7 @@ from .measure import Measure
 from .optimizer import OptimizerHooks
 from .parts import Row
 from .rows import Rows, StepRow
-from .sampling import OTHER_THREAD, Sampling
+from .sampling import CAPTURED, OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
 from .watches import FirstCalls, Unused
@@ -112,18 +112,13 @@ class Loop:
         self.follow(self.rows.so_far)
 
     def can_wait(self, batch: Batch) -> bool:
-        """Return whether a loss's row can be read later, since nothing in it could be an alert.
-
-        What no rule could take for the beginning of an ERROR waits, and is read with the next rows.
-        """
-        rows, fineness = self.rows, self.fineness
-        if not rows.can_wait or fineness.acts or self.strength.is_scheduled:
-            return False
-        if self.actions.pending is not None or (calm := self._judge.calm) is None:
+        """Return whether a loss's row can be read later, as no rule can take it for an ERROR."""
+        acts = self.fineness.acts or self.strength.is_scheduled or self.actions.pending is not None
+        if acts or not self.rows.can_wait or (calm := self._judge.calm) is None:
             return False
         gap, spread, sharpness, sums = self.measure.pulse(batch)
         is_calm = calm[0] < abs(gap) + spread < calm[1] and math.isfinite(sums)
-        return is_calm and not sharpness > fineness.watched
+        return is_calm and not sharpness > self.fineness.watched
 
     @in_turn
     def follow(self, due: Callable[..., Iterable[StepRow]], *args: Any) -> None:
@@ -162,9 +157,8 @@ class Loop:
             is_lost = Level.ERROR in self._judge.active.values()
             alerts += self.fineness.read(row.step, row.numbers, is_lost=is_lost)
         self.actions.observe(row, alerts)
-        recoverer = self.actions.recoverer
-        may_certify = self.actions.takes_back and self.actions.pending is None
-        if row.is_over and recoverer is not None and may_certify:
+        is_whole = row.is_over and self.actions.takes_back and self.actions.pending is None
+        if is_whole and (recoverer := self.actions.recoverer) is not None:
             self.actions.attempt(recoverer.certify, row.step + 1, self._judge.active)
         worst = ""
         if alerts:
@@ -224,10 +218,8 @@ class Loop:
             self.actions.report(alerts)
         self.first_losses.sampled(tempering, result, parts, first)
         last = () if recording is None else recording.evaluations[-2:]
-        times = 1 if finer is None else finer.times
-        missed = None if finer is None else finer.missed
-        drifts, sizes = (trainer, tempering, result, last), trainer.steps or first.sizes
-        self.measure.sampled(*drifts, times=times, missed=missed, sizes=sizes, slow=slow)
+        sizes = trainer.steps or first.sizes
+        self.measure.sampled(trainer, tempering, result, last, finer, sizes=sizes, slow=slow)
         flags = {"acts": not now.is_off, "tempers": now.must_temper}
         self.unused.sample(tempering, result, sets=self.actions.sets_steps, **flags)
         return result
@@ -235,12 +227,7 @@ class Loop:
     def begin_sampling(self) -> None:
         """A sampler call begins, or an inline one asks for the factor: a safe point."""
         if is_capturing():
-            raise SamplerError(
-                "The guard was called inside a sampler that is being captured as a CUDA graph, or "
-                "in a capture around it, and would miss every replay: β and the step would stay "
-                "those of now. Give it the sampler, guard(loss_fn, sampler, ...), capture and "
-                "replay inside that, and call the guarded one at every step."
-            )
+            raise SamplerError(CAPTURED)
         self.check_open()
         if self.hooks is not None:
             self.hooks.finish()
@@ -260,20 +247,13 @@ class Loop:
         if self.hooks is None:
             return
         unended, losses = self.hooks.unended, self.rows.losses_in_step
-        context = losses, self.energy_parameters, self.settings
+        energy = partial(self.sampling.parameters, self.trainer)
+        context = losses, energy, self.settings
         instead = unended.check(*context, lambda: self.strength_at(self.rows.step).is_off)
         if unended.is_found and self.actions.takes_back:
             self.actions.end_rollbacks()  # no step would ever carry one out
         if instead is not None:
             self._take_trainer(self.trainer.extended(optimizer=instead))
-
-    def energy_parameters(self) -> list[Tensor]:
-        """Return the energy's parameters; if the energy is unknown, the optimizer's."""
-        model, optimizer = self.trainer.model, self.trainer.optimizer
-        modules = [*self.sampling.temperings, *([] if model is None else [model])]
-        parameters: list[Tensor] = [p for module in modules for p in module.parameters()]
-        groups = [] if parameters or optimizer is None else optimizer.param_groups
-        return parameters or [p for group in groups for p in group["params"]]
 
     def _end_step(self, skipped: float | Tensor, by_scaler: bool) -> None:
         """The optimizer has ended the step: ``on_step`` of :class:`~.optimizer.OptimizerHooks`."""
@@ -301,9 +281,10 @@ class Loop:
         error = actions.pending  # until all is back: an interrupt leaves it to the next step
         if error is None:
             recoverer.check_alive(actions.alerts, is_lost=self._judge.level is Level.ERROR)
-            if recoverer.is_due(step, self._judge.active, self.trainer):
-                self.read_all()
-                recoverer.keep(step, self.trainer, self.own_state())
+            if recoverer.is_due(step, self.trainer):
+                self.read_all()  # which may be an ERROR
+                if actions.pending is None and recoverer.is_due(step, self.trainer):
+                    recoverer.keep(step, self.trainer, self.own_state())
             return
         write_the_rest(self.rows, self.writer)  # rows of steps that are taken back
         fineness = self.situation  # as the chains were when it broke
@@ -376,28 +357,24 @@ class Loop:
             self.is_closed = True
             self.writer.release()
 
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """The parts whose state is the guard's, the judge first, which may refuse one."""
+        names = "judge", "fineness", "skill", "course", "measure", "measured"
+        parts = self._judge, self.fineness, self.skill, self.course, self.measure, self.first_calls
+        return dict(zip(names, parts, strict=True))
+
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """Return the state that a rollback restores; ``is_over``: the current step ends here."""
-        return {
-            **self.rows.state_dict(is_over=is_over),
-            "measure": self.measure.state_dict(),
-            "measured": self.first_calls.state_dict(),
-            "judge": self._judge.state_dict(),
-            "fineness": self.fineness.state_dict(),
-            "skill": self.skill.state_dict(),
-            "course": self.course.state_dict(),
-            "advised": self.actions.advice(),
-        }
+        rows = self.rows.state_dict(is_over=is_over)
+        parts = {name: part.state_dict() for name, part in self._parts.items()}
+        return rows | parts | {"advised": self.actions.advice()}
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
-        self._judge.load_state_dict(state["judge"])  # which may refuse it, as the next one
-        self.fineness.load_state_dict(state["fineness"])
-        self.skill.load_state_dict(state["skill"])
-        self.course.load_state_dict(state["course"])
-        self.measure.load_state_dict(state["measure"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self.rows.load_state_dict(state)
         self.actions.load_advice(state["advised"])
-        self.first_calls.load_state_dict(state["measured"])
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self._now = None

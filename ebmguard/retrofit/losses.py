@@ -228,7 +228,8 @@ class Losses:
         result = call(batch, self._begin(batch))
         if rests and not (is_paused or self._loop.rows.losses) and self._without < _LOOKS:
             self._without += 1
-            if self._moves.see(self._loop.energy_parameters()) >= _MOVES:
+            energy = self._loop.sampling.parameters(self._loop.trainer)
+            if self._moves.see(energy) >= _MOVES:
                 self._without = _LOOKS
                 _log.warning(_NO_GRADIENT)
         self._has_trained |= trains and not self._is_quiet

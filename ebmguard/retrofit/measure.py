@@ -16,19 +16,19 @@ from torch.utils._pytree import tree_map
 from ..diagnostics import (
     ChainState,
     buffer_diagnostics,
-    drift_to_noise,
     energy_unit,
     metropolis_acceptance,
+    norm_diagnostics,
     oriented,
     pareto_k,
     sample_diagnostics,
     sample_marks,
-    wide,
+    sharpness,
 )
 from ..errors import Stateful
 from ..objective import Terms
 from ..ranks import Batch, gathered
-from ..sampling import Evaluation, Tempering, is_opaque
+from ..sampling import Evaluation, Substeps, Tempering, is_opaque
 from ..tags import REFERENCE, SAMPLER_UNIT, SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from ..trainer import Trainer, leaves
 from .ensemble import energies_by_tag, loss_and_numbers
@@ -86,9 +86,8 @@ class Measure(Stateful):
         tempering: Tempering | None,
         samples: object,
         evaluations: Sequence[Evaluation],
+        finer: Substeps | None,
         *,
-        times: int,
-        missed: Tensor | None,
         sizes: Mapping[str, float] | None,
         slow: bool,
     ) -> None:
@@ -99,7 +98,7 @@ class Measure(Stateful):
         and noise, declared or measured. ``slow``: also measure the slow tier.
         """
         models, steps, call = self._settings.models, trainer.steps, len(self._from_sampler)
-        known: Row = {SUBSTEPS: float(times)}
+        known: Row = {SUBSTEPS: 1.0 if finer is None else float(finer.times)}
         if sizes is not None:
             known[SAMPLER_UNIT] = energy_unit(**sizes)
         # None also where a CUDA graph may have others than those that were recorded.
@@ -111,11 +110,11 @@ class Measure(Stateful):
             known[SHARPNESS] = math.nan
         else:
             products = products.flatten(0, -2) if products.ndim > 1 else products
-            parts.append(Part(products, _sharpness))
+            parts.append(Part(products, sharpness))
             self._products.append(products)
-        if missed is not None:
-            parts.append(Part.of({SUBSTEPS_MISSED: missed}))
-        elif times > 1:
+        if finer is not None and finer.missed is not None:
+            parts.append(Part.of({SUBSTEPS_MISSED: finer.missed}))
+        elif known[SUBSTEPS] > 1:
             known[SUBSTEPS_MISSED] = math.nan
         # This norm is the drift's, which the tempered energy has; f's is that over the factor.
         drift = None if tempering is None else tempering.gradients.norm
@@ -133,7 +132,7 @@ class Measure(Stateful):
                 sizes_of = sizes_of.expand(*norms.shape[:-1], 1) if norms.ndim > 1 else sizes_of[0]
                 norms = torch.cat((norms, sizes_of), -1)
             step_and_noise = None if steps is None else (steps["step_size"], steps["noise_std"])
-            parts.append(Part(norms, _norms, (size, entries, step_and_noise)))
+            parts.append(Part(norms, norm_diagnostics, (size, entries, step_and_noise)))
             self._finite.append(norms)
         if slow and steps is not None:
             # Mean Metropolis acceptance, where the two are a step of the same chains.
@@ -323,28 +322,6 @@ def _energies(
 ) -> Mapping[str, Tensor]:
     f_pos, f_neg = values[..., :n].contiguous(), values[..., n:].contiguous()
     return energies_by_tag(f_pos, f_neg, star, reference=reference, output_scale=scale)
-
-
-def _sharpness(products: Tensor) -> Mapping[str, Tensor]:
-    product, squared = wide(products).unbind(-1)
-    return {SHARPNESS: torch.where(squared == 0, math.nan, 1 - product / squared)}
-
-
-def _norms(
-    norms: Tensor, size: float | None, entries: int, steps: tuple[float, float] | None
-) -> Mapping[str, Tensor]:
-    """Return mean and largest of norms ``(..., B)`` over the factor, their last entry without a
-    ``size``; and the drift's move over the noise's of steps of such a size and noise."""
-    divisor: float | Tensor = math.nan if size == 0 else size or wide(norms[..., -1])
-    norms = norms if size is not None else norms[..., :-1]
-    mean, largest = wide(norms.mean(-1)), wide(norms.amax(-1))
-    if isinstance(divisor, Tensor):
-        divisor = torch.where(divisor == 0, math.nan, divisor)
-    numbers = {"sampler/grad_norm": mean / divisor, "sampler/grad_norm_max": largest / divisor}
-    if steps is not None:
-        noise = drift_to_noise(mean, entries=entries, step_size=steps[0], noise_std=steps[1])
-        numbers["sampler/drift_to_noise"] = noise
-    return numbers
 
 
 def _samples(pair: Tensor, entries: int) -> Mapping[str, Tensor]:

@@ -34,6 +34,12 @@ __all__ = [
 T = TypeVar("T")
 
 _log = logging.getLogger("ebmguard")
+CAPTURED = (
+    "The guard was called inside a sampler that is being captured as a CUDA graph, or in a capture "
+    "around it, and would miss every replay: β and the step would stay those of now. Give it the "
+    "sampler, guard(loss_fn, sampler, ...), capture and replay inside that, and call the guarded "
+    "one at every step."
+)
 OTHER_THREAD = (
     "The guarded sampler was called while another thread is inside it, or inside `with "
     "g.paused():`, and would run untempered. Let one thread sample at a time (a lock around the "
@@ -147,6 +153,13 @@ class Sampling:
             _log.warning("At β* = 0 nothing is tempered; above 0 this will end: %s", wrong)
         self.calls += 1
         return result, tempering
+
+    def parameters(self, trainer: Trainer) -> list[Tensor]:
+        """Return the energy's parameters; if the energy is unknown, the optimizer's."""
+        modules = [*self.temperings, *([] if trainer.model is None else [trainer.model])]
+        parameters: list[Tensor] = [p for module in modules for p in module.parameters()]
+        groups = [] if trainer.optimizer is None else trainer.optimizer.param_groups
+        return parameters or [p for group in groups for p in group["params"]]
 
 
 _EXITS = (

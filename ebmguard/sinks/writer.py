@@ -62,25 +62,20 @@ class PatientSink:
 
     def write_rows(self, rows: Iterable[tuple[int, Scalars, Histograms]]) -> None:
         """Pass the rows on, or keep them."""
-        for step, scalars, histograms in rows:
-            self._kept.append(("write_row", (step, dict(scalars), dict(histograms))))
-        self._pass_on()
+        self._pass_on(*(("write_row", (step, dict(x), dict(y))) for step, x, y in rows))
 
     def write_alert(self, record: Record) -> None:
         """Pass the alert on, or keep it."""
-        self._kept.append(("write_alert", (record,)))
-        self._pass_on()
+        self._pass_on(("write_alert", (record,)))
 
     def write_recovery(self, record: Record) -> None:
         """Pass the rollback on, or keep it."""
-        self._kept.append(("write_recovery", (record,)))
-        self._pass_on()
+        self._pass_on(("write_recovery", (record,)))
 
     def write_verdict(self, step: int, verdict: str) -> None:
         """Pass the verdict on to a sink that takes it, or keep it."""
         if hasattr(self.sink, "write_verdict"):
-            self._kept.append(("write_verdict", (step, verdict)))
-            self._pass_on()
+            self._pass_on(("write_verdict", (step, verdict)))
 
     def flush(self) -> None:
         """Flush the sink, and pass on the kept rows."""
@@ -102,7 +97,8 @@ class PatientSink:
                 "Unless it takes them later, they are lost."
             )
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, *calls: tuple[str, tuple[Any, ...]]) -> None:
+        self._kept += calls
         if self.error is None:
             self._drain()
         while len(self._kept) > _KEPT:

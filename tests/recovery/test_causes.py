@@ -233,7 +233,7 @@ class Course:
             self.recoverer.read(row)
             self.step += 1
             self.recoverer.certify(self.step, active)
-            if self.recoverer.is_due(self.step, active, self.trainer):
+            if self.recoverer.is_due(self.step, self.trainer):
                 self.recoverer.keep(self.step, self.trainer, None)
         return [each.step for each in self.recoverer._snapshots.certified]
 
