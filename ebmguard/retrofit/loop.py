@@ -360,15 +360,14 @@ class Loop:
     @property
     def _parts(self) -> dict[str, Any]:
         """The parts whose state is the guard's, the judge first, which may refuse one."""
-        names = "judge", "fineness", "skill", "course", "measure", "measured"
-        parts = self._judge, self.fineness, self.skill, self.course, self.measure, self.first_calls
-        return dict(zip(names, parts, strict=True))
+        parts = {"judge": self._judge, "fineness": self.fineness, "skill": self.skill}
+        return parts | {"course": self.course, "measure": self.measure}
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """Return the state that a rollback restores; ``is_over``: the current step ends here."""
-        rows = self.rows.state_dict(is_over=is_over)
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        return rows | parts | {"advised": self.actions.advice()}
+        parts |= {"measured": self.first_calls.state_dict(), "advised": self.actions.advice()}
+        return self.rows.state_dict(is_over=is_over) | parts
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
         """Restore what :meth:`own_state` returned."""
@@ -376,5 +375,6 @@ class Loop:
             part.load_state_dict(state[name])
         self.rows.load_state_dict(state)
         self.actions.load_advice(state["advised"])
+        self.first_calls.load_state_dict(state["measured"])  # last: it is over once it has begun
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self._now = None

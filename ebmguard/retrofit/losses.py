@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -334,10 +334,11 @@ class Losses:
             if loop.actions.asks_steps:
                 loop.rows.note({"sampler/steps": float(loop.actions.steps)})
         slow = not self._is_quiet and loop.rows.begin_loss(is_on_host=not batch.f_pos.is_cuda)
-        sides: Iterable[Tensor] = batch[:2]
+        pos, neg = batch.f_pos, batch.f_neg
         if strength.is_off:  # nothing of what follows may touch the graph of the caller's loss
-            sides = (f.detach() for f in sides)
-        pos, neg = map(widened if settings.models else per_sample, sides)
+            pos, neg = pos.detach(), neg.detach()
+        one_each = widened if settings.models else per_sample
+        pos, neg = one_each(pos), one_each(neg)
         if settings.sign < 0:
             pos, neg = -pos, -neg
         batch = batch._replace(f_pos=pos, f_neg=neg)
@@ -353,7 +354,9 @@ class Losses:
         if not self._is_quiet:
             loop.rows.waits = loop.can_wait(batch)
             measured = loop.trainer, batch, strength, numbers, shown
-            loop.rows.add(*loop.measure.loss(*measured, slow=slow, is_pooled=loop.rows.is_pooled))
+            tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
+            call, samples = loop.measure.loss(*measured, **tier)
+            loop.turns.run(partial(loop.rows.add, call, samples))
             if not loop.rows.waits:
                 loop.read_all()
         return loss

@@ -243,7 +243,7 @@ class Measure(Stateful):
         every step has, which pools the weights of those that are pooled.
         """
         settings, star, scale = self._settings, strength.beta_star, strength.output_scale
-        pos, neg = (f.detach() for f in batch[:2])
+        pos, neg = batch.f_pos.detach(), batch.f_neg.detach()
         known: Row = {} if scale is None else {"output_scale": scale}
         call: Call = [known]
         if isinstance(star, Tensor):

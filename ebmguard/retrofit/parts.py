@@ -81,7 +81,8 @@ def read(calls: Sequence[Call]) -> list[tuple[Row, list[Row]]]:
             alike.setdefault(kind, []).append(part)
     lines: dict[int, tuple[Iterable[str], list[Any]]] = {}
     for (named, arguments, *_), parts in alike.items():
-        values = torch.stack([unwrapped(part.values) for part in parts]).cpu()
+        plain = [x.values if type(x.values) is Tensor else unwrapped(x.values) for x in parts]
+        values = torch.stack(plain).cpu()
         numbers = named(values, *arguments)
         # A zero loses its sign, which says nothing and would be read as less than nothing.
         table = wide(torch.stack([*numbers.values()], -1)) + 0.0

@@ -235,8 +235,9 @@ class _OpenRow:
 
     def read(self) -> None:
         """Read the calls; the row so far is judged now."""
-        self.numbers += read(self.calls)
-        self.calls, self.has_news = [], False
+        # At once, since an interrupt may come before any line.
+        self.numbers, self.calls = [*self.numbers, *read(self.calls)], []
+        self.has_news = False
 
     def whole(self, step: int, *, is_over: bool = True) -> StepRow:
         """Return the row of the calls that were read."""
@@ -286,8 +287,8 @@ def _arrived(rows: Sequence[_OpenRow]) -> Iterator[StepRow]:
             part.values = part.values.to(dtype)
     numbers = iter(read([call for row in waiting for call in row.calls]))
     for row in waiting:
-        row.numbers = [*row.numbers, *islice(numbers, len(row.calls))]
-        row.calls, row.sent, row.dtypes = [], [], []
+        row.numbers, row.calls = [*row.numbers, *islice(numbers, len(row.calls))], []
+        row.sent, row.dtypes = [], []
         row.row = row.whole(row.step)
     for row in rows:
         assert row.row is not None
