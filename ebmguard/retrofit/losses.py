@@ -354,8 +354,8 @@ class Losses:
         if not self._is_quiet:
             loop.rows.waits = loop.can_wait(batch)
             measured = loop.trainer, batch, strength, numbers, shown
-            tier = {"slow": slow, "is_pooled": loop.rows.is_pooled}
-            call, samples = loop.measure.loss(*measured, **tier)
+            is_pooled = loop.rows.is_pooled
+            call, samples = loop.measure.loss(*measured, slow=slow, is_pooled=is_pooled)
             loop.turns.run(partial(loop.rows.add, call, samples))
             if not loop.rows.waits:
                 loop.read_all()
