@@ -54,6 +54,7 @@ class Case(NamedTuple):
     sgld_steps: int
     block: int = FLUSH_EVERY
     goal: str = ""
+    beta_star: float = BETA_STAR
 
 
 MLP, SMALL, LARGE, PLANE = (
@@ -64,6 +65,7 @@ MLP, SMALL, LARGE, PLANE = (
 )
 CASES = {
     "mlp": Case("MLP, 64 + 64 samples, 5 SGLD steps", MLP, (64,), 64, 5, goal="0.7 ms"),
+    "default": Case("the same at β* = 0", MLP, (64,), 64, 5, goal="0.7 ms", beta_star=0.0),
     "digits": Case(
         *("WRN-10-1, 1x8x8, 64 + 64 samples, 5 SGLD steps", SMALL, (1, 8, 8), 64, 5), goal="1.03"
     ),
@@ -126,7 +128,8 @@ class Trainer:
             optimizer: one of its own, where unguarded steps in between must not reach its hooks.
             more: options.
         """
-        told: dict[str, Any] = {"beta_star": BETA_STAR, "reference_beta_star": REFERENCE, **STEPS}
+        told: dict[str, Any] = {"beta_star": self.case.beta_star, **STEPS}
+        told["reference_beta_star"] = REFERENCE
         told |= {"log_dir": log_dir, "flush_every": FLUSH_EVERY, "clamp": (-3.0, 3.0)}
         told |= {"model": self.network, "buffer": self.buffer, "generators": [self.rng]}
         told |= {"optimizer": optimizer, "sgld_steps": self.case.sgld_steps, **more}

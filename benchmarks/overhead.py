@@ -35,7 +35,7 @@ HERE = Path(__file__).parents[1]
 GPU_BLOCK = 50
 PROCESSES = 4
 """Of a checkout, one after the other: where the memory of one lies costs or saves some per cent."""
-NAMES = ("mlp", "digits", "cifar")
+NAMES = ("mlp", "default", "digits", "cifar")
 Kind = tuple[str, str]
 WARM_UP = 3
 """Steps of each kind at least: caches, allocators, the sampler calls that the guard measures."""
