@@ -20,7 +20,7 @@ from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
-from .doors import check_loss, check_sampler
+from .argument_checks import check_loss, check_sampler
 from .ensemble import check_variants
 from .fineness import Fineness, Times, check_times
 from .guard import Guard

@@ -250,7 +250,7 @@ class GuardedObject(Guarded):
 
 
 def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> Guarded:
-    """Wrap a sampler that :func:`.doors.check_sampler` has accepted."""
+    """Wrap a sampler that :func:`.argument_checks.check_sampler` has accepted."""
     if is_function(sampler):
         return GuardedFunction(run, sampler)
     return GuardedObject(run, sampler, methods)

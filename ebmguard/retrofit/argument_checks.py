@@ -1,4 +1,4 @@
-"""The checks of what stands in the place of the loss, and in that of the sampler.
+"""The checks of the arguments ``loss_fn`` and ``sampler`` of ``guard()``.
 
 Names tell nothing: a candidate is called on two small vectors, and its result decides.
 """
