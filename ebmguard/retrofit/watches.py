@@ -25,7 +25,7 @@ from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
-__all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
+__all__ = ["FirstCalls", "Moves", "UnendedSteps", "Unused", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -278,7 +278,7 @@ class Moves:
         return len(self._places) - 1
 
 
-class Unended:
+class UnendedSteps:
     """Watches the losses between two steps of the attached optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
