@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..tags import ENERGY_GAP
 from .rule import Alert, Level, Memory
 
-__all__ = ["Course", "Trouble", "Verdict"]
+__all__ = ["Course", "LostState", "Verdict"]
 
 # Rows of the past, those of the blow-up itself at its end, and rows in a row that are back.
 _PAST, _LAG, _CALM = 64, 8, 10
@@ -20,7 +20,7 @@ _EDGE = 0.15
 
 
 @dataclass
-class Trouble(Memory):
+class LostState(Memory):
     """The memory of whether a run is in a state that ERRORs reported, and has not left.
 
     It has left once every reported number is back inside its limit, and the energies are within
