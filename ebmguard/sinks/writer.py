@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import MISFITS, ConfigError, folder_path, typed
-from .opened import created, taken_back
 from .protocol import Histograms, Record, Scalars, Sink
+from .safe_files import create_file, removed_on_failure
 from .thinning import Thinning
 from .turns import Turns, in_turn
 
@@ -163,7 +163,7 @@ class Writer:
 
             event_file_type()  # where its package is missing, nothing is created
             made = self.claim()
-            with ExitStack() as undo, taken_back(made, self._folder):
+            with ExitStack() as undo, removed_on_failure(made, self._folder):
                 undo.callback(self.release)
                 self._lines = lines = JsonlSink(self._folder)
                 made += lines.made
@@ -302,7 +302,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.made: list[Path] = []  # the file and its folders, where there were none
-        descriptor = created(folder / LOCK, os.O_RDWR, self.made)
+        descriptor = create_file(folder / LOCK, os.O_RDWR, self.made)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)
