@@ -25,7 +25,7 @@ from .ensemble import check_models
 from .loop import Loop
 from .sampling import Turn
 from .strength import StrengthAt
-from .watches import Moves
+from .watches import ParameterHistory
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "Losses"]
 
@@ -202,7 +202,7 @@ class Losses:
         self._has_trained = False  # whether a loss had a gradient
         self._is_quiet = False  # whether the loss under way leaves no trace
         self._without = 0  # losses without a gradient, before the first with one
-        self._moves = Moves()
+        self._moves = ParameterHistory()
         self._turn = Turn()
 
     def loss(self, batch: Batch) -> Tensor:
