@@ -31,7 +31,7 @@ from .matching import (
     row_hashes,
 )
 from .strength import Settings
-from .watches import FirstCalls, is_compiled
+from .watches import Calibration, is_compiled
 
 __all__ = ["FirstLosses"]
 
@@ -133,7 +133,7 @@ class FirstLosses:
         self._first_step: int | None = None
 
     def sampled(
-        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], watch: FirstCalls
+        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], watch: Calibration
     ) -> None:
         """Record that the sampler was called and returned the samples.
 

@@ -35,7 +35,7 @@ from .rows import Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
-from .watches import FirstCalls, Unused
+from .watches import Calibration, Unused
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
@@ -66,7 +66,7 @@ class Loop:
         self.actions, self.writer, self._judge = actions, writer, judge
         self.turns = Turns(writer.turns.lock)
         self.rows = Rows(settings.models, settings.judge_in_loss, settings.block)
-        self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
+        self.first_calls, self.first_losses = Calibration(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)

@@ -25,7 +25,7 @@ from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
-__all__ = ["FirstCalls", "ParameterHistory", "UnendedSteps", "Unused", "is_compiled"]
+__all__ = ["Calibration", "ParameterHistory", "UnendedSteps", "Unused", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -46,7 +46,7 @@ _SURE = 4.0  # standard errors
 _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be seen")
 
 
-class FirstCalls(Stateful):
+class Calibration(Stateful):
     """Records sampler calls until one of them is measured exactly, or a handful are not."""
 
     def __init__(self, settings: Settings) -> None:
