@@ -35,7 +35,7 @@ from .rows import Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
 from .strength import Settings, Strength, StrengthAt, check_told
-from .watches import Calibration, Unused
+from .watches import Calibration, UnusedSamples
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
@@ -72,7 +72,7 @@ class Loop:
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         rolls_back = settings.action == "rollback"
         self.fineness, self.claims = fineness, Claims(self, rolls_back=rolls_back)
-        self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
+        self.course, self.self_check, self.unused = Course(), SelfCheck(), UnusedSamples()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.

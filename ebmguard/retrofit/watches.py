@@ -25,7 +25,7 @@ from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
-__all__ = ["Calibration", "ParameterHistory", "UnendedSteps", "Unused", "is_compiled"]
+__all__ = ["Calibration", "ParameterHistory", "UnendedSteps", "UnusedSamples", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -191,7 +191,7 @@ _EVALUATION = (
 _MORE = 2  # times the samples of any training step's call
 
 
-class Unused:
+class UnusedSamples:
     """Counts sampler calls until a loss comes, knows those of training steps, and warns once."""
 
     def __init__(self) -> None:
