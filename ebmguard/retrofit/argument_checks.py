@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..sampling import variables_of
 from ..trainer import Trainer, refuse_deferred
-from .claims import ONCE
+from .ownership import ONCE
 from .sampling import Guarded, GuardedLoss
 from .watches import is_compiled
 

@@ -24,12 +24,12 @@ from ..sinks import Writer
 from ..sinks.turns import Turns, in_turn
 from ..trainer import Trainer, TrainerParts
 from .actions import Actions
-from .claims import Claims
 from .ending import finish, take_off, write_the_rest
 from .fineness import Fineness
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
+from .ownership import Ownership
 from .parts import Row
 from .rows import Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
@@ -71,7 +71,7 @@ class Loop:
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         rolls_back = settings.action == "rollback"
-        self.fineness, self.claims = fineness, Claims(self, rolls_back=rolls_back)
+        self.fineness, self.claims = fineness, Ownership(self, rolls_back=rolls_back)
         self.course, self.self_check, self.unused = Course(), SelfCheck(), UnusedSamples()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
@@ -82,7 +82,7 @@ class Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
         bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
-        bare["claims"] = Claims(copied)
+        bare["claims"] = Ownership(copied)
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
