@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..alerts import Alert, Course, Judge, Level, Situation, error_for
+from ..alerts import Alert, Judge, Level, Situation, VerdictTracker, error_for
 from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
@@ -72,7 +72,7 @@ class Loop:
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         rolls_back = settings.action == "rollback"
         self.fineness, self.claims = fineness, Ownership(self, rolls_back=rolls_back)
-        self.course, self.self_check, self.unused = Course(), SelfCheck(), UnusedSamples()
+        self.course, self.self_check, self.unused = VerdictTracker(), SelfCheck(), UnusedSamples()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
