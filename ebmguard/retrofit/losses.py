@@ -23,7 +23,7 @@ from ..ranks import Batch, whole_batch
 from ..sampling import is_capturing
 from .ensemble import check_models
 from .loop import Loop
-from .sampling import Turn
+from .sampling import CallLock
 from .strength import StrengthAt
 from .watches import ParameterHistory
 
@@ -203,7 +203,7 @@ class Losses:
         self._is_quiet = False  # whether the loss under way leaves no trace
         self._without = 0  # losses without a gradient, before the first with one
         self._moves = ParameterHistory()
-        self._turn = Turn()
+        self._turn = CallLock()
 
     def loss(self, batch: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""
