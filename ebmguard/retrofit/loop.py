@@ -21,7 +21,7 @@ from ..errors import ConfigError, SamplerError
 from ..ranks import Batch
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
-from ..sinks.turns import Turns, in_turn
+from ..sinks.call_queue import CallQueue, queued
 from ..trainer import Trainer, TrainerParts
 from .actions import Actions
 from .ending import finish, take_off, write_the_rest
@@ -64,7 +64,7 @@ class Loop:
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
-        self.turns = Turns(writer.turns.lock)
+        self.turns = CallQueue(writer.turns.lock)
         self.rows = Rows(settings.models, settings.judge_in_loss, settings.block)
         self.first_calls, self.first_losses = Calibration(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
@@ -125,7 +125,7 @@ class Loop:
         is_calm = calm[0] < abs(gap) + spread < calm[1] and math.isfinite(sums)
         return is_calm and not sharpness > fineness.watched
 
-    @in_turn
+    @queued
     def follow(self, due: Callable[..., Iterable[StepRow]], *args: Any) -> None:
         """Judge the rows that are due, act on them, write them and report them."""
         for row in due(*args):
@@ -354,7 +354,7 @@ class Loop:
             self._hung[:] = [weakref.ref(self.hooks)]
         self.trainer = trainer
 
-    @in_turn
+    @queued
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.claims.is_over = True
@@ -363,7 +363,7 @@ class Loop:
             self.follow(iter, [row])
         self._leave()
 
-    @in_turn
+    @queued
     def _leave(self) -> None:
         speaks = self.settings.ranks.is_first and not self.is_closed
         if speaks and self.course.level:
