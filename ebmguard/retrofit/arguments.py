@@ -22,7 +22,7 @@ from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
 from .argument_checks import check_loss, check_sampler
 from .ensemble import check_variants
-from .fineness import Fineness, Times, check_times
+from .finer_steps import FinerSteps, Times, check_substeps
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
@@ -189,7 +189,7 @@ def guard(
         has_sampler=sampler is not None,
     )
     check_variants(variant, strength.models)
-    check_times(substeps)
+    check_substeps(substeps)
     if sampler is None and substeps not in ("auto", 1):
         raise ConfigError(
             f"substeps={substeps} divides the steps of a sampler; pass that one, guard(loss_fn, "
@@ -242,7 +242,7 @@ def guard(
     )
     if ranks.is_first:
         announce(sampler, strength, 1 if settings.models else substeps, log_dir)
-    fineness = Fineness(1 if settings.models else substeps, settings)
+    fineness = FinerSteps(1 if settings.models else substeps, settings)
     loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**parts)

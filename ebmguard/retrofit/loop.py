@@ -25,7 +25,7 @@ from ..sinks.call_queue import CallQueue, queued
 from ..trainer import Trainer, TrainerParts
 from .actions import Actions
 from .ending import finish, take_off, write_the_rest
-from .fineness import Fineness
+from .finer_steps import FinerSteps
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
@@ -55,7 +55,7 @@ class Loop:
         judge: Judge,
         actions: Actions,
         writer: Writer,
-        fineness: Fineness,
+        fineness: FinerSteps,
     ) -> None:
         self.trainer = Trainer()
         self.last: Row = {}

@@ -19,7 +19,7 @@ from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from .strength import Settings
 from .watches import is_compiled
 
-__all__ = ["Fineness", "Times", "check_times"]
+__all__ = ["FinerSteps", "Times", "check_substeps"]
 
 Times: TypeAlias = "int | Literal['auto']"
 
@@ -40,7 +40,7 @@ _LOOKS = 5  # calls that are looked at before it is given up
 _MISSED = 0.3  # share of the entries above which the sampler does not move as it was seen to
 
 
-class Fineness(Stateful):
+class FinerSteps(Stateful):
     """Keep N, by which all steps of the sampler are divided, and how the sampler moves.
 
     Args:
@@ -202,7 +202,7 @@ class Fineness(Stateful):
         return names | {"moves": SamplerUpdate | None, "_call": tuple[int, int]}
 
 
-def check_times(asked: object) -> None:
+def check_substeps(asked: object) -> None:
     """Refuse, with a ``ConfigError``, what is neither "auto" nor a whole number of 1 or more."""
     is_whole = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
     if not is_whole and not (isinstance(asked, str) and asked == "auto"):
