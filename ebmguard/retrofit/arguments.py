@@ -27,7 +27,7 @@ from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
 from .rows import BLOCK
-from .strength import Action, Schedulable, Settings, Strength, check_told
+from .strength import Action, Schedulable, Settings, Strength, checked_trainer
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
@@ -176,7 +176,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), parts, sampler)
+    trainer = checked_trainer(Trainer(), parts, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(

@@ -24,7 +24,7 @@ from ..sinks import Writer
 from ..sinks.call_queue import CallQueue, queued
 from ..trainer import Trainer, TrainerParts
 from .actions import Actions
-from .ending import finish, take_off, write_the_rest
+from .closing import finish, remove_hooks, write_the_rest
 from .finer_steps import FinerSteps
 from .first_losses import FirstLosses
 from .measure import Measure
@@ -34,7 +34,7 @@ from .parts import Row
 from .rows import Rows, StepRow
 from .sampling import OTHER_THREAD, Sampling
 from .setup import setup_of
-from .strength import Settings, Strength, StrengthAt, check_told
+from .strength import Settings, Strength, StrengthAt, checked_trainer
 from .watches import Calibration, UnusedSamples
 
 if TYPE_CHECKING:
@@ -327,7 +327,7 @@ class Loop:
 
     def attach(self, parts: TrainerParts, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, parts, sampler)
+        trainer = checked_trainer(self.trainer, parts, sampler)
         self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()
@@ -358,7 +358,7 @@ class Loop:
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.claims.is_over = True
-        take_off(self.first_losses, self._hung)
+        remove_hooks(self.first_losses, self._hung)
         for row in self.rows.drain():  # one by one: all of them, whatever a callback raises
             self.follow(iter, [row])
         self._leave()
