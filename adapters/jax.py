@@ -24,7 +24,7 @@ from ebmguard import Alert
 from ebmguard.adapters._jax_diagnostics import diagnostics
 from ebmguard.adapters._jax_objective import Array, contrastive_loss, temper
 from ebmguard.adapters._requires import requires
-from ebmguard.alerts import Course, Judge, error_for
+from ebmguard.alerts import Judge, VerdictTracker, error_for
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.retrofit.actions import Actions
 from ebmguard.retrofit.rows import StepRow
@@ -74,7 +74,7 @@ class Recorder:
             )
         opened = [as_sink(sink) for sink in sinks]
         self._writer = Writer(opened, flush_every=flush_every, folder=log_dir)
-        self._judge, self._course = Judge(), Course()
+        self._judge, self._course = Judge(), VerdictTracker()
         self._actions = Actions(on_alert, acts=action == "raise", could_roll_back=False)
         self._lag = 0 if jax.default_backend() == "cpu" else _LAG
         self._waiting: deque[tuple[int, dict[str, Any]]] = deque()

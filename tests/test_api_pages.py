@@ -87,7 +87,8 @@ def test_guard_comes_first():
 )
 def test_what_a_built_page_lacks_is_found(page, said):
     heading = '<h3 id="ebmguard.retrofit.arguments.guard" class="doc doc-heading">guard'
-    signature = '<div class="doc-signature highlight"><code>guard(loss_fn, sampler)</code></div>'
+    kinds = "language-python doc-signature highlight"
+    signature = f'<div class="{kinds}"><code>guard(loss_fn, sampler)</code></div>'
     wrong = API.missing([page.format(heading=heading, signature=signature)])
     assert [text for text in wrong if text.startswith("ebmguard.guard ")] == (
         [said] if said else []

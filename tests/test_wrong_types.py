@@ -39,7 +39,7 @@ NOT_CALLED = {
         "Reading",
         "Situation",
         "Judge",
-        "Course",
+        "VerdictTracker",
         "Verdict",
         "SelfCheck",
         "unknown_problems",

@@ -19,7 +19,7 @@ RENAMED = {"ebmguard.runs": "ebmguard.report.frames"}
 UNLISTED = ("ebmguard.cli",)
 PLACEHOLDER = re.compile(r"^<!-- api: ([\w.]+?)(\.\*)? -->$", re.MULTILINE)
 ENTRY = "::: {}\n    options: {{show_root_full_path: false}}\n"
-SIGNATURE_OR_MARK = re.compile(r'<div class="doc-signature.*?</div>|<[^>]+>', re.DOTALL)
+SIGNATURE_OR_MARK = re.compile(r'<div class="[^"]*doc-signature.*?</div>|<[^>]+>', re.DOTALL)
 HEADING = re.compile(r'<h\d id="([^"]+)" class="doc doc-heading">')
 
 
@@ -83,7 +83,7 @@ def missing(pages: Iterable[str]) -> list[str]:
                 continue
             heading, _, body = entry.partition("</h")
             # A class that is made without arguments has none.
-            if 'class="doc-signature' not in body and "doc-class-name" not in heading:
+            if "doc-signature" not in body and "doc-class-name" not in heading:
                 wrong.append(f"{room}.{name} has no signature")
             if len(SIGNATURE_OR_MARK.sub(" ", f"<{body}").split()) < 2:
                 wrong.append(f"{room}.{name} has no docstring")

@@ -5,7 +5,7 @@ from .judge import DEFAULT_RULES, Bands, Judge, error_for
 from .remedies import Remedies, Remedy, Situation
 from .rule import Alert, Level, Limits, Reading, Rule, Watcher
 from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
-from .verdict import Course, Verdict
+from .verdict import Verdict, VerdictTracker
 
 __all__ = [
     "DEFAULT_RULES",
@@ -13,7 +13,6 @@ __all__ = [
     "Bands",
     "Bound",
     "CollapsedRule",
-    "Course",
     "FloorRule",
     "GrowthRule",
     "Judge",
@@ -27,6 +26,7 @@ __all__ = [
     "Rule",
     "Situation",
     "Verdict",
+    "VerdictTracker",
     "Watcher",
     "error_for",
 ]

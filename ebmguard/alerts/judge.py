@@ -14,7 +14,7 @@ from . import remedies as cures
 from .growth import GrowthRule
 from .rule import Alert, Level, Limits, Memory, Reading, Rule, Watcher, check_rule, read_by
 from .thresholds import Bound, CollapsedRule, FloorRule, MedianRule, NonFiniteRule
-from .verdict import Trouble
+from .verdict import LostState
 
 __all__ = ["DEFAULT_RULES", "Bands", "Judge", "error_for"]
 
@@ -165,13 +165,13 @@ class Judge:
             )
         self._watches = {rule.name: _Watch(rule, rule.watcher(), Latch()) for rule in self.rules}
         self._members = [Judge(self.rules) for _ in range(members)]
-        self._trouble = Trouble()
+        self._lost_state = LostState()
         # The step observed last, its row, and the levels that were reported for it.
         self._step: int | None = None
         self._row: Mapping[str, float] = {}
         self._reported: dict[str, Level] = {}
         # The earlier memory of the rules, and copies of the rows read since.
-        self._before = self._watches, self._trouble
+        self._before = self._watches, self._lost_state
         self._calm: tuple[tuple[float, float] | None] | None = None  # once it was asked for
         self._since: list[Mapping[str, float]] = []
 
@@ -190,7 +190,7 @@ class Judge:
 
         The level of an ensemble is that of its worst member.
         """
-        level = Level.ERROR if self._trouble.is_lost else Level.INFO
+        level = Level.ERROR if self._lost_state.is_lost else Level.INFO
         for watch in self._watches.values():
             if watch.latch.active is not None:
                 level = max(level, Level.WARN)
@@ -203,7 +203,7 @@ class Judge:
         return self._calm[0]
 
     def _next_calm(self) -> tuple[float, float] | None:
-        if self._members or self._trouble.is_lost or Level.ERROR in self.active.values():
+        if self._members or self._lost_state.is_lost or Level.ERROR in self.active.values():
             return None
         watches = self._watches.values()
         ranges: list[Any] = [getattr(x.watcher, "calm", lambda: None)() for x in watches]
@@ -248,7 +248,7 @@ class Judge:
         elif row is self._row:
             return []
         else:
-            self._watches, self._trouble = self._before
+            self._watches, self._lost_state = self._before
             for earlier_row in self._since[:-1]:
                 self._read(step, earlier_row, {})
             self._keep()
@@ -258,7 +258,7 @@ class Judge:
 
     def _keep(self) -> None:
         watches = {name: watch.copy() for name, watch in self._watches.items()}
-        self._before = watches, self._trouble.copy()
+        self._before = watches, self._lost_state.copy()
         self._since = []
 
     def _read(self, step: int, row: Mapping[str, float], reported: dict[str, Level]) -> list[Alert]:
@@ -287,13 +287,13 @@ class Judge:
                 if watch.follows in lost:
                     alert = replace(alert, remedies=(), follows=watch.follows)
                 alerts.append(alert)
-        self._trouble.update(row, errors)
+        self._lost_state.update(row, errors)
         return alerts
 
     def after_rollback(self) -> None:
         """Restart the counts of steps out of range, after the state of a snapshot was loaded."""
         self._step, self._since, self._calm = None, [], None
-        self._trouble.leave()
+        self._lost_state.leave()
         for watch in self._watches.values():
             if hasattr(watch.watcher, "after_rollback"):
                 watch.watcher.after_rollback()
@@ -304,7 +304,7 @@ class Judge:
         """The whole memory as JSON-able data: restored, it gives the alerts it would have given."""
         return {
             "rules": {name: watch.state_dict() for name, watch in self._watches.items()},
-            "trouble": self._trouble.state_dict(),
+            "trouble": self._lost_state.state_dict(),
             "members": [member.state_dict() for member in self._members],
         }
 
@@ -321,7 +321,7 @@ class Judge:
         loaded = Judge(self.rules, n)
         for judge, part in zip((loaded, *loaded._members), (state, *state["members"]), strict=True):
             judge._load(part["rules"])
-            judge._trouble.load_state_dict(part["trouble"])
+            judge._lost_state.load_state_dict(part["trouble"])
         vars(self).update(vars(loaded))
 
     def _load(self, state: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ..errors import typed
 
-__all__ = ["MOVES", "Remedies", "Remedy", "Said", "Situation", "agreeing", "contradict"]
+__all__ = ["MOVES", "Remedies", "Remedy", "Situation", "WordedRemedy", "agreeing", "contradict"]
 __all__ += ["names_of", "recorded"]
 
 
@@ -61,13 +61,13 @@ def contradict(one: str, other: str) -> bool:
     return a is not None and b is not None and a[0] == b[0] and a[1] != b[1]
 
 
-class Said(str):
+class WordedRemedy(str):
     """A remedy in the words of one run."""
 
     remedy: Remedy
 
     @classmethod
-    def of(cls, remedy: Remedy, words: str) -> Said:
+    def of(cls, remedy: Remedy, words: str) -> WordedRemedy:
         """Return the words, with this member."""
         text = cls(words)
         text.remedy = remedy
@@ -76,7 +76,7 @@ class Said(str):
 
 def names_of(remedies: Iterable[str]) -> list[str | None] | None:
     """The members behind a run's words, for a record; None where there are no such words."""
-    names = [text.remedy.name if isinstance(text, Said) else None for text in remedies]
+    names = [text.remedy.name if isinstance(text, WordedRemedy) else None for text in remedies]
     return names if any(names) else None
 
 
@@ -85,7 +85,7 @@ def recorded(record: Mapping[str, Any]) -> Iterator[str]:
     texts, names = record["remedies"], record.get("named")
     for text, name in zip_longest(texts, names[: len(texts)] if isinstance(names, list) else ()):
         member = Remedy.__members__.get(str(name))
-        yield text if member is None else Said.of(member, text)
+        yield text if member is None else WordedRemedy.of(member, text)
 
 
 def agreeing(remedies: Iterable[str], moved: dict[str, int]) -> tuple[str, ...]:

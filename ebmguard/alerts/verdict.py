@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ..tags import ENERGY_GAP
 from .rule import Alert, Level, Memory
 
-__all__ = ["Course", "Trouble", "Verdict"]
+__all__ = ["LostState", "Verdict", "VerdictTracker"]
 
 # Rows of the past, those of the blow-up itself at its end, and rows in a row that are back.
 _PAST, _LAG, _CALM = 64, 8, 10
@@ -20,7 +20,7 @@ _EDGE = 0.15
 
 
 @dataclass
-class Trouble(Memory):
+class LostState(Memory):
     """The memory of whether a run is in a state that ERRORs reported, and has not left.
 
     It has left once every reported number is back inside its limit, and the energies are within
@@ -100,7 +100,7 @@ class Verdict:
 
 
 @dataclass
-class Course(Memory):
+class VerdictTracker(Memory):
     """Follow the number ``alert_level`` of the rows of a run, and know its verdict."""
 
     level: int = 0  # of the last row

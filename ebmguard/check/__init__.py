@@ -36,8 +36,8 @@ _EQUAL = 1 + 1e-5  # the largest norm to the mean one, where all are the same
 _BROKEN = ("nonfinite/energies", "nonfinite/samples", GRADIENTS_SKIPPED, SCALER_SKIPPED)
 _EVALUATIONS = "sampler/evaluations"
 NEED_GRADIENT = {SAMPLER_GRAD_NORM, "sampler/grad_norm_max", "sampler/drift_to_noise"}
-NEED_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
 """Diagnostics for which the gradients of the sampler's energies must be seen."""
+NEED_GRADIENT |= {"sampler/acceptance", SHARPNESS, _EVALUATIONS}
 _HIDDEN = (
     "the sampler's gradients are taken in torch.func (grad, vmap), batched, of sparse or nested "
     "tensors, or for all members of an ensemble at once, where none of one sample can be seen",

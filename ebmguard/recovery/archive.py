@@ -26,7 +26,7 @@ from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tr
 from ..errors import MISFITS, ConfigError, DiskError
 from ..ranks import Ranks
 from ..sinks import Writer
-from ..sinks.opened import opened
+from ..sinks.safe_files import safe_open
 
 __all__ = [
     *("Archive", "digest_of", "first_difference", "load_durably", "save_durably"),
@@ -289,7 +289,7 @@ def load_durably(file: Path, device: torch.device | None = None) -> dict[str, An
         ConfigError: the file cannot be read, leads out of its folder, or is not what was written.
     """
     try:
-        if (stream := opened(file)) is None:
+        if (stream := safe_open(file)) is None:
             raise ConfigError("there is no such file")
         with stream, ZipFile(stream) as archive:
             size = stream.seek(0, os.SEEK_END)

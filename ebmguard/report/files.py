@@ -15,7 +15,7 @@ from typing import Any
 from ..alerts import Level
 from ..errors import ConfigError, printable
 from ..sinks.jsonl import NON_FINITE, from_json, parse_line
-from ..sinks.opened import opened
+from ..sinks.safe_files import safe_open
 
 try:  # four times as fast; of what it refuses, json has the last word
     from orjson import loads as _loads
@@ -218,7 +218,7 @@ class GrowingFile:
             ConfigError: the file cannot be read, a complete line is not a JSON object or longer
                 than eight megabytes, or a record lacks a field.
         """
-        file = opened(self.path)
+        file = safe_open(self.path)
         if file is None:
             return self._forget(), []
         with file:
@@ -281,7 +281,7 @@ def batches(path: Path, fields: Fields | None = None) -> Iterator[list[dict[str,
 
 def read_object(path: Path, fields: Fields | None = None) -> dict[str, Any]:
     """Return the plain JSON object in a file; empty if the file is missing or half written."""
-    file = opened(path, most=_LONGEST)
+    file = safe_open(path, most=_LONGEST)
     if file is None:
         return {}
     try:

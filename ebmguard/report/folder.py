@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..alerts import Bands, Course, Level, Limits, Verdict
+from ..alerts import Bands, Level, Limits, Verdict, VerdictTracker
 from ..errors import ConfigError, printable
 from ..sinks import LOCK, is_gone
 from ..tags import ALERT_LEVEL, ATTEMPT, BETA_STAR, LOG_EVERY, Tag, is_guard_tag, weight_tag
@@ -256,7 +256,8 @@ class RecordedRun:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the run so far, as ``g.verdict``; lost if its trainer says so."""
-        history, back = Course(), {rollback["attempt"]: rollback for rollback in self.rollbacks}
+        history = VerdictTracker()
+        back = {rollback["attempt"]: rollback for rollback in self.rollbacks}
         rules = {(alert["step"], Level[alert["level"]]): alert for alert in self.alerts}
         levels, number = self._levels, self.attempts[-1].number if self.attempts else 0
         if not levels:  # rows of others: the worst of the alerts that no rollback has answered

@@ -13,7 +13,7 @@ from typing import Any
 import tyro
 
 from ..errors import ConfigError, printable
-from ..sinks.opened import opened, without_links
+from ..sinks.safe_files import open_without_links, safe_open
 from ..tags import BETA_STAR, REFERENCE, Tag, weight_tag
 from . import plots
 from .files import batches, flattened, listed, run_folders
@@ -82,7 +82,7 @@ def _write(config: ReportConfig, command: str, fewest: int) -> tuple[Path, list[
         raise ConfigError(f"--out {out}: expected a page, such as {command}.html.")
     text, facts = _page(folders)
     try:
-        with open(out, "w", encoding="utf-8", opener=without_links) as file:
+        with open(out, "w", encoding="utf-8", opener=open_without_links) as file:
             file.write(text)
     except (OSError, ValueError) as error:
         why = "it is a link, and pages are not written through links" if out.is_symlink() else error
@@ -196,7 +196,7 @@ def _samples(folder: Path) -> list[tuple[str, str]]:
     """Return name and base64 text of the pictures that a run kept, figures/samples_*.png."""
     pictures = []
     for path in sorted((folder / "figures").glob("samples_*.png")):
-        if file := opened(path, inside=folder):
+        if file := safe_open(path, inside=folder):
             with file:
                 picture = file.read(_LARGEST + 1)
             if picture.startswith(_PNG) and len(picture) <= _LARGEST:

@@ -10,7 +10,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from ..alerts import Alert, Level, Situation
-from ..alerts.remedies import MOVES, Remedy, Said
+from ..alerts.remedies import MOVES, Remedy, WordedRemedy
 from ..errors import MISFITS, ConfigError, EbmguardError
 from ..trainer import Trainer
 from .rows import StepRow
@@ -141,7 +141,7 @@ class Actions:
                     )
                     next_time = '; action="rollback" next time' if self.could_roll_back else ""
                     words = f"{back} of before step {since:,}{next_time}"
-                    remedy = Said.of(Remedy.ROLL_BACK, words)
+                    remedy = WordedRemedy.of(Remedy.ROLL_BACK, words)
                 chosen.append(remedy)
         return replace(alert, remedies=tuple(chosen))
 

@@ -20,14 +20,14 @@ from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
-from .doors import check_loss, check_sampler
+from .argument_checks import check_loss, check_sampler
 from .ensemble import check_variants
-from .fineness import Fineness, Times, check_times
+from .finer_steps import FinerSteps, Times, check_substeps
 from .guard import Guard
 from .loop import Loop
 from .losses import CallerLoss, Convention, Losses, LossFn
 from .rows import BLOCK
-from .strength import Action, Schedulable, Settings, Strength, check_told
+from .strength import Action, Schedulable, Settings, Strength, checked_trainer
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
@@ -176,7 +176,7 @@ def guard(
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
     if not all(isinstance(name, str) for name in methods):
         raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
-    trainer = check_told(Trainer(), parts, sampler)
+    trainer = checked_trainer(Trainer(), parts, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
     strength = Strength.of(
@@ -189,7 +189,7 @@ def guard(
         has_sampler=sampler is not None,
     )
     check_variants(variant, strength.models)
-    check_times(substeps)
+    check_substeps(substeps)
     if sampler is None and substeps not in ("auto", 1):
         raise ConfigError(
             f"substeps={substeps} divides the steps of a sampler; pass that one, guard(loss_fn, "
@@ -246,7 +246,7 @@ def guard(
     )
     if ranks.is_first:
         announce(sampler, strength, 1 if settings.models else substeps, log_dir)
-    fineness = Fineness(1 if settings.models else substeps, settings)
+    fineness = FinerSteps(1 if settings.models else substeps, settings)
     loop = Loop(settings, strength, judge, actions, writer, fineness)
     losses = Losses(loop, CallerLoss(loss_fn, convention))
     return Guard(loop, losses, sampler, methods).attach(**parts)

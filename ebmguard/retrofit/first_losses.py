@@ -20,18 +20,18 @@ from ..errors import ConfigError, LossError
 from ..sampling import Measured, Tempering, is_capturing, is_opaque
 from ..trainer import leaves
 from .matching import (
-    bend,
     check_scale,
+    contains,
     functions,
-    functions_by,
-    holds,
+    functions_of,
+    host_rows,
     is_linear,
     is_mean,
-    marks_of,
-    rows_of,
+    nonlinear_function,
+    row_hashes,
 )
 from .strength import Settings
-from .watches import FirstCalls, is_compiled
+from .watches import Calibration, is_compiled
 
 __all__ = ["FirstLosses"]
 
@@ -115,7 +115,7 @@ class _Calls:
         # Labels and noise levels may be those of other samples: the largest argument tells.
         inputs = [x for x in (*args, *kwargs.values()) if _is_plain(x) and len(x) == len(output)]
         most = max((x[0].numel() for x in inputs), default=0)
-        marks = [marks_of(x) for x in inputs if x[0].numel() == most]
+        marks = [row_hashes(x) for x in inputs if x[0].numel() == most]
         self.kept.append((torch.stack(marks) if marks else output[:0], output.detach().clone()))
 
 
@@ -133,7 +133,7 @@ class FirstLosses:
         self._first_step: int | None = None
 
     def sampled(
-        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], watch: FirstCalls
+        self, tempering: Tempering | None, samples: object, parts: Sequence[Any], watch: Calibration
     ) -> None:
         """Record that the sampler was called and returned the samples.
 
@@ -154,10 +154,10 @@ class FirstLosses:
         batches = [
             x for x in batches if alike.count(x.shape[1:]) == 1 and bool((x.float() % 1).any())
         ]
-        marks = [marks_of(x).cpu() for x in batches]
+        marks = [row_hashes(x).cpu() for x in batches]
         shapes = [x.shape for x in batches]
-        before = [marks_of(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
-        self._have_moved = not any(holds(before, x) for x in marks)
+        before = [row_hashes(x).cpu() for x in parts[2:] if _is_plain(x) and x.shape in shapes]
+        self._have_moved = not any(contains(before, x) for x in marks)
         self._samples += marks
         if len(self._samples) > _MOST:
             self.stop()
@@ -209,7 +209,7 @@ class FirstLosses:
         if not (self._left and torch.is_grad_enabled() and _is_plain(f_pos) and _is_plain(f_neg)):
             return
         self._are_old = True
-        calls = [(marks.cpu(), rows_of(output)) for marks, output in self._calls.kept]
+        calls = [(marks.cpu(), host_rows(output)) for marks, output in self._calls.kept]
         self._calls.kept.clear()
         try:
             is_decided = self._are_right(f_pos, f_neg, calls)
@@ -236,11 +236,11 @@ class FirstLosses:
         if self._settings.models or not self._samples:
             return False
         every = [output for _, output in calls]
-        pos, neg = rows_of(f_pos), rows_of(f_neg)
+        pos, neg = host_rows(f_pos), host_rows(f_neg)
         for name, f, values in (("f_pos", f_pos, pos), ("f_neg", f_neg, neg)):
             is_leaf = (f if f._base is None else f._base).is_leaf
-            if is_leaf and not holds(every, values):
-                marks = marks_of(f).cpu()
+            if is_leaf and not contains(every, values):
+                marks = row_hashes(f).cpu()
                 if any(torch.equal(marks, sample) for sample in self._samples):
                     raise LossError(_SAMPLES % name)
         known, other = list[Tensor](), list[Tensor]()
@@ -249,7 +249,7 @@ class FirstLosses:
                 is_sample = torch.isin(marks, torch.cat(self._samples)).all(0)
                 known.append(output[is_sample])
                 other.append(output[~is_sample])
-        sides = [(holds(known, x), holds(other, x)) for x in (pos, neg)]
+        sides = [(contains(known, x), contains(other, x)) for x in (pos, neg)]
         if sides == [(True, False), (False, True)]:
             raise LossError(_SWAPPED)
         is_same = torch.equal(pos, neg) and len(set(pos.flatten().tolist())) > 2
@@ -262,11 +262,11 @@ class FirstLosses:
         is_sum = any(torch.allclose(total, x, 1e-3, 1e-6) for x in energies)
         if self._follows_one and heads > 1 and not is_sum:
             raise LossError(_HEADS % (tuple(f_neg.shape), heads))
-        is_output = holds(every, neg)
-        ways = functions_by([*every, *other], pos.sum(1)), functions_by([*every, *known], total)
+        is_output = contains(every, neg)
+        ways = functions_of([*every, *other], pos.sum(1)), functions_of([*every, *known], total)
         if all(ways) and ways[0].isdisjoint(ways[1]) and "sum" in ways[0] | ways[1]:
             raise LossError(_UNLIKE.format(*map(min, ways)))
-        is_one = holds([x for x in every if x.shape[1] == 1], pos)
+        is_one = contains([x for x in every if x.shape[1] == 1], pos)
         for out in (x for x in [*every, *known] if x.shape[1] > 1 and len(x) == len(neg)):
             names = functions(out, total)
             if is_one and "sum" in names:
@@ -274,16 +274,16 @@ class FirstLosses:
             is_output |= bool(names)
             is_right = {"sum", "one output"} if self._follows == "values" else {self._follows}
             is_other = names and self._follows in _CALLED and is_right.isdisjoint(names)
-            if is_other and holds(known, out):
+            if is_other and contains(known, out):
                 both = _CALLED[self._follows], _CALLED[names[0]]
                 raise LossError(_OTHER.format(*both, out.shape[1]))
         if self._sees_energies and not is_output:
             decays = self._decays and not any(is_linear(total, x) for x in energies)
             if known and (decays or self._is_joined):
                 raise LossError(_JOINED)
-            for name in filter(None, (bend(total, x) for x in energies)):
+            for name in filter(None, (nonlinear_function(total, x) for x in energies)):
                 raise LossError(_BENT % name)
-        return holds(known, neg)
+        return contains(known, neg)
 
     def _check_direction(
         self, f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], measured: Measured | None
@@ -291,7 +291,7 @@ class FirstLosses:
         """Refuse a sampler that goes the other way than ``convention=`` says."""
         if measured is None or not (measured.convention and calls and self._sees_energies):
             return
-        energies, returned = rows_of(f_neg), torch.cat([x.flatten() for _, x in calls])
+        energies, returned = host_rows(f_neg), torch.cat([x.flatten() for _, x in calls])
         same, turned = (bool(torch.isin(x, returned).all()) for x in (energies, -energies))
         goes_up = (measured.convention == "log_density") == same
         if same == turned or goes_up == (self._settings.sign > 0):

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..alerts import Alert, Course, Judge, Level, Situation, error_for
+from ..alerts import Alert, Judge, Level, Situation, VerdictTracker, error_for
 from ..alerts.skill import Skill
 from ..check import SelfCheck, find_problems
 from ..errors import ConfigError, SamplerError
 from ..ranks import Batch
 from ..sampling import Recording, is_capturing
 from ..sinks import Writer
-from ..sinks.turns import Turns, in_turn
+from ..sinks.call_queue import CallQueue, queued
 from ..trainer import Trainer, TrainerParts
 from .actions import Actions
-from .claims import Claims
-from .ending import finish, take_off, write_the_rest
-from .fineness import Fineness
+from .closing import finish, remove_hooks, write_the_rest
+from .finer_steps import FinerSteps
 from .first_losses import FirstLosses
 from .measure import Measure
 from .optimizer import OptimizerHooks
+from .ownership import Ownership
 from .parts import Row
 from .rows import Rows, StepRow
 from .sampling import CAPTURED, OTHER_THREAD, Sampling
 from .setup import setup_of
-from .strength import Settings, Strength, StrengthAt, check_told
-from .watches import FirstCalls, Unused
+from .strength import Settings, Strength, StrengthAt, checked_trainer
+from .watches import Calibration, UnusedSamples
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
@@ -55,7 +55,7 @@ class Loop:
         judge: Judge,
         actions: Actions,
         writer: Writer,
-        fineness: Fineness,
+        fineness: FinerSteps,
     ) -> None:
         self.trainer = Trainer()
         self.last: Row = {}
@@ -64,15 +64,15 @@ class Loop:
         self.is_inline = False  # whether the sampler asks for the factor itself
         self.settings, self.strength = settings, strength
         self.actions, self.writer, self._judge = actions, writer, judge
-        self.turns = Turns(writer.turns.lock)
+        self.turns = CallQueue(writer.turns.lock)
         self.rows = Rows(settings.models, settings.judge_in_loss, settings.block)
-        self.first_calls, self.first_losses = FirstCalls(settings), FirstLosses(settings)
+        self.first_calls, self.first_losses = Calibration(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
         self._now: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         rolls_back = settings.action == "rollback"
-        self.fineness, self.claims = fineness, Claims(self, rolls_back=rolls_back)
-        self.course, self.self_check, self.unused = Course(), SelfCheck(), Unused()
+        self.fineness, self.claims = fineness, Ownership(self, rolls_back=rolls_back)
+        self.course, self.self_check, self.unused = VerdictTracker(), SelfCheck(), UnusedSamples()
         self.skill, self.is_closed = Skill(settings.skill), False
         self._hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
@@ -82,7 +82,7 @@ class Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
         bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
-        bare["claims"] = Claims(copied)
+        bare["claims"] = Ownership(copied)
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
@@ -120,7 +120,7 @@ class Loop:
         is_calm = calm[0] < abs(gap) + spread < calm[1] and math.isfinite(sums)
         return is_calm and not sharpness > self.fineness.watched
 
-    @in_turn
+    @queued
     def follow(self, due: Callable[..., Iterable[StepRow]], *args: Any) -> None:
         """Judge the rows that are due, act on them, write them and report them."""
         for row in due(*args):
@@ -308,7 +308,7 @@ class Loop:
 
     def attach(self, parts: TrainerParts, sampler: object) -> None:
         """See :meth:`ebmguard.Guard.attach`."""
-        trainer = check_told(self.trainer, parts, sampler)
+        trainer = checked_trainer(self.trainer, parts, sampler)
         self.claims.take(trainer, sampler)
         if self.is_closed:
             self.writer.claim()
@@ -335,16 +335,16 @@ class Loop:
             self._hung[:] = [weakref.ref(self.hooks)]
         self.trainer = trainer
 
-    @in_turn
+    @queued
     def close(self) -> None:
         """See :meth:`ebmguard.Guard.close`."""
         self.claims.is_over = True
-        take_off(self.first_losses, self._hung)
+        remove_hooks(self.first_losses, self._hung)
         for row in self.rows.drain():  # one by one: all of them, whatever a callback raises
             self.follow(iter, [row])
         self._leave()
 
-    @in_turn
+    @queued
     def _leave(self) -> None:
         speaks = self.settings.ranks.is_first and not self.is_closed
         if speaks and self.course.level:

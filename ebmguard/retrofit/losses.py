@@ -23,9 +23,9 @@ from ..ranks import Batch, whole_batch
 from ..sampling import is_capturing
 from .ensemble import check_models
 from .loop import Loop
-from .sampling import Turn
+from .sampling import CallLock
 from .strength import StrengthAt
-from .watches import Moves
+from .watches import ParameterHistory
 
 __all__ = ["CallerLoss", "Convention", "LossFn", "Losses"]
 
@@ -202,8 +202,8 @@ class Losses:
         self._has_trained = False  # whether a loss had a gradient
         self._is_quiet = False  # whether the loss under way leaves no trace
         self._without = 0  # losses without a gradient, before the first with one
-        self._moves = Moves()
-        self._turn = Turn()
+        self._moves = ParameterHistory()
+        self._turn = CallLock()
 
     def loss(self, batch: Batch) -> Tensor:
         """See :meth:`ebmguard.Guard.loss`."""

@@ -12,26 +12,26 @@ from torch.nn import functional
 from ..errors import ConfigError
 
 __all__ = [
-    "bend",
     "check_scale",
+    "contains",
     "functions",
-    "functions_by",
-    "holds",
+    "functions_of",
+    "host_rows",
     "is_linear",
     "is_mean",
-    "marks_of",
-    "rows_of",
+    "nonlinear_function",
+    "row_hashes",
 ]
 
 _AT_ONCE = 2**20  # numbers that are marked
-_BENDS: dict[str, Callable[[Tensor], Tensor]] = {
+_NONLINEAR: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus or log-sigmoid": functional.softplus,  # which is -softplus(-f)
     **{name: getattr(torch, name) for name in ("sigmoid", "tanh", "square")},
     "exponential": torch.exp,
 }
 
 
-def marks_of(x: Tensor) -> Tensor:
+def row_hashes(x: Tensor) -> Tensor:
     """Return a whole number for every row, in practice the same for equal rows only."""
     rows = x.detach().as_subclass(Tensor).reshape(len(x), -1)
     width = rows.shape[1]
@@ -42,14 +42,14 @@ def marks_of(x: Tensor) -> Tensor:
     return torch.cat([(block * factors).sum(1) for block in bits])
 
 
-def rows_of(x: Tensor) -> Tensor:
+def host_rows(x: Tensor) -> Tensor:
     """Return energies on the host, one row a sample."""
     return x.detach().as_subclass(Tensor).cpu().double().reshape(len(x), -1)
 
 
 def check_scale(f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], scale: float) -> None:
     """Refuse a scale that was measured for the network's output where the loss gets a multiple."""
-    energies = rows_of(f_neg).sum(1)
+    energies = host_rows(f_neg).sum(1)
     for output in (x.sum(1) for _, x in calls if len(x) == len(energies) > 2):
         ratio = float(energies @ output / (output @ output).clamp(min=1e-300))
         is_one = torch.allclose(energies, ratio * output, 1e-4, 0.0) and bool(energies.std() > 0)
@@ -61,7 +61,7 @@ def check_scale(f_neg: Tensor, calls: Sequence[tuple[Tensor, Tensor]], scale: fl
             )
 
 
-def holds(values: Iterable[Tensor], x: Tensor) -> bool:
+def contains(values: Iterable[Tensor], x: Tensor) -> bool:
     """Tell whether they hold all of x, or its negatives."""
     pool = [value.flatten().abs() for value in values]
     return bool(pool) and bool(torch.isin(x.abs(), torch.cat(pool)).all())
@@ -71,10 +71,10 @@ def is_mean(values: Iterable[Tensor], x: Tensor) -> bool:
     """Tell whether x is certainly the mean of many rows, or its negative, and no energy."""
     rows = [value for value in values if len(value) > 1 and value.shape[1] == x.numel()]
     x = x.abs().flatten()
-    return any(torch.allclose(x, y.mean(0).abs(), 1e-5, 0) for y in rows) and not holds(rows, x)
+    return any(torch.allclose(x, y.mean(0).abs(), 1e-5, 0) for y in rows) and not contains(rows, x)
 
 
-def functions_by(outputs: Iterable[Tensor], f: Tensor) -> set[str]:
+def functions_of(outputs: Iterable[Tensor], f: Tensor) -> set[str]:
     """The functions of some of these outputs that f may be."""
     return {n for x in outputs if x.shape[1] > 1 and len(x) == len(f) for n in functions(x, f)}
 
@@ -99,11 +99,11 @@ def is_linear(f: Tensor, energy: Tensor) -> bool | None:
     return bool((y - x * ((x @ y) / (x @ x))).abs().max() <= 1e-3 * y.abs().max())
 
 
-def bend(f: Tensor, energy: Tensor) -> str | None:
+def nonlinear_function(f: Tensor, energy: Tensor) -> str | None:
     """The function of the energy that f certainly is; None where it may be linear."""
     if is_linear(f, energy) is not False:
         return None
-    for name, function in _BENDS.items():
+    for name, function in _NONLINEAR.items():
         for turned in (energy, -energy):
             if torch.allclose(f.abs(), function(turned).abs(), 1e-3, 1e-6):
                 return name

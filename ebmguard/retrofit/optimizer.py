@@ -21,7 +21,7 @@ from torch.optim import LBFGS, SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..trainer import optimizers_of
-from .watches import Unended
+from .watches import UnendedSteps
 
 if TYPE_CHECKING:
     from ..recovery.changes import LearningRate
@@ -65,7 +65,7 @@ class OptimizerHooks:
         self._norms: list[tuple[Tensor, Tensor, Tensor]] = []
         self._is_off = False
         self._measure: Callable[[float | Tensor], None] | None = None
-        self.unended = Unended(optimizer)  # losses that no step of it ends
+        self.unended = UnendedSteps(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
         self._scaled = self._has_scaler
         self._skipped: float | Tensor = 0.0

@@ -23,11 +23,11 @@ from .strength import Strength, StrengthAt
 
 __all__ = [
     "OTHER_THREAD",
+    "CallLock",
     "Guarded",
     "GuardedLoss",
     "OneLoss",
     "Sampling",
-    "Turn",
     "wrap_sampler",
 ]
 
@@ -48,7 +48,7 @@ OTHER_THREAD = (
 )
 
 
-class Turn:
+class CallLock:
     """A lock for one call at a time that, unlike a real lock, can be copied.
 
     An interrupt may come before any line, also while a call or a `with` in it ends. So what ends
@@ -89,7 +89,7 @@ class Sampling:
     def __init__(self, dims: int) -> None:
         self.calls = 0
         self._dims = dims  # model dimensions of the energies
-        self.turn = Turn()
+        self.turn = CallLock()
         self._has_warned = False
         # Kept while their modules live: what a CUDA graph has captured is theirs.
         self.temperings = weakref.WeakKeyDictionary[nn.Module, Tempering]()
@@ -263,7 +263,7 @@ class GuardedObject(Guarded):
 
 
 def wrap_sampler(run: Run, sampler: Any, methods: Sequence[str]) -> Guarded:
-    """Wrap a sampler that :func:`.doors.check_sampler` has accepted."""
+    """Wrap a sampler that :func:`.argument_checks.check_sampler` has accepted."""
     if is_function(sampler):
         return GuardedFunction(run, sampler)
     return GuardedObject(run, sampler, methods)

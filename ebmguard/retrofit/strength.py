@@ -30,7 +30,7 @@ __all__ = [
     "Settings",
     "Strength",
     "StrengthAt",
-    "check_told",
+    "checked_trainer",
     "numbers_of",
 ]
 
@@ -69,7 +69,7 @@ class Settings:
         return Ranks(self.process_group)
 
 
-def check_told(trainer: Trainer, parts: TrainerParts, sampler: object) -> Trainer:
+def checked_trainer(trainer: Trainer, parts: TrainerParts, sampler: object) -> Trainer:
     """The trainer with the parts that are attached now; a ``ConfigError`` if they do not fit."""
     trainer = trainer.extended(**parts)
     if trainer.optimizer is not None:

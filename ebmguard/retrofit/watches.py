@@ -25,7 +25,7 @@ from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
-__all__ = ["FirstCalls", "Moves", "Unended", "Unused", "is_compiled"]
+__all__ = ["Calibration", "ParameterHistory", "UnendedSteps", "UnusedSamples", "is_compiled"]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -46,7 +46,7 @@ _SURE = 4.0  # standard errors
 _COMPILED = Measured("it is compiled by torch.compile, where draws cannot be seen")
 
 
-class FirstCalls(Stateful):
+class Calibration(Stateful):
     """Records sampler calls until one of them is measured exactly, or a handful are not."""
 
     def __init__(self, settings: Settings) -> None:
@@ -191,7 +191,7 @@ _EVALUATION = (
 _MORE = 2  # times the samples of any training step's call
 
 
-class Unused:
+class UnusedSamples:
     """Counts sampler calls until a loss comes, knows those of training steps, and warns once."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class Unused:
         # Of calls: whether the network was in training, gradients enabled, the number of steps set.
         self._ways, self._known = set[tuple[bool, ...]](), set[tuple[bool, ...]]()
         self._steps = 0  # before the first loss
-        self._moves = Moves()
+        self._moves = ParameterHistory()
         self._has_warned = False
 
     def loss(self) -> None:
@@ -256,7 +256,7 @@ _LOSSES, _MOVES = 4, 3
 _ENTRIES = 16  # of a parameter
 
 
-class Moves:
+class ParameterHistory:
     """The past values of some parameters, identified by a few of their entries."""
 
     def __init__(self) -> None:
@@ -278,7 +278,7 @@ class Moves:
         return len(self._places) - 1
 
 
-class Unended:
+class UnendedSteps:
     """Watches the losses between two steps of the attached optimizer."""
 
     def __init__(self, optimizer: Any) -> None:
@@ -287,7 +287,7 @@ class Unended:
         self._has_warned = False
         self._optimizer = optimizer
         self._most = 1  # losses of a step that it has ended
-        self._moves: Moves | None = None
+        self._moves: ParameterHistory | None = None
         self._steps_instead: list[weakref.ref[Optimizer]] = []
 
     def stepped(self, losses: int) -> None:
@@ -319,7 +319,7 @@ class Unended:
         parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
         optimized, energy = ({id(p): p for p in x} for x in (parameters, energy_parameters()))
         if self._moves is None:
-            self._moves = Moves()
+            self._moves = ParameterHistory()
             parameter_ids = optimized.keys() & energy.keys() or {*optimized}
             others, attached_ids = self._steps_instead, {*map(id, optimizers_of(self._optimizer))}
 

@@ -2,9 +2,9 @@
 
 from .drift import JOINED, Drift
 from .measured import Measured
-from .moves import Moves
 from .networks import find_module, other_networks, variables_of
 from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
+from .sampler_update import SamplerUpdate
 from .substeps import Substeps
 from .tempering import Tempering, changes, scale
 
@@ -14,8 +14,8 @@ __all__ = [
     "Drift",
     "Evaluation",
     "Measured",
-    "Moves",
     "Recording",
+    "SamplerUpdate",
     "Substeps",
     "Tempering",
     "changes",

@@ -13,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 
 from .measured import end_point
-from .moves import all_alike, differ, followed_function
 from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
 from .regression import Step, solve
+from .sampler_update import all_alike, differ, followed_function
 from .substeps import Substeps
 
 __all__ = ["JOINED", "Drift"]

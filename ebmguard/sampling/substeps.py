@@ -22,8 +22,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .moves import Moves
 from .recording import Draws, Evaluation, is_opaque
+from .sampler_update import SamplerUpdate
 
 __all__ = ["Substeps"]
 
@@ -47,7 +47,7 @@ class Substeps(Draws):
             have led, on the device; None before its second evaluation.
     """
 
-    def __init__(self, moves: Moves | None, times: int = 1, *, seed: int = 0) -> None:
+    def __init__(self, moves: SamplerUpdate | None, times: int = 1, *, seed: int = 0) -> None:
         super().__init__()
         self.follow: Callable[[Tensor], object] = lambda _: None
         self.why, self.missed = "", cast("Tensor | None", None)
@@ -148,7 +148,7 @@ class Substeps(Draws):
 
     def _finer(
         self,
-        moves: Moves,
+        moves: SamplerUpdate,
         x: Tensor,
         gradient: Tensor,
         gradient_at: Callable[[Tensor], Tensor],

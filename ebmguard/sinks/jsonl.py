@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, folder_path, typed
-from .opened import created, opened, taken_back, without_links
 from .protocol import Histograms, Record, Scalars
+from .safe_files import create_file, open_without_links, removed_on_failure, safe_open
 
 __all__ = [
     "NON_FINITE",
@@ -51,7 +51,7 @@ class JsonlSink:
         # Alerts are flushed first: they are worth the last room on a disk.
         names = ("alerts", "recovery", "metrics")
         path, self.made = folder_path("folder", folder), list[Path]()
-        with taken_back(self.made, path):
+        with removed_on_failure(self.made, path):
             self._lines = {x: AppendFile(path / f"{x}.jsonl", _line, self.made) for x in names}
             ends = [(lines, *_end(lines.path)) for lines in self._lines.values()]
             for lines, size, rest, count in ends:
@@ -96,7 +96,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises a ``ConfigError`` if a line before the last is not a JSON object.
     """
-    file = opened(Path(path))
+    file = safe_open(Path(path))
     if file is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
     with file:
@@ -205,7 +205,7 @@ class AppendFile:
                 f"{str(path)!r} is a link to {str(path.readlink())!r}, and rows are not written "
                 "through links. Remove it, or name another folder; the folder itself may be a link."
             )
-        os.close(created(path, os.O_WRONLY, made))
+        os.close(create_file(path, os.O_WRONLY, made))
 
     def add(self, record: Any) -> None:
         """Keep one record for the next flush."""
@@ -218,7 +218,7 @@ class AppendFile:
         # In one statement, which no signal's handler can end in its midst.
         self.rest, self._pending = self.rest + b"".join(map(self._encode, self._pending)), []
         # Unbuffered: a buffered file would not say how much of it arrived.
-        with open(self.path, "ab", buffering=0, opener=without_links) as file:
+        with open(self.path, "ab", buffering=0, opener=open_without_links) as file:
             if self._at is not None:  # that ended in its midst: how far, only the file knows
                 self.rest, self._at = self.rest[max(0, file.tell() - self._at) :], None
             while self.rest:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, folder_path, typed
-from .opened import taken_back
 from .protocol import LEVEL_NUMBERS, MARKER_PREFIX, Histograms, Record, Scalars, Sink, prefixed
+from .safe_files import removed_on_failure
 
 if TYPE_CHECKING:
     from .events import EventFile
@@ -123,7 +123,7 @@ class TensorBoardSink(AddScalarSink):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         path, event_file = folder_path("folder", folder), event_file_type()
         self.made: list[Path] = []
-        with taken_back(self.made, path):
+        with removed_on_failure(self.made, path):
             super().__init__(file := event_file(path, self.made))
             file.add_layout(LAYOUT)
             file.flush()

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import MISFITS, ConfigError, folder_path, typed
-from .opened import created, taken_back
+from .call_queue import CallQueue, queued
 from .protocol import Histograms, Record, Scalars, Sink
+from .safe_files import create_file, removed_on_failure
 from .thinning import Thinning
-from .turns import Turns, in_turn
 
 if TYPE_CHECKING:
     from .jsonl import JsonlSink
@@ -155,7 +155,7 @@ class Writer:
         folder: str | os.PathLike[str] | None = None,
         thins: bool = True,
     ) -> None:
-        self.turns = Turns()
+        self.turns = CallQueue()
         self._locks: dict[str, FolderLock] = {}
         self.is_released, self._thinning = False, Thinning(is_on=False)
         logs: tuple[Sink, ...] = ()
@@ -167,7 +167,7 @@ class Writer:
 
             event_file_type()  # where its package is missing, nothing is created
             made = self.claim()
-            with ExitStack() as undo, taken_back(made, self._folder):
+            with ExitStack() as undo, removed_on_failure(made, self._folder):
                 undo.callback(self.release)
                 self._lines = lines = JsonlSink(self._folder)
                 made += lines.made
@@ -180,7 +180,7 @@ class Writer:
         self._flush_every, self._since_flush = flush_every, 0
         self._process = os.getpid()
 
-    @in_turn
+    @queued
     def write(self, step: int, row: Scalars, samples: Histograms) -> None:
         """Write the row of a step, with the raw values of its histograms."""
         self._log(self._thinning.take(step, row, samples))
@@ -190,7 +190,7 @@ class Writer:
         if self._since_flush >= self._flush_every or self.is_released:
             self._flush()
 
-    @in_turn
+    @queued
     def write_alerts(self, records: Sequence[Record]) -> None:
         """Write alerts, as ``Alert.record()`` has them, and flush."""
         if records:
@@ -199,20 +199,20 @@ class Writer:
                 self._to(self.sinks, "write_alert", record)
             self._flush()
 
-    @in_turn
+    @queued
     def write_recovery(self, record: Record) -> None:
         """Write a rollback, as ``Rollback.record()`` has it, and flush."""
         self._log(self._thinning.alert())
         self._to(self.sinks, "write_recovery", record)
         self._flush()
 
-    @in_turn
+    @queued
     def write_verdict(self, step: int, verdict: str) -> None:
         """Write the verdict on the run up to a step, if it has changed."""
         self._log(self._thinning.decided())
         self._to(self.sinks, "write_verdict", step, verdict)
 
-    @in_turn
+    @queued
     def flush(self, *, whole: bool = False) -> None:
         """Write the folder's waiting rows, only due ones or all; flush every sink."""
         self._log(self._thinning.rest(due=not whole))
@@ -253,7 +253,7 @@ class Writer:
             del _OWNERS[key]
         self._locks.clear()
 
-    @in_turn
+    @queued
     def close(self) -> None:
         """Flush every sink for the last time, and log what failing sinks have not taken."""
         self._log(self._thinning.rest())
@@ -307,7 +307,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self.made: list[Path] = []  # the file and its folders, where there were none
-        descriptor = created(folder / LOCK, os.O_RDWR, self.made)
+        descriptor = create_file(folder / LOCK, os.O_RDWR, self.made)
         self.close = weakref.finalize(self, os.close, descriptor)
         try:
             _flock(descriptor)

@@ -17,7 +17,7 @@ from ebmguard.errors import ConfigError, DiskError, printable
 from ebmguard.recovery import save_durably
 from ebmguard.report.files import batches
 from ebmguard.sinks import LOCK, lock_folder, read_jsonl, to_json
-from ebmguard.sinks.opened import opened
+from ebmguard.sinks.safe_files import safe_open
 
 from .checkpoints import Checkpoints
 from .ranks import ONE_RANK, Ranks
@@ -163,7 +163,7 @@ def open_file(file: Path) -> BinaryIO:
     Raises:
         ConfigError: it is missing, no file, or a link that leads out of its folder.
     """
-    stream = opened(file)
+    stream = safe_open(file)
     if stream is None:
         raise ConfigError(f"{file} is missing; name another folder")
     return stream

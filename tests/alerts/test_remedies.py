@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ebmguard.alerts import Alert, FloorRule, Judge, Level, Reading, Remedy, Situation
-from ebmguard.alerts.remedies import Said, agreeing, contradict, recorded
+from ebmguard.alerts.remedies import WordedRemedy, agreeing, contradict, recorded
 from tests.alerts.parts import feed, make_row
 
 R = Remedy
@@ -156,7 +156,11 @@ def test_a_rollback_counts_the_steps_under_the_floor_anew():
 
 def test_what_a_remedy_is_does_not_rest_on_its_words():
     """Through a record too: whatever it says, a run goes back once."""
-    remedies = (Said.of(R.ROLL_BACK, "back to step 5"), R.LOWER_LR, Said.of(R.ROLL_BACK, "to 3"))
+    remedies = (
+        WordedRemedy.of(R.ROLL_BACK, "back to step 5"),
+        R.LOWER_LR,
+        WordedRemedy.of(R.ROLL_BACK, "to 3"),
+    )
     alert = Alert("a", Level.ERROR, 5, "a", 1.0, 0.5, 0, remedies)
     record = json.loads(json.dumps(alert.record()))
     assert record["remedies"] == ["back to step 5", "lower the learning rate", "to 3"]

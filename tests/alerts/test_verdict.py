@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 import pytest
 
-from ebmguard.alerts import Course, Judge, Level, Verdict
+from ebmguard.alerts import Judge, Level, Verdict, VerdictTracker
 
 CALM, HUGE = (0.5, 1.0), (500.0, 1.0)
 UNTRAINED, WILD, TRAINED = (0.02, 0.03), (-200.0, 10.0), (0.6, 1.5)
 NAN = (math.nan, math.nan)
 
 
-def told(*stretches: tuple[int, tuple[float, float]], overlap: float = 0.45) -> Course:
+def told(*stretches: tuple[int, tuple[float, float]], overlap: float = 0.45) -> VerdictTracker:
     """After so many rows of a gap and a spread each; those of NaN have energies that are none."""
-    judge, course = Judge(), Course()
+    judge, course = Judge(), VerdictTracker()
     rows = [pair for count, pair in stretches for _ in range(count)]
     for step, (gap, spread) in enumerate(rows):
         row = {"energy_gap": gap, "f_pos/std": spread, "energy_overlap": overlap}
@@ -91,7 +91,7 @@ def test_the_rows_in_which_a_run_blows_up_are_no_range_to_come_back_to(gap, is_l
 
 
 def test_a_rollback_saves_until_the_next_error():
-    course = Course()
+    course = VerdictTracker()
     for step, level in enumerate([0, 1, 2, 2]):
         course.update(step, level, {1: "stale_chains", 2: "energy_blowup"}.get(level, ""))
     assert course.verdict == Verdict("lost", 2, "energy_blowup")

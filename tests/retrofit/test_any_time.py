@@ -16,12 +16,12 @@ from ebmguard import guard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule, Level, Reading
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.retrofit import loop, rows
-from ebmguard.sinks import jsonl, read_jsonl, turns, writer
+from ebmguard.sinks import call_queue, jsonl, read_jsonl, writer
 from tests.parts import Memory
 
 reading: Any = Reading
 
-FILES = {module.__file__ for module in (loop, rows, jsonl, turns, writer)}
+FILES = {module.__file__ for module in (loop, rows, jsonl, call_queue, writer)}
 CALLS = {
     "flush": lambda g: g.flush(),
     "log": lambda g: g.log({"mine": 1.0}),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard.sampling import Moves, Recording, Substeps, Tempering
+from ebmguard.sampling import Recording, SamplerUpdate, Substeps, Tempering
 from tests.runs import frozen, randomness
 from tests.sampling.loops import LOOPS, network, starts
 
@@ -211,16 +211,16 @@ class Tape(torch.overrides.TorchFunctionMode):
         return out
 
 
-def look(f: nn.Module, sample: Sampler, x: Tensor, ends: int | None = None) -> Moves | str:
+def look(f: nn.Module, sample: Sampler, x: Tensor, ends: int | None = None) -> SamplerUpdate | str:
     """What a recorded call shows, of which nothing changes."""
     looking = Substeps(None)
     recording = Recording(ends=ends, on_evaluation=looking.look)
     end = Tempering(f).run(sample, (f, x), {}, 1.0, recording, looking)
-    return looking.why or Moves.of(recording.evaluations, recording.draws.log, end)
+    return looking.why or SamplerUpdate.of(recording.evaluations, recording.draws.log, end)
 
 
 def finer(
-    f: nn.Module, sample: Sampler, x: Tensor, moves: Moves, n: int
+    f: nn.Module, sample: Sampler, x: Tensor, moves: SamplerUpdate, n: int
 ) -> tuple[Tensor, list[Tensor], Substeps]:
     """A call with finer steps: its samples, the noise of these, and what made them."""
     substeps, inner, plain = Substeps(moves, n, seed=3), list[Tensor](), torch.randn_like
@@ -277,7 +277,7 @@ def test_finer_steps_are_those_of_the_sampler_written_with_finer_steps(name: str
     f, x = Net(told.get("heads", 1)), torch.randn(64, 3, dtype=torch.float64)
     x *= told.get("spread", 0.8)
     moves = look(f, sample, x)
-    assert isinstance(moves, Moves), moves
+    assert isinstance(moves, SamplerUpdate), moves
 
     torch.manual_seed(1)
     with Tape() as tape:
@@ -322,8 +322,8 @@ def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lea
     known = {"annealed, step kept", "no noise", "noise of size 0", "two steps a call"}
     known |= {"temperature that rises", "one step a call"}
     expects = name in known or (loop.step is not None and name not in wrong)
-    assert isinstance(moves, Moves) == expects, moves
-    if isinstance(moves, Moves):
+    assert isinstance(moves, SamplerUpdate) == expects, moves
+    if isinstance(moves, SamplerUpdate):
         substeps = Substeps(moves, 4)
         Tempering(f).run(loop.sample, (f, starts(loop)), {}, 1.0, None, substeps)
         # Where one step leads is evaluated by the next one.
@@ -347,7 +347,7 @@ def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
     f, many = Valley(), 20_000
     torch.manual_seed(0)
     moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
-    assert isinstance(moves, Moves)
+    assert isinstance(moves, SamplerUpdate)
     for n in (1, 4, 16):
         x = torch.randn(many, 3, dtype=torch.float64)
         x = finer(f, sample, x, moves, n)[0]
@@ -373,7 +373,7 @@ class Noisy(Net):
 
 def test_the_network_and_the_random_numbers_do_not_notice() -> None:
     moves = look(Net(), functional, torch.randn(64, 3, dtype=torch.float64))
-    assert isinstance(moves, Moves)
+    assert isinstance(moves, SamplerUpdate)
     seen = []
     for n in (1, 4):
         torch.manual_seed(0)
@@ -450,7 +450,7 @@ def test_what_cannot_be_divided_is_left_as_it_is(f: Any, sample: Sampler, why: s
     plain = sample(f, x)
     found = look(f, sample, x)
     assert isinstance(found, str)
-    moves = Moves([[A, C]], [[0, -1]])
+    moves = SamplerUpdate([[A, C]], [[0, -1]])
     if sample is twice_differentiated:
         assert "nothing" not in found
     for times in (1, 4):
@@ -479,7 +479,7 @@ def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) 
 
     x = torch.randn(256, 3)
     moves = look(f, sample, x)
-    assert isinstance(moves, Moves), moves
+    assert isinstance(moves, SamplerUpdate), moves
     found, _, substeps = finer(f, sample, x, moves, 4)
     assert seen == {dtype}
     assert found.dtype is torch.float32
@@ -493,7 +493,7 @@ def test_sharpness_is_step_times_curvature_on_a_quadratic(times: int) -> None:
             return -0.5 * 2.5 * x.square().sum(1)
 
     f, x = Bowl(), torch.randn(64, 3, dtype=torch.float64)
-    substeps = Substeps(Moves([[A, 0.0]], []), times) if times > 1 else None
+    substeps = Substeps(SamplerUpdate([[A, 0.0]], []), times) if times > 1 else None
     tempering = Tempering(f)
     tempering.run(without_noise, (f, x), {}, 1.0, None, substeps)
     assert tempering.gradients.products is not None

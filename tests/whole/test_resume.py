@@ -133,7 +133,7 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("the judge", own(lambda x: x["judge"].pop("rules")), "judge"),
     ("a rule less", own(lambda x: x["judge"]["rules"].pop("nonfinite")), "with the rules"),
     ("members", own(lambda x: x["judge"]["members"].append({})), "1 ensemble members"),
-    ("the course", own(set_to("course", {})), "Course"),
+    ("the course", own(set_to("course", {})), "VerdictTracker"),
     ("the measure", own(set_to("measure", None)), "measure|NoneType"),
     ("the first calls", own(set_to("measured", {})), "Not a state"),
     ("the advice", own(set_to("advised", {"lr": []})), "unpack"),

@@ -1,4 +1,4 @@
-"""The checks of what stands in the place of the loss, and in that of the sampler.
+"""The checks of the arguments ``loss_fn`` and ``sampler`` of ``guard()``.
 
 Names tell nothing: a candidate is called on two small vectors, and its result decides.
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..sampling import variables_of
 from ..trainer import Trainer, refuse_deferred
-from .claims import ONCE
+from .ownership import ONCE
 from .sampling import Guarded, GuardedLoss
 from .watches import is_compiled
 

@@ -13,14 +13,14 @@ from typing import BinaryIO
 
 from ..errors import ConfigError
 
-__all__ = ["created", "opened", "taken_back", "without_links"]
+__all__ = ["create_file", "open_without_links", "removed_on_failure", "safe_open"]
 
 # A pipe that nobody writes to is opened at once, and then refused.
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_RDONLY", "O_NONBLOCK", "O_BINARY"))
 _NO_LINK_NO_WAIT = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
-def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) -> BinaryIO | None:
+def safe_open(path: Path, *, inside: Path | None = None, most: float = math.inf) -> BinaryIO | None:
     """A regular file of a run folder, to read; None if there is none.
 
     A link is followed if it stays in the folder. No pipe or device is read: it may never end.
@@ -55,7 +55,7 @@ def opened(path: Path, *, inside: Path | None = None, most: float = math.inf) ->
 
 
 @contextmanager
-def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
+def removed_on_failure(made: list[Path], folder: Path) -> Iterator[None]:
     """Wrap code that opens a log folder: on failure, remove new files; no bare ``OSError``."""
     try:
         yield
@@ -71,24 +71,24 @@ def taken_back(made: list[Path], folder: Path) -> Iterator[None]:
         ) from error
 
 
-def created(path: Path, flags: int, made: list[Path]) -> int:
+def create_file(path: Path, flags: int, made: list[Path]) -> int:
     """A descriptor of a file of a log folder, both made if missing, or a ``ConfigError``.
 
     Adds new paths to ``made``, folders first.
     """
     missing = [parent for parent in path.parents if not parent.exists()][::-1]
-    with taken_back(missing, path.parent):
+    with removed_on_failure(missing, path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            descriptor = without_links(path, flags | os.O_CREAT | os.O_EXCL)
+            descriptor = open_without_links(path, flags | os.O_CREAT | os.O_EXCL)
             missing.append(path)
         except FileExistsError:
-            descriptor = without_links(path, flags | os.O_CREAT)
+            descriptor = open_without_links(path, flags | os.O_CREAT)
         made += missing
         return descriptor
 
 
-def without_links(path: str | Path, flags: int) -> int:
+def open_without_links(path: str | Path, flags: int) -> int:
     """Open a file, but no link: in a folder from elsewhere it may lead to any file.
 
     Pipes are refused too: they would wait for a reader.

@@ -14,13 +14,13 @@ from torch import Tensor
 from .measured import ALIKE, MOST, SURE, Solved, end_point, solved_steps, spread
 from .recording import Evaluation, Log
 
-__all__ = ["Moves", "all_alike", "differ", "followed_function"]
+__all__ = ["SamplerUpdate", "all_alike", "differ", "followed_function"]
 
 _KNOWN = 0.01  # by which a size may be off
 
 
 @dataclass(frozen=True)
-class Moves:
+class SamplerUpdate:
     """A sampler's update: x' = clamp(x + a t - decay x + c n), with t = cut(gradient - pull x).
 
     The gradient is that of the module's output as the sampler differentiates it; n is normal.
@@ -62,7 +62,7 @@ class Moves:
     @classmethod
     def of(
         cls, evaluations: Sequence[Evaluation], draws: Log, result: object = None
-    ) -> Moves | str:
+    ) -> SamplerUpdate | str:
         """Infer the update from a recorded call and its result; or say in words why not."""
         if not evaluations:
             return "no gradient is seen"

@@ -14,12 +14,12 @@ import torch
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import Remedy
 from ..errors import ConfigError, Stateful
-from ..sampling import Drift, Moves, Substeps
+from ..sampling import Drift, SamplerUpdate, Substeps
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from .strength import Settings
 from .watches import is_compiled
 
-__all__ = ["Fineness", "Times", "check_times"]
+__all__ = ["FinerSteps", "Times", "check_substeps"]
 
 Times: TypeAlias = "int | Literal['auto']"
 
@@ -40,7 +40,7 @@ _LOOKS = 5  # calls that are looked at before it is given up
 _MISSED = 0.3  # share of the entries above which the sampler does not move as it was seen to
 
 
-class Fineness(Stateful):
+class FinerSteps(Stateful):
     """Keep N, by which all steps of the sampler are divided, and how the sampler moves.
 
     Args:
@@ -52,7 +52,7 @@ class Fineness(Stateful):
 
     def __init__(self, asked: Times, settings: Settings) -> None:
         self.times = 1 if asked == "auto" else asked
-        self.moves: Moves | None = None
+        self.moves: SamplerUpdate | None = None
         self.least = 1  # that a rollback has asked for
         self._is_auto, self._settings = asked == "auto", settings
         self._recent: list[float] = []  # the sharpness of rows at this N
@@ -119,8 +119,8 @@ class Fineness(Stateful):
     def looked(self, drift: Drift, result: object) -> None:
         """Take what a recorded call has shown."""
         why = "" if drift.looking is None else drift.looking.why
-        local_moves: Moves | str = why or Moves.of(drift.evaluations, drift.draws.log, result)
-        moves: Moves | str = self._settings.ranks.from_all(local_moves)[0]
+        local_moves = why or SamplerUpdate.of(drift.evaluations, drift.draws.log, result)
+        moves: SamplerUpdate | str = self._settings.ranks.from_all(local_moves)[0]
         if isinstance(moves, str):
             self._looks -= 1
             if not self._looks:
@@ -198,11 +198,11 @@ class Fineness(Stateful):
         counts = "times", "least", "_looks", "_looked", "_calm", "_wait"
         names: dict[str, Any] = dict.fromkeys(counts, int)
         names |= dict.fromkeys(("_has_said", "_has_acted", "_fell"), bool)
-        names |= {"_why": str, "_sharp": int | None, "_lost": int | None}
-        return names | {"moves": Moves | None, "_recent": list[float], "_call": tuple[int, int]}
+        names |= {"_why": str, "_sharp": int | None, "_lost": int | None, "_recent": list[float]}
+        return names | {"moves": SamplerUpdate | None, "_call": tuple[int, int]}
 
 
-def check_times(asked: object) -> None:
+def check_substeps(asked: object) -> None:
     """Refuse, with a ``ConfigError``, what is neither "auto" nor a whole number of 1 or more."""
     is_whole = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
     if not is_whole and not (isinstance(asked, str) and asked == "auto"):

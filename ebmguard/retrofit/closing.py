@@ -11,7 +11,7 @@ from .first_losses import FirstLosses
 from .optimizer import OptimizerHooks
 from .rows import Rows
 
-__all__ = ["finish", "take_off", "write_the_rest"]
+__all__ = ["finish", "remove_hooks", "write_the_rest"]
 
 
 def write_the_rest(rows: Rows, writer: Writer) -> None:
@@ -20,7 +20,7 @@ def write_the_rest(rows: Rows, writer: Writer) -> None:
         writer.write(row.step, row.numbers | row.logged, row.samples)
 
 
-def take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
+def remove_hooks(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
     """Remove the hooks that hang on others' objects."""
     first_losses.stop()
     for hooks in filter(None, (reference() for reference in hung)):
@@ -29,6 +29,6 @@ def take_off(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHook
 
 def finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
     """Write what a guard had that is gone, and take off what it hung."""
-    take_off(*hanging)
+    remove_hooks(*hanging)
     write_the_rest(rows, writer)
     writer.close()

@@ -1,4 +1,4 @@
-"""The claims of one guard on a run: a second one of it, made once an epoch say, is refused."""
+"""The parts of a run that one guard holds: a second guard, made once an epoch say, is refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..trainer import Trainer, is_function, optimizers_of
 
-__all__ = ["ONCE", "Claims"]
+__all__ = ["ONCE", "Ownership"]
 
 ONCE = (
     "Make the guard once, before the loop over epochs, and pass what it returned to the function "
@@ -22,10 +22,10 @@ _TAKEN = (
 )
 _ORDER = count(1)
 # By an object and what of it is used: whose it is.
-_OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Claims]] = weakref.WeakKeyDictionary()
+_OWNERS: weakref.WeakKeyDictionary[Any, dict[str, Ownership]] = weakref.WeakKeyDictionary()
 
 
-class Claims:
+class Ownership:
     """The parts of a run that a guard has: optimizers, a sampler's object. It outlives the guard.
 
     Guards that are made side by side, before one has had a loss, may share them: one for every

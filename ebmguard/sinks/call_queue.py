@@ -1,4 +1,4 @@
-"""The turns of calls that come at any time: from any thread, a signal's handler, a sink, a rule."""
+"""A queue of calls that come at any time: from any thread, a signal's handler, a sink, a rule."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-__all__ = ["Turns", "in_turn"]
+__all__ = ["CallQueue", "queued"]
 
 C = TypeVar("C", bound=Callable[..., None])
 
 
-class Turns:
+class CallQueue:
     """Run calls whole, one after the other, in their order.
 
     A call from inside another, as of a signal's handler or a sink, runs once that has ended,
-    whatever it has raised. A call of another thread waits. Turns that share a lock nest.
+    whatever it has raised. A call of another thread waits. Queues that share a lock nest.
     """
 
     def __init__(self, lock: Any = None) -> None:
@@ -26,8 +26,8 @@ class Turns:
         self._calls: deque[Callable[[], None]] = deque()
         self._under_way: Callable[[], object] = lambda: None  # None while no call is
 
-    def __deepcopy__(self, memo: object) -> Turns:
-        return Turns()
+    def __deepcopy__(self, memo: object) -> CallQueue:
+        return CallQueue()
 
     def run(self, *calls: Callable[[], None]) -> None:
         """Run these calls, or leave them to the one that they come from."""
@@ -46,8 +46,8 @@ class Turns:
                     self.run()
 
 
-def in_turn(method: C) -> C:
-    """A method that returns nothing, run by the ``turns`` of its object."""
+def queued(method: C) -> C:
+    """A method that returns nothing, run by the queue ``turns`` of its object."""
 
     @wraps(method)
     def waiting(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ebmguard.errors import ConfigError
-from ebmguard.sinks.opened import opened
+from ebmguard.sinks.safe_files import safe_open
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
 def test_a_file_is_read(make: Callable[[Path], Path], options: dict[str, object], run: Path):
     if "inside" in options:
         options = options | {"inside": run}
-    file = opened(make(run), **options)  # type: ignore[arg-type]
+    file = safe_open(make(run), **options)  # type: ignore[arg-type]
     assert file is not None
     with file:
         assert file.read() == b"12345"
@@ -70,9 +70,9 @@ def pipe(run: Path) -> Path:
 )
 def test_all_else_is_refused(make: Callable[[Path], Path], most: int, why: str, run: Path):
     with pytest.raises(ConfigError, match=f"cannot be read: .*(?i:{why}).*Remove it"):
-        opened(make(run), most=most)
+        safe_open(make(run), most=most)
 
 
 @pytest.mark.parametrize("name", ["nothing", "rows/below", "inner/nothing"])
 def test_what_is_not_there_is_none(name: str, run: Path):
-    assert opened(run / name) is None
+    assert safe_open(run / name) is None

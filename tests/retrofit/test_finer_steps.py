@@ -18,8 +18,8 @@ from torch import Tensor
 
 from ebmguard import Guard, Level, Recovery, guard
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.fineness import Fineness
-from ebmguard.sampling import Moves
+from ebmguard.retrofit.finer_steps import FinerSteps
+from ebmguard.sampling import SamplerUpdate
 from tests.parts import Bowl, Bowls, Memory, gradient_at
 from tests.ranks import be_rank, rank_fixtures
 from tests.runs import frozen, randomness
@@ -29,7 +29,7 @@ A, C, STEPS, CHAINS = 0.1, 0.05, 6, 1000
 # ones it is over 1 from row 25 on, their median from row 27 on, and in sixteen no more.
 HEIGHTS = [2.2 + t / 2 for t in range(25)] + [45.0] * 6
 FINENESS = [1] * 19 + [4] * 9 + [16] * 3
-started, folder, seen = rank_fixtures("tests.retrofit.test_fineness", 2)
+started, folder, seen = rank_fixtures("tests.retrofit.test_finer_steps", 2)
 
 
 # -- the rule ------------------------------------------------------------------------------------
@@ -68,8 +68,8 @@ RULE: dict[str, tuple[int, Sequence[Any], dict[int, int]]] = {
 @pytest.mark.parametrize("name", RULE)
 def test_the_rule(name: str, asked: Any) -> None:
     start, rows, expected = RULE[name]
-    fineness = Fineness(asked, guard()._loop.settings)
-    fineness.moves = Moves([[A, C]], [[0, -1]])
+    fineness = FinerSteps(asked, guard()._loop.settings)
+    fineness.moves = SamplerUpdate([[A, C]], [[0, -1]])
     found, alerts, before = {}, [], fineness.in_force
     for i, row in enumerate(rows):
         sharpness, n = row if isinstance(row, tuple) else (row, before)
@@ -82,8 +82,8 @@ def test_the_rule(name: str, asked: Any) -> None:
 
 
 def test_a_lost_run_begins_no_finer_steps_and_goes_on_with_those_that_it_has() -> None:
-    fineness = Fineness("auto", guard()._loop.settings)
-    fineness.moves = Moves([[A, C]], [[0, -1]])
+    fineness = FinerSteps("auto", guard()._loop.settings)
+    fineness.moves = SamplerUpdate([[A, C]], [[0, -1]])
     for step, (is_lost, expected) in enumerate([(True, 1)] * 5 + [(False, 4), (True, 16)], 20):
         row = {"sampler/sharpness": SHARP, "sampler/substeps": float(fineness.in_force)}
         fineness.read(step, row, is_lost=is_lost)
@@ -91,8 +91,8 @@ def test_a_lost_run_begins_no_finer_steps_and_goes_on_with_those_that_it_has() -
 
 
 def test_a_late_row_of_what_was_seen_before_is_not_looked_at_again() -> None:
-    fineness = Fineness(4, guard()._loop.settings)
-    looking, moves = fineness.of_call(5, 0, ()), Moves([[A, C]], [[0, -1]])
+    fineness = FinerSteps(4, guard()._loop.settings)
+    looking, moves = fineness.of_call(5, 0, ()), SamplerUpdate([[A, C]], [[0, -1]])
     assert looking is not None
     assert looking.moves is None
     fineness.moves = moves
