@@ -203,7 +203,7 @@ def test_a_killed_run_has_lost_less_than_flush_every_rows(tmp_path):
 
 def test_a_late_warning_has_the_step_of_its_row():
     seen = list[tuple[int, int]]()
-    run = Run(
+    run: Run = Run(
         None,
         breaks=overshoot,
         action="warn",
