@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
 
 from ..tags import ALERT_LEVEL, LOG_EVERY
 from .protocol import Histograms, Scalars
@@ -14,7 +13,6 @@ __all__ = ["Thinning"]
 _RATES = (0, 1), (20_000, 10), (1_000_000, 100)
 # Rows before an alert, and after it, that are all written.
 _BEFORE, _AFTER = 100, 50
-_BLOCK = 16  # rows that are handed on together: nobody sees the files before a flush
 _Row = tuple[int, Scalars, Histograms]
 
 
@@ -34,28 +32,18 @@ class Thinning:
 
     def __init__(self, rows: int = 0, *, is_on: bool = True) -> None:
         self._rows, self._rates = rows, _RATES if is_on else _RATES[:1]
-        self._new: deque[_Row] = deque()  # of which nothing is decided yet
         self._waiting: deque[tuple[bool, _Row]] = deque()  # whether the row is due
         self._after = 0  # rows that are still to be written for an alert
         self._stretch, self._names, self._level = -1, set[str](), 0.0
 
-    def take(self, step: int, scalars: Scalars, samples: Histograms) -> Iterable[_Row]:
+    def take(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
         """Take the row of a step; return the rows to write now, oldest first."""
-        self._new.append((step, scalars, samples))
-        return self.decided() if len(self._new) >= _BLOCK else ()
-
-    def decided(self) -> Iterator[_Row]:
-        """Decide on the rows taken so far, one by one; yield those to write now."""
-        while self._new:
-            yield from self._decide(*self._new.popleft())
-
-    def _decide(self, step: int, scalars: Scalars, samples: Histograms) -> list[_Row]:
         self._rows += 1
         place, every = max(step, self._rows - 1), 1
         for begin, n in self._rates:
             every = n if begin <= place else every
         if every == 1:
-            before = self._left() if self._waiting else []
+            before = self.rest() if self._waiting else []
             return [*before, (step, scalars, samples)]
         level = scalars.get(ALERT_LEVEL, self._level)
         if step // every != self._stretch:
@@ -67,22 +55,17 @@ class Thinning:
         self._waiting.append((is_due, (step, marked, samples)))
         if self._after > 0:
             self._after -= 1
-            return self._left()
+            return self.rest()
         ready = [self._waiting.popleft() for _ in range(len(self._waiting) - _BEFORE)]
         return [row for is_due, row in ready if is_due]
 
-    def alert(self) -> Iterator[_Row]:
-        """Yield the unwritten rows before an alert. The rows after it will be written."""
-        yield from self.decided()
+    def alert(self) -> list[_Row]:
+        """Return the unwritten rows before an alert. The rows after it will be written."""
         self._after = _AFTER
-        yield from self._left()
+        return self.rest()
 
-    def rest(self, *, due: bool = False) -> Iterator[_Row]:
-        """Yield all waiting rows, or those that are due; no row waits any longer."""
-        yield from self.decided()
-        yield from self._left(due=due)
-
-    def _left(self, *, due: bool = False) -> list[_Row]:
+    def rest(self, *, due: bool = False) -> list[_Row]:
+        """Return all waiting rows, or those that are due; no row waits any longer."""
         rows = [row for is_due, row in self._waiting if is_due or not due]
         self._waiting.clear()
         return rows

@@ -209,7 +209,6 @@ class Writer:
     @queued
     def write_verdict(self, step: int, verdict: str) -> None:
         """Write the verdict on the run up to a step, if it has changed."""
-        self._log(self._thinning.decided())
         self._to(self.sinks, "write_verdict", step, verdict)
 
     @queued
@@ -262,12 +261,11 @@ class Writer:
         self.release()
 
     def _flush(self) -> None:
-        self._log(self._thinning.decided())
         self._since_flush = 0
         self._to(self.sinks, "flush")
 
-    def _log(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        if rows := [*rows]:
+    def _log(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        if rows:
             self._to(self._logs, "write_rows", rows)
 
     def _to(self, sinks: Iterable[PatientSink], method: str, *args: Any) -> None:
