@@ -14,7 +14,7 @@ from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from tests import forks
-from tests.recovery import kills_loop, kills_process
+from tests.recovery import kills_loop
 from tests.recovery.parts import Run, Scripted
 
 
@@ -35,30 +35,23 @@ def run_of(steps: int, folder: Path) -> tuple[Run, list[dict[str, Any]]]:
     return run, states
 
 
-def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
-    done = forks.run("-m", kills_process.__name__, str(tmp_path), "50")
-    assert done.returncode == 0, done.stderr
-    kills, torn, last = map(int, done.stdout.split())
-    assert kills == 50
-    assert torn > 0  # some kills hit the writing itself
-    assert last > 0
-
-
-@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [18, pytest.param(60, marks=pytest.mark.slow)])
 def test_an_ordinary_loop_that_is_killed_is_the_one_that_nobody_killed(
     kills: int, tmp_path: Path
 ) -> None:
     done = forks.run("-m", kills_loop.__name__, str(tmp_path), str(kills))
     assert done.returncode == 0, done.stderr
-    killed, later, steps, *wrong = done.stdout.split("\n")
+    killed, later, torn, steps, *wrong = done.stdout.split("\n")
     assert [killed, wrong] == [f"{kills}", [""]]
     assert int(later) > kills // 4
+    assert int(torn) > 0  # some kills hit the writing itself
     assert int(steps) > 10
 
 
 def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
     first, states = run_of(20, tmp_path)
     first.guard.close()
+    assert len(files(tmp_path)) == 2  # the newest
     for newer in files(tmp_path)[1:]:
         newer.unlink()
     run = make(tmp_path)
@@ -115,11 +108,6 @@ def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None
     for _ in range(6):
         other.step()
     assert all(int(path.stem.removeprefix("snapshot-")) <= 14 for path in files(tmp_path))
-
-
-def test_only_the_newest_two_stay(tmp_path: Path) -> None:
-    run_of(30, tmp_path)
-    assert len(files(tmp_path)) == 2
 
 
 def test_without_snapshots_or_a_folder(tmp_path: Path) -> None:
