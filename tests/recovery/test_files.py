@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from tests import forks
 from tests.recovery import kills_loop
-from tests.recovery.parts import Run, Scripted
+from tests.recovery.parts import Run, Scripted, run_until
 
 
 def make(folder: Path | None) -> Run:
@@ -25,14 +24,6 @@ def make(folder: Path | None) -> Run:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("snapshot-*"))
-
-
-def run_of(steps: int, folder: Path) -> tuple[Run, list[dict[str, Any]]]:
-    run, states = make(folder), []
-    for _ in range(steps):
-        run.step()
-        states.append(run.state())
-    return run, states
 
 
 @pytest.mark.parametrize("kills", [18, pytest.param(60, marks=pytest.mark.slow)])
@@ -49,7 +40,8 @@ def test_an_ordinary_loop_that_is_killed_is_the_one_that_nobody_killed(
 
 
 def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
-    first, states = run_of(20, tmp_path)
+    first = make(tmp_path)
+    states = run_until(first, 20)
     first.guard.close()
     assert len(files(tmp_path)) == 2  # the newest
     for newer in files(tmp_path)[1:]:
@@ -93,7 +85,8 @@ def test_a_process_that_dies_after_a_rollback_does_not_begin_it_again(tmp_path: 
 
 
 def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None:
-    run, _ = run_of(20, tmp_path)
+    run = make(tmp_path)
+    run_until(run, 20)
     run.guard.close()
     before = files(tmp_path)
     for _ in range(2):
