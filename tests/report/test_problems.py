@@ -1,4 +1,4 @@
-"""Problems of run folders: of what a real run wrote, and of rows with one thing wrong."""
+"""Problems of run folders, `ebmguard check RUN`, how runs ended, and what helps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from ebmguard import cli
 from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, MedianRule
-from ebmguard.report.problems import problems_of_run
+from ebmguard.report.folder import RecordedRun, outcome
+from ebmguard.report.problems import advice, problems_of_run
 from ebmguard.sinks import JsonlSink
 
-from .folders import record
+from .folders import BACK_TO, record
+from .folders import write as write_run
 
 STEPS = 300
 HEALTHY = {
@@ -255,3 +258,55 @@ def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
     rows += [row | {"nonfinite/energies": 1.0} for row in rows_with()[200:210]]
     rows += rows_with()[150:]
     assert problems_of_run(write(tmp_path, rows)) == []
+
+
+@pytest.mark.parametrize(("ess", "grad_scale", "status"), [(0.6, 0.98, 0), (0.02, 0.01, 1)])
+def test_a_run(ess, grad_scale, status, tmp_path, capsys):
+    write(tmp_path, rows_with(ess=ess, grad_scale=grad_scale))
+    assert cli.main(["check", str(tmp_path)]) == status
+    assert ("no problems found" in capsys.readouterr().out) == (status == 0)
+
+
+def test_what_does_not_exist(tmp_path, capsys):
+    assert cli.main(["check", str(tmp_path / "nothing")]) == cli.USAGE_ERROR
+    assert "nothing" in capsys.readouterr().err
+
+
+# -- how it ended, and what helps ------------------------------------------------------------------
+
+
+def test_the_outcome_in_words(tmp_path):
+    rescued, lost = write_run(tmp_path / "a"), write_run(tmp_path / "b", rescued=False)
+    assert outcome(RecordedRun.read(rescued)) == "finished 300 steps after 1 rollback"
+    assert outcome(RecordedRun.read(lost)) == "DIVERGED at step 180"
+    running = RecordedRun.read(write_run(tmp_path / "c", rescued=False, finished=False))
+    assert outcome(running) == "192 of 300 steps so far"
+
+
+def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):
+    lost = RecordedRun.read(write_run(tmp_path / "lost", rescued=False))
+    found = advice(lost)
+    assert [entry.rule for entry in found] == ["energy_blowup", "nonfinite"]
+    assert found[0].remedies == tuple(lost.alerts[0]["remedies"])
+    rescued = RecordedRun.read(write_run(tmp_path / "rescued"))
+    assert rescued.answered == len(rescued.alerts) == 2
+    assert advice(rescued) == []
+    # The same again at an earlier step of the next attempt is news.
+    rescued.alerts.append(rescued.alerts[0] | {"value": 99.0, "step": BACK_TO + 9})
+    rescued.alerts.append(rescued.alerts[0] | {"level": "WARN", "remedies": ["drink tea", "rest"]})
+    (entry,) = advice(rescued)
+    assert (entry.level, entry.count, entry.first) == ("ERROR", 2, BACK_TO + 9)
+    assert entry.remedies[-2:] == ("drink tea", "rest")
+
+
+def test_severe_rules_come_first(tmp_path):
+    run = RecordedRun.read(write_run(tmp_path / "run", rescued=False))
+    warn = run.alerts[0] | {"rule": "sampler_failing", "level": "WARN", "step": 3}
+    info = run.alerts[0] | {"rule": "spare", "level": "INFO", "step": 1}
+    run.alerts[:0] = [info, warn]
+    assert [entry.rule for entry in advice(run)] == [
+        "energy_blowup",
+        "nonfinite",
+        "sampler_failing",
+        "spare",
+    ]

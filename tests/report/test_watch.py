@@ -14,7 +14,7 @@ from ebmguard.report.bins import BinnedSeries
 from ebmguard.report.watch import WatchConfig, sparkline, watch
 
 from .folders import BACK_TO, write
-from .test_bins import binned
+from .test_plots import binned
 
 
 @pytest.fixture
