@@ -109,6 +109,11 @@ def difference(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     return -(f_pos.mean() - f_neg.mean())
 
 
+def rising_difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
+    """The same of energies that are low on data."""
+    return energy_pos.mean() - energy_neg.mean()
+
+
 def gradients(
     f_pos: Tensor,
     f_neg: Tensor,

@@ -14,7 +14,17 @@ from ebmguard.adapters import hdge, vera
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
-from tests.parts import BATCH, CHAINS, SHAPE, Energy, doubles, draw, gradient_at, uniform
+from tests.parts import (
+    BATCH,
+    CHAINS,
+    SHAPE,
+    Energy,
+    doubles,
+    draw,
+    gradient_at,
+    rising_difference,
+    uniform,
+)
 from tests.runs import Trial
 
 
@@ -167,7 +177,7 @@ def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
     model, x = Quadratic(), torch.rand(5, 1, 2, 2)
     beta = 0.25
     flags = Namespace(step_lr=0.5)
-    loss_fn, draw_with_kl = ebm_trainers.rising_difference, ebm_trainers.gen_image
+    loss_fn, draw_with_kl = rising_difference, ebm_trainers.gen_image
     # o = 2 · 0.5 / 0.5², and β* = β o
     settings: Any = {"convention": "energy", "step_size": 0.5, "noise_std": 0.5}
     _, sampler = guard(loss_fn, draw_with_kl, beta_star=beta * 4, **settings)
