@@ -364,6 +364,7 @@ class OfTwo(Net):
         (Net, batched, "it batches its gradient"),
         (OfTwo, two_inputs, "it moves several inputs"),
         (Net, metropolis, "Metropolis test"),
+        (Net, stepping(plain, lambda f, z: f(z) + z.sin().sum(1)), "other terms join"),
         (Net, stepping(plain, lambda f, z: softplus(f(z))), "a function of the network's output"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
@@ -387,6 +388,15 @@ def test_what_cannot_be_divided_is_left_as_it_is(f: Any, sample: Sampler, why: s
             assert frozen(got) == frozen(plain)
         else:
             assert why in found
+
+
+def test_rounding_of_large_samples_is_no_miss() -> None:
+    f = nn.Linear(3, 1)
+    torch.nn.init.constant_(f.weight, 1e-3)
+    moves = look(f, stepping(plain), torch.randn(64, 3))
+    assert isinstance(moves, Moves), moves
+    _, _, substeps = finer(f, stepping(plain), 1e5 + torch.randn(64, 3), moves, 4)
+    assert substeps.missed == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
