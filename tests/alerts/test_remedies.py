@@ -27,7 +27,7 @@ R = Remedy
         (R.RAISE_BETA, {"beta_star": 2.0}, {"beta_star": 2.0, "most": 1.0}),
         (R.RAISE_BETA, {"beta_star": math.nan, "most": 1.0}, {"beta_star": 9.0, "most": 8.0}),
         (R.LOWER_BETA, {"beta_star": 0.1}, {"beta_star": 0.0}),
-        (R.TOWARDS_ZERO, {"beta_star": -0.1}, {"beta_star": 0.1}),
+        (R.TOWARDS_ZERO, {"beta_star": -0.1}, {"beta_star": 0.0}),
         (R.MORE_STEPS, {"samples_above": False}, {"samples_above": True}),
         (R.RAISE_BETA, {"samples_above": False}, {"samples_above": True}),
         (R.FEWER_STEPS, {"sgld_steps": 2}, {"sgld_steps": 1}),

@@ -172,6 +172,7 @@ def test_an_info_is_said_once_and_makes_nothing_active():
     ("rule", "wrong", "said"),
     [
         (FloorRule(), {"error_patience": 1}, "warn_patience"),
+        (CollapsedRule(), {"share": 1.0}, "share"),
         (NOTE, {"window": 0}, "Bound of 'a'"),
         (NOTE, {"level": ERROR}, "Bound of 'a'"),
     ],
@@ -190,6 +191,14 @@ CONSTANT = make_row(energy_gap=1e-4, f_pos__std=3e-4)
         # A constant, of a run that told samples apart by 0.5, after 3/4 of 40 rows.
         ([make_row(f_pos__std=0.5)] * 60 + [CONSTANT] * 60, [(ERROR, 89)]),
         ([make_row(f_pos__std=0.5)] * 60 + [CONSTANT] * 29 + [make_row()] * 60, []),
+        # The oldest of the 40 counts as the others do.
+        (
+            [make_row(f_pos__std=0.5)] * 60
+            + [CONSTANT]
+            + [make_row(f_pos__std=0.5)] * 10
+            + [CONSTANT] * 29,
+            [(ERROR, 99)],
+        ),
         # Small, but not by so much; a head that starts at 0; a beginning that is just large.
         ([make_row(f_pos__std=0.5)] * 60 + [make_row(f_pos__std=0.01)] * 200, []),
         ([make_row(energy_gap=0.0, f_pos__std=0.0)] * 200, []),

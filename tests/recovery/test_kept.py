@@ -140,7 +140,9 @@ def test_what_cannot_be_read_back_is_refused_before_the_first_step(
 
 
 @pytest.mark.parametrize("lr", [np.float64(1e-2), np.float32(1e-2), torch.tensor(1e-2)], ids=type)
-def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(lr: Any, tmp_path: Path) -> None:
+def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(
+    lr: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = kept(tmp_path, lr=lr)
     first.steps(12)
     first.g.close()
@@ -149,6 +151,7 @@ def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(lr: Any, tmp_path: 
     now.steps(4)
     assert type(now.optimizer.param_groups[0]["lr"]) is type(lr)
     assert frozen([now.f, now.optimizer]) == then
+    assert "other random numbers" not in caplog.text
 
 
 def test_what_comes_later_is_not_written_and_said(
@@ -186,6 +189,17 @@ def test_a_whole_file_of_an_earlier_version_is_no_damaged_one(tmp_path: Path) ->
         kept(tmp_path).g.resume()
     torch.save({"version": 3, "state": {"lr": np.float64(1)}}, tmp_path / "snapshot-00000004.pt")
     with pytest.raises(ConfigError, match=r"its format is 3, that of this ebmguard 4. Go on with"):
+        kept(tmp_path).g.resume()
+
+
+@pytest.mark.parametrize("change", [{"version": 3}, {"more": 1}])
+def test_a_whole_file_with_another_version_or_key_is_refused(change: Any, tmp_path: Path) -> None:
+    first = kept(tmp_path)
+    first.steps(10)
+    first.g.close()
+    for file in tmp_path.glob("snapshot-*.pt"):
+        torch.save(torch.load(file, weights_only=True) | change, file)
+    with pytest.raises(ConfigError, match="not a snapshot of this version"):
         kept(tmp_path).g.resume()
 
 

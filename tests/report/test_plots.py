@@ -165,6 +165,19 @@ def test_axes_keep_the_order_and_have_round_ticks_inside(scale, values):
     assert axis.low - slack <= ticks[0] <= ticks[-1] <= axis.high + slack
 
 
+@pytest.mark.parametrize(
+    ("scale", "values", "ends"),
+    [
+        ("linear", [1.0, 3.0], (0.9, 3.1)),
+        ("linear", [4.0], (2.0, 6.0)),  # a constant is in the middle
+        ("log", [1.0, 100.0, -5.0], (10**-0.1, 10**2.1)),
+    ],
+)
+def test_an_axis_goes_a_little_beyond_its_values(scale, values, ends):
+    axis = Axis.around(scale, values)
+    assert (axis.low, axis.high) == pytest.approx(ends)
+
+
 def test_an_axis_ends_where_lost_runs_would_flatten_the_rest():
     axis = Axis.around("symlog", [0.1, -0.2, 3e20])
     assert axis.at(3e20) == axis.at(1e7) == 1.0

@@ -99,7 +99,13 @@ def test_a_healthy_run_has_no_problems(tmp_path):
             Level.WARN,
             "for 250 steps:",
         ),
-        ({"grad_scale": lambda step: 0.01 if step < 150 else 0.9}, None, None, ""),
+        (
+            {"grad_scale": lambda step: 0.01 if step < 200 else 0.9},
+            "sampler_failing",
+            Level.WARN,
+            "for 200 steps:",
+        ),
+        ({"grad_scale": lambda step: 0.01 if step < 199 else 0.9}, None, None, ""),
         (
             {"beta_star": 0.0, "ref__grad_scale": 0.01},
             "sampler_failing",
@@ -110,7 +116,7 @@ def test_a_healthy_run_has_no_problems(tmp_path):
         ({"sampler__clamped": 0.98}, "saturated", Level.WARN, "98% of the samples"),
         ({"buffer__reinit": 0.0}, "stale_chains", Level.INFO, "whole run"),
         (
-            {"optim__amplification": lambda step: 1.0 + step * step},
+            {"optim__amplification": lambda step: 0.01 + step * step},
             "amplification",
             Level.WARN,
             "Appendix H",
@@ -205,6 +211,7 @@ def test_alerts_with_their_own_remedies(tmp_path):
     ]
     assert problems[0].fix == "one; two."
     assert problems[0].where == "step 200"
+    assert "fired once" in problems[0].what
     assert "fired 2 times" in problems[1].what
 
 
@@ -226,6 +233,8 @@ def test_what_a_rollback_has_answered_is_told_once(tmp_path):
 
 
 def test_rollbacks_that_did_not_hold(tmp_path):
+    two = write(tmp_path / "two", rollbacks=[ROLLBACK, ROLLBACK | {"step": 210}])
+    assert [each.severity for each in problems_of_run(two)] == [Level.WARN]
     spent = ROLLBACK | {"step": 210, "relapse": True, "certified": False, "budget_left": 0}
     problems = problems_of_run(write(tmp_path, rollbacks=[ROLLBACK, spent]))
     assert [(each.name, each.severity) for each in problems] == [
@@ -297,6 +306,13 @@ def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):
     (entry,) = advice(rescued)
     assert (entry.level, entry.count, entry.first) == ("ERROR", 2, BACK_TO + 9)
     assert entry.remedies[-2:] == ("drink tea", "rest")
+
+
+def test_a_loss_that_an_alert_reports_is_reported_once(tmp_path):
+    path = write_run(tmp_path, rescued=False, finished=False)
+    names = [each.name for each in problems_of_run(path)]
+    assert "energy_blowup" in names
+    assert "diverged" not in names
 
 
 def test_severe_rules_come_first(tmp_path):

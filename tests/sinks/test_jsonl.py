@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import JsonlSink, jsonl, read_jsonl
-from ebmguard.sinks.opened import opened
+from ebmguard.sinks.opened import created, opened
 
 
 def same(left: Any, right: Any) -> bool:
@@ -292,6 +292,14 @@ def test_all_else_is_refused(make: Callable[[Path], Path], most: int, why: str, 
         opened(make(run), most=most)
 
 
-@pytest.mark.parametrize("name", ["nothing", "rows/below", "inner/nothing"])
+@pytest.mark.parametrize("name", ["nothing", "rows/below", "inner/nothing", "dangling"])
 def test_what_is_not_there_is_none(name: str, run: Path):
+    linked(run, "../nowhere", "dangling")
     assert opened(run / name) is None
+
+
+def test_what_is_made_for_a_file_is_known(tmp_path: Path):
+    made = list[Path]()
+    for _ in range(2):
+        os.close(created(tmp_path / "run" / "rows", os.O_WRONLY, made))
+        assert made == [tmp_path / "run", tmp_path / "run" / "rows"]

@@ -61,6 +61,16 @@ def test_an_interrupt_among_rows_that_are_handed_on_together_loses_none(tmp_path
     writer.close()
 
 
+def test_rows_that_come_again_are_cut_off_with_those_that_wait(tmp_path):
+    writer = Writer((), flush_every=50, folder=tmp_path)
+    for steps in (range(10), range(5, 8)):
+        writer.rewind(5, 0)
+        for step in steps:
+            writer.write(step, {"loss": 1.0}, {})
+    writer.close()
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [*range(8)]
+
+
 def test_two_guards_do_not_write_to_one_folder(tmp_path):
     """Their rows could not be told apart: 240 rows for 120 steps."""
     first = guard(None, None, beta_star=0.5, log_dir=tmp_path)
