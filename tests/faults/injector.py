@@ -137,15 +137,15 @@ class FaultInjector(ExitStack):
 
         Arm this before ``g.attach(optimizer=...)``, so that snapshots see the rate put back.
         """
-        exploded = list[
+        exploded: list[
             tuple[dict[str, Any], float, float]
-        ]()  # a group, its rate, and the high one
+        ] = []  # groups, their rates, the high ones
 
         def explode(*_: Any) -> None:
             if fault.has_begun and fault.left:
                 fault.left -= 1
                 exploded[:] = [(x, x["lr"], x["lr"] * factor) for x in optimizer.param_groups]
-                for group, _, high in exploded:
+                for group, _usual, high in exploded:
                     group["lr"] = high
 
         def put_back(*_: Any) -> None:

@@ -88,8 +88,9 @@ class Run:
         fake = draw()
         self.seen.append((real, fake.detach().clone()))
         real_out, fake_out = self.model(torch.cat((real, fake))).chunk(2)
-        loss: Tensor = self.loss_fn(real_out, fake_out)
-        return 0.1 * (real_out**2 + fake_out**2).mean() + loss
+        regular = 0.1 * (real_out**2 + fake_out**2).mean()
+        loss: Tensor = regular + self.loss_fn(real_out, fake_out)
+        return loss
 
     def tensors(self) -> list[Tensor]:
         states = self.optimizer.optimizer.state.values()

@@ -175,9 +175,8 @@ def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
     assert (float(places[0]), float(places[-1])) == (LEFT, RIGHT)
     (shown,) = [json.loads(raw) for _, raw in Parsed(text).raw if raw.startswith('{"last"')]
     assert (shown["runs"][0]["step"][-1], shown["runs"][0]["high"][-1]) == (4_999, 0.5)
-    heights = [float(y) for y in heights]
     # The axis ends 5% above the highest value.
-    assert sum(height < TOP + 10 for height in heights) == 1
+    assert sum(float(height) < TOP + 10 for height in heights) == 1
     assert len(heights) <= 1200
 
 

@@ -19,6 +19,7 @@ Sampler = Callable[[Any, Tensor], Tensor]
 
 SHAPE, STEPS = (1, 8, 8), 6
 STEP, NOISE = 0.5, 0.05  # o = 400
+STD = torch.tensor([NOISE])
 
 
 @dataclass(frozen=True)
@@ -371,6 +372,9 @@ LOOPS = {
     "in the logit of x": Loop(in_other_space, start=torch.randn),
     "all noise at once": Loop(all_at_once),
     "torch.distributions": Loop(distributed),
+    "noise of a tensor's size": Loop(
+        stepping(lambda x, g, t: x + STEP * g + torch.normal(torch.zeros_like(x), STD))
+    ),
     "float64": Loop(stepping(plain), dtype=torch.float64, tolerance=1e-9),
     "points of the plane": Loop(stepping(plain), shape=(2,), start=torch.randn),
     "optimizer SGD": Loop(by_optimizer(torch.optim.SGD)),

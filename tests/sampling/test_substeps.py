@@ -53,12 +53,13 @@ def without_noise(x: Tensor, g: Tensor, t: int) -> Tensor:
     return x + A * g
 
 
-def falling(x: Tensor, g: Tensor, t: int) -> Tensor:
+def falling(x: Tensor, g: Tensor, t: int) -> Any:
     return x + A * 0.8**t * g + C * 0.8 ** (t / 2) * torch.randn_like(x)
 
 
 def by_norm(g: Tensor) -> Tensor:
-    return g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)
+    cut: Tensor = g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)
+    return cut
 
 
 def by_value(g: Tensor) -> Tensor:

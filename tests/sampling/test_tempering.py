@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.sampling import Moves, Substeps, Tempering, find_module, scale
+from ebmguard.sampling import Moves, Substeps, Tempering, find_module, other_networks, scale
 from tests.parts import Bowl, Energy, climb, gradient_at, langevin
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
@@ -230,6 +230,20 @@ def test_found(call, args, kwargs, found):
 def test_not_found(call, args, words):
     with pytest.raises(SamplerError, match=words):
         find_module(call, args, {})
+
+
+def test_networks_beside_the_energy_are_named():
+    f, other = Energy(), Bowl()
+
+    def bound(*args, **kwargs):
+        return other
+
+    for call, args, names in (
+        (sampler, (f, other), ["an argument"]),
+        (bound, (f,), ["`other`"]),
+        (sampler, (f, f.net, nn.Sequential(f)), []),  # its parts, and what it is a part of
+    ):
+        assert other_networks(f, call, args, {}) == names
 
 
 # -- the gradients that pass by ---------------------------------------------------------------
