@@ -214,7 +214,6 @@ def test_one_of_few_negatives_makes_no_error_in_a_single_row(jump):
         *(WARN, None, WARN, None)
     ]
     assert found(GROWTH, [*STANDING, one, one, one])[-3:] == [WARN, ERROR, ERROR]
-    # It is over the limit of any WARN.
     (usual,) = feed(GROWTH, [*STANDING, make_row(energy_gap=grown(1.5 * GROWTH.growth))])
     (alert,) = feed(GROWTH, [*STANDING, one])
     assert alert.limit == math.copysign(usual.limit, jump)

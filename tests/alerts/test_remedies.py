@@ -42,6 +42,10 @@ def test_what_a_run_allows(remedy, allowing, forbidding):
     assert Situation(**forbidding).allows("words of a rule of one's own")
 
 
+def test_what_is_unknown_of_a_run_has_not_moved():
+    assert Situation(sgld_steps=3).moved == (0.0, 3.0, 0.0)
+
+
 def test_opposites_are_opposites_of_each_other():
     pairs = {frozenset(pair) for pair in product(R, R) if contradict(*pair)}
     assert {R.RAISE_BETA, R.LOWER_BETA} in pairs
