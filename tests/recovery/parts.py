@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,11 @@ class Loop:
     def steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
+
+
+def kept(folder: Path | None, *more: nn.Module, **told: Any) -> Loop:
+    recovery = Recovery(folder=folder, every=4, certify_after=4, folder_every=4)
+    return Loop(*more, action="rollback", recovery=recovery, **told)
 
 
 def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:

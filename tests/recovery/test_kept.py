@@ -1,4 +1,4 @@
-"""What snapshots hold, where they are taken, and whose their folder is: one case a line."""
+"""What snapshots hold, and where they are taken: one case a line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import datetime
 import decimal
 import enum
 import itertools
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,11 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import archive
-from tests.parts import Memory
-from tests.recovery.parts import Loop, Replay
+from tests.recovery.parts import Loop, Replay, kept
 from tests.runs import frozen, randomness
 
 
@@ -63,11 +58,6 @@ class Holder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         (self.value,) = state["value"]
-
-
-def kept(folder: Path | None, *more: nn.Module, **told: Any) -> Loop:
-    recovery = Recovery(folder=folder, every=4, certify_after=4, folder_every=4)
-    return Loop(*more, action="rollback", recovery=recovery, **told)
 
 
 # -- what a snapshot may hold ----------------------------------------------------------------------
@@ -347,73 +337,3 @@ def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -
     assert best is not None
     assert best.step < loop.g.step - 1
     assert frozen(best.state["model"]) != frozen(loop.f)
-
-
-# -- whose a folder is -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["same", "relative", "link", "log_dir"])
-def test_a_folder_has_one_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to("run")
-    other = {"relative": Path("run"), "link": tmp_path / "link"}.get(way, folder)
-    first = kept(folder, **({"log_dir": folder} if way == "log_dir" else {}))
-    first.step()
-    second = kept(other)
-    for act in (second.step, second.g.resume):
-        with pytest.raises(ConfigError, match=r"folder=.*in use by another guard of this process"):
-            act()
-    assert second.g.step == 0
-    first.steps(10)
-    first.g.close()
-    assert second.g.resume() == 4
-    second.step()
-    first.g.attach()
-    with pytest.raises(ConfigError, match="in use by another guard"):
-        first.step()
-
-
-TRAINS = """
-import sys, time
-from pathlib import Path
-from tests.recovery.test_kept import kept
-loop = kept(Path(sys.argv[1]))
-loop.steps(10)
-print("trained", flush=True)
-time.sleep(600)
-"""
-
-
-def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINS, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        loop = kept(tmp_path)
-        for act in (loop.step, loop.g.resume):
-            with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
-                act()
-        process.kill()
-    assert loop.g.resume() == 4
-
-
-def test_rows_that_a_sink_refuses_before_a_snapshot_end_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Once(Memory):
-        flushes = 0
-
-        def flush(self) -> None:
-            self.flushes += 1
-            if self.flushes == 3:
-                raise ValueError("refused")
-
-    loop = kept(tmp_path, sinks=[Once()], flush_every=1000)
-    loop.steps(40)
-    said = [text for text in caplog.messages if text.startswith("No snapshot of step")]
-    assert len(said) == 1
-    assert "Once raised ValueError: refused" in said[0]
-    loop.g.close()
-    assert (kept(tmp_path).g.resume() or 0) > 20
