@@ -171,13 +171,19 @@ def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
     text = page([record(tmp_path / "run", found)])
     assert len(text) < 150_000
     (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
-    places, heights = zip(*re.findall(r"[ML](\S+) (\S+)", str(path)), strict=True)
-    assert (float(places[0]), float(places[-1])) == (LEFT, RIGHT)
+    heights = re.findall(r"[ML]\S+ (\S+)", str(path))
     (shown,) = [json.loads(raw) for _, raw in Parsed(text).raw if raw.startswith('{"last"')]
     assert (shown["runs"][0]["step"][-1], shown["runs"][0]["high"][-1]) == (4_999, 0.5)
     # The axis ends 5% above the highest value.
     assert sum(float(height) < TOP + 10 for height in heights) == 1
     assert len(heights) <= 1200
+
+
+def test_a_chart_goes_from_step_0_to_the_last(tmp_path):
+    text = page([record(tmp_path / "run", [(step, {"energy_gap": 1.0}) for step in range(3)])])
+    (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
+    places = [float(x) for x in re.findall(r"[ML](\S+)", str(path))]
+    assert places == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
 
 
 def test_text_is_escaped(tmp_path):
