@@ -50,6 +50,8 @@ CASES = {
     "an unknown level": (_set("alerts.jsonl", "level", "LOUD"), "one of INFO, WARN, ERROR"),
     "remedies of numbers": (_set("alerts.jsonl", "remedies", [1]), "expected texts"),
     "changes that are none": (_set("recovery.jsonl", "changes", {"lr": 1}), "pairs of numbers"),
+    "half an attempt": (_set("recovery.jsonl", "attempt", 1.5), "expected a whole number"),
+    "an attempt beyond all": (_set("recovery.jsonl", "attempt", 10**400), "a whole number"),
     "a time in words": (_set("results.json", "wall_seconds", "long"), "a number or null"),
 }
 

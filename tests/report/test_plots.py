@@ -178,6 +178,11 @@ def test_an_axis_goes_a_little_beyond_its_values(scale, values, ends):
     assert (axis.low, axis.high) == pytest.approx(ends)
 
 
+def test_ticks_of_many_powers_are_every_second_one():
+    ticks = Axis.around("log", [1e-3, 1e3]).ticks()
+    assert ticks == pytest.approx([1e-3, 1e-1, 10, 1e3])
+
+
 def test_an_axis_ends_where_lost_runs_would_flatten_the_rest():
     axis = Axis.around("symlog", [0.1, -0.2, 3e20])
     assert axis.at(3e20) == axis.at(1e7) == 1.0

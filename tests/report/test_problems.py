@@ -116,7 +116,7 @@ def test_a_healthy_run_has_no_problems(tmp_path):
         ({"sampler__clamped": 0.98}, "saturated", Level.WARN, "98% of the samples"),
         ({"buffer__reinit": 0.0}, "stale_chains", Level.INFO, "whole run"),
         (
-            {"optim__amplification": lambda step: 0.01 + step * step},
+            {"optim__amplification": lambda step: 1e-6 * (1 + step * step)},
             "amplification",
             Level.WARN,
             "Appendix H",
