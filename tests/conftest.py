@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 HEAVY = (
     *("adapters", "frameworks", "never_silent", "recovery", "reference_training", "trace", "whole"),
     *("alerts/test_sampler_rules.py", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
-    *("retrofit/test_ensembles.py", "retrofit/test_faults.py"),
+    *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "sinks/test_logs.py"),
 )
 """Rooms and files whose tests train, or take long otherwise."""
 HEAVY_WORDS = re.compile(

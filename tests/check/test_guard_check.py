@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from ebmguard.check.problem import to_text
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.samplers import ReplayBuffer
-from tests.parts import Energy, Memory, langevin
+from tests.parts import Energy, Memory, langevin, unit_langevin
 
 X = torch.linspace(-1, 1, 16).reshape(8, 2)
 
@@ -182,14 +183,8 @@ def test_a_linear_energy_is_not_taken_for_a_stuck_chain():
     f = torch.nn.Linear(X.shape[1], 1)
     optimizer = torch.optim.Adam(f.parameters())
 
-    def langevin(x):
-        for _ in range(4):
-            x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(f(x).sum(), x)
-            x = x + slope + 0.1 * torch.randn_like(x)
-        return x.detach()
-
-    loss_fn, sample = g = guard(None, langevin, model=f, optimizer=optimizer)
+    sampler = partial(unit_langevin, f, steps=4)
+    loss_fn, sample = g = guard(None, sampler, model=f, optimizer=optimizer)
     for _ in range(4):
         loss_fn(f(X), f(sample(torch.randn_like(X)))).backward()
         optimizer.step()

@@ -18,6 +18,7 @@ from ebmguard.report import RecordedRun
 from ebmguard.report.folder import outcome
 from ebmguard.runs import load
 from ebmguard.sinks import LOCK
+from tests.sinks import parts
 
 from . import folders
 
@@ -33,29 +34,8 @@ def row(step: int, attempt: int = 0, **numbers: object) -> dict[str, Any]:
     return {"step": step, "recovery/attempt": float(attempt), "energy_gap": step + 0.5, **numbers}
 
 
-ALERT = {
-    "step": 5,
-    "level": "ERROR",
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
-    "value": "NaN",
-    "limit": 1.0,
-    "message": "ERROR",
-    "remedies": [],
-}
-ROLLBACK = {
-    "step": 5,
-    "restored_step": 3,
-    "attempt": 1,
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
-    "value": "NaN",
-    "message": "",
-    "budget_left": 4,
-    "changes": {"lr": [0.1, 0.01]},
-    "certified": True,
-    "relapse": False,
-}
+ALERT = parts.ALERT | {"step": 5, "value": "NaN"}
+ROLLBACK = parts.RECOVERY | {"step": 5, "restored_step": 3, "value": "NaN"}
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, MedianRule
 from ebmguard.report.folder import RecordedRun, outcome
 from ebmguard.report.problems import advice, problems_of_run
 from ebmguard.sinks import JsonlSink
+from tests.sinks.parts import RECOVERY
 
 from .folders import BACK_TO, record
 from .folders import write as write_run
@@ -41,17 +42,12 @@ HEALTHY = {
 }
 CONFIG = {"iterations": STEPS, "settings": {"step_size": 1.0, "noise_std": 0.01}}
 ALERT = Alert("energy_blowup", Level.ERROR, 200, "energy_gap", 9.0, 3.0, 64, ("one", "two"))
-ROLLBACK = {
+ROLLBACK = RECOVERY | {
     "step": 200,
     "restored_step": 150,
-    "attempt": 1,
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
     "value": 9.0,
     "certified": True,
-    "relapse": False,
     "changes": {"beta_star": [0.0, 2.0]},
-    "budget_left": 4,
     "message": "Rollback 1 at step 200.",
 }
 
