@@ -128,34 +128,24 @@ def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> 
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("kind", "settings"),
     [
-        {"budget": -1},
-        {"every": 0},
-        {"keep": True},
-        {"ladder": ()},
-        {"ladder": (1,)},
-        {"certify_after": 1.5},
+        (Recovery, {"budget": -1}),
+        (Recovery, {"every": 0}),
+        (Recovery, {"keep": True}),
+        (Recovery, {"ladder": ()}),
+        (Recovery, {"ladder": (1,)}),
+        (Recovery, {"certify_after": 1.5}),
+        (Change, {"lr": 0.0}),
+        (Change, {"sgld_steps": -1.0}),
+        (Change, {"beta_star": 0.0}),
+        (Change, {"beta_factor": -0.5}),
+        (Change, {"substeps": 0}),
     ],
 )
-def test_settings_out_of_range(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="Recovery"):
-        Recovery(**settings)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"lr": 0.0},
-        {"sgld_steps": -1.0},
-        {"beta_star": 0.0},
-        {"beta_factor": -0.5},
-        {"substeps": 0},
-    ],
-)
-def test_changes_out_of_range(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="Change"):
-        Change(**change)
+def test_settings_out_of_range(kind: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=kind.__name__):
+        kind(**settings)
 
 
 def test_a_sampler_without_that_parameter_cannot_be_given_its_steps() -> None:
