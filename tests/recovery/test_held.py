@@ -12,6 +12,7 @@ import torch
 
 from ebmguard import Recovery, guard
 from ebmguard.errors import ConfigError
+from ebmguard.recovery.chain_tracker import ChainTracker
 from tests.parts import Energy, gradient_at
 from tests.recovery.parts import QUICK, SAME, Run, Scripted, run_until
 
@@ -113,6 +114,17 @@ def test_a_list_of_tensors_stays_the_same_tensors() -> None:
     assert rows[0] is first
     assert rows[1] is second
     assert first.tolist() == [12.0, 12.0]
+
+
+@pytest.mark.parametrize("way", ["kept", "copied"])
+def test_whether_a_loop_passes_its_samples_on_or_copies_of_them_is_known(way: str) -> None:
+    tracker, x = ChainTracker(), torch.randn(4, 2)
+    for _ in range(3):
+        tracker.enter(gradient_at, (x,), {}, None)
+        result = x + 0.1
+        tracker.leave(result)
+        x = result if way == "kept" else result.clone()
+    assert tracker.feedback == way
 
 
 def made_anew(box: list[Any], x: torch.Tensor) -> None:

@@ -71,6 +71,17 @@ def test_condemning_never_takes_the_last_one() -> None:
     assert best.step == 0
 
 
+def test_what_came_after_a_restored_snapshot_is_forgotten() -> None:
+    ring = Snapshots(keep=3, certify_after=1)
+    first, second, third, *ring.waiting = (Snapshot(step, {}) for step in range(5))
+    ring.certified = [first, second, third]
+    ring.restart_from(second)
+    assert (ring.certified, ring.waiting) == ([first, second], [])
+    ring.certified, ring.waiting = [], [first, second]
+    ring.restart_from(first)
+    assert ring.waiting == [first]
+
+
 def test_snapshots_are_themselves_whatever_their_tensors_hold():
     """Comparing their values asked tensors for one truth value, and dropped a twin."""
     one, twin = (Snapshot(50, {"model": torch.zeros(3)}) for _ in range(2))
