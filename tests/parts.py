@@ -109,6 +109,11 @@ def difference(f_pos: Tensor, f_neg: Tensor) -> Tensor:
     return -(f_pos.mean() - f_neg.mean())
 
 
+def rising_difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
+    """The same of energies that are low on data."""
+    return energy_pos.mean() - energy_neg.mean()
+
+
 def gradients(
     f_pos: Tensor,
     f_neg: Tensor,
@@ -152,19 +157,21 @@ def gradient_at(f: Any, x: Tensor) -> Tensor:
     return grad
 
 
-def langevin(f: Any, x: Tensor, steps: int = 3, step_size: float = 0.1) -> Tensor:
+def langevin(
+    f: Any, x: Tensor, steps: int = 3, step_size: float = 0.1, noise_std: float = 0.01
+) -> Tensor:
     """JEM's sampler: edits one leaf in place through `.data`."""
     x = x.clone().requires_grad_()
     for _ in range(steps):
-        (grad,) = torch.autograd.grad(f(x).sum(), x)
-        x.data += step_size * grad + 0.01 * torch.randn_like(x)
+        (grad,) = torch.autograd.grad(f(x).sum(), [x], retain_graph=True)
+        x.data += step_size * grad + noise_std * torch.randn_like(x)
     return x.detach()
 
 
-def unit_langevin(f: Any, x: Tensor, steps: int = 3) -> Tensor:
+def unit_langevin(f: Any, x: Tensor, steps: int = 3, step: float = 0.02) -> Tensor:
     """A new leaf for each step, for exp(f): o = 1."""
     for _ in range(steps):
-        x = x.detach() + 0.02 * gradient_at(f, x) + 0.2 * torch.randn_like(x)
+        x = x.detach() + step * gradient_at(f, x) + (2 * step) ** 0.5 * torch.randn_like(x)
     return x
 
 

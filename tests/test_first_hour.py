@@ -74,6 +74,10 @@ def test_what_is_published_is_as_pypi_wants_it(newcomer):
 def test_all_that_the_readme_shows_works_outside_the_clone(newcomer):
     assert go(newcomer, "ebmguard", "--version").startswith("ebmguard ")
     assert "usage" in go(newcomer, "ebmguard", "--help")
+    asked = "import pathlib, ebmguard.adapters, ebmguard.reference_training.jem as jem; "
+    asked += "here = pathlib.Path(ebmguard.__file__).parent; print((here / 'py.typed').exists(), "
+    asked += "pathlib.Path(jem.__file__).is_relative_to(here / 'reference_training'))"
+    assert go(newcomer, "python", "-c", asked) == "True True\n"
     (code, shown), *_ = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", README, re.DOTALL)
     (newcomer / "ring.py").write_text(code)
     printed = go(newcomer, "python", "ring.py")

@@ -7,7 +7,6 @@ import importlib
 import inspect
 import pkgutil
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -322,33 +321,3 @@ def test_constraints_cover_every_requirement() -> None:
     wanted = [*project["dependencies"], *(name for extra in extras for name in extra)]
     names = {re.split(r"[\[<>=~! ]", requirement)[0].lower() for requirement in wanted}
     assert names - {"ebmguard"} <= pinned
-
-
-@pytest.mark.slow
-def test_a_wheel_holds_everything(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    keep = ("ebmguard", "adapters", "reference_training", "pyproject.toml", "README.md", "LICENSE")
-    source.mkdir()
-    for entry in keep:
-        if (ROOT / entry).is_dir():
-            shutil.copytree(
-                ROOT / entry, source / entry, ignore=shutil.ignore_patterns("__pycache__")
-            )
-        else:
-            shutil.copy(ROOT / entry, source / entry)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, source], check=True)
-    (wheel,) = tmp_path.glob("ebmguard-*.whl")
-    target = tmp_path / "installed"
-    subprocess.run([*pip, "install", "--no-deps", "--target", target, wheel], check=True)
-    out = run(
-        f"import sys; sys.path.insert(0, {str(target)!r})\n"
-        "import pathlib, ebmguard, ebmguard.adapters, ebmguard.reference_training.jem as jem\n"
-        "print(ebmguard.__file__)\n"
-        "print(jem.__file__)\n"
-        "print((pathlib.Path(ebmguard.__file__).parent / 'py.typed').exists())",
-        cwd=tmp_path,
-    ).split()
-    assert out[0].startswith(str(target))
-    assert out[1].startswith(str(target / "ebmguard" / "reference_training"))
-    assert out[2] == "True"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from tests.parts import CLASSES, Energy, difference
+from tests.parts import CLASSES, Energy, difference, rising_difference
 from tests.runs import Call, Run, Trial
 
 IMAGE = (1, 6, 6)
@@ -20,11 +20,6 @@ IMAGE = (1, 6, 6)
 
 def images(n: int) -> Tensor:
     return torch.rand(n, *IMAGE) * 2 - 1
-
-
-def rising_difference(energy_pos: Tensor, energy_neg: Tensor) -> Tensor:
-    """The standard loss on energies that are low on data."""
-    return energy_pos.mean() - energy_neg.mean()
 
 
 # -- short_run: closures over one network, and a difference that is maximised ---------------------

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.parts import Classifier, Energy, difference, uniform
+from tests.parts import Classifier, Energy, difference, rising_difference, uniform
 from tests.runs import Call, Run, Trial, begin
 
 # -- recovery: pairs at noise levels, a weight and an output scale of each level ------------------
@@ -122,7 +122,7 @@ def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:
         "step_size": 1.0,
         "noise_std": noise_std,
     }
-    loss_fn, sample = trial.around(run, falling_difference, run.model.sample, settings)
+    loss_fn, sample = trial.around(run, rising_difference, run.model.sample, settings)
     for _ in range(trial.n):
         x, y = uniform(6), torch.randint(3, (6,))
         x_q = sample(uniform(6), noise_std, trial)
@@ -133,10 +133,6 @@ def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:
         loss.backward()
         run.optimizer.step()
     return run.end()
-
-
-def falling_difference(e_pos: Tensor, e_neg: Tensor) -> Tensor:
-    return e_pos.mean() - e_neg.mean()
 
 
 # -- latent: a prior's chain and a posterior's, both on one energy --------------------------------
@@ -181,10 +177,10 @@ def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
         return z.detach(), g_grad.norm(), z_grad.norm()
 
     settings = {"convention": "energy", "output_scale": 1.0}
-    loss_fn, sample_prior = trial.around(run, falling_difference, sample_prior, settings)
+    loss_fn, sample_prior = trial.around(run, rising_difference, sample_prior, settings)
     watched = Trial(None if trial.beta_star is None else 0.0, attach=trial.attach)
     settings = {"convention": "energy", "model": net_e}
-    watch, sample_posterior = watched.around(run, falling_difference, sample_posterior, settings)
+    watch, sample_posterior = watched.around(run, rising_difference, sample_posterior, settings)
     for _ in range(trial.n):
         x = data[torch.randint(40, (8,))]
         z_g, *_ = sample_posterior(torch.randn(8, 4, 1, 1), x, net_g, net_e)
@@ -337,7 +333,7 @@ def train_energy_matching(trial: Trial, *, epsilon: float = 0.5) -> Run:
         return x.detach()
 
     settings = {"convention": "energy", "output_scale": 1 / epsilon}
-    loss_fn, gibbs_sampler = trial.around(run, falling_difference, gibbs_sampler, settings)
+    loss_fn, gibbs_sampler = trial.around(run, rising_difference, gibbs_sampler, settings)
     start = torch.tensor([1.0, 0.0]).repeat_interleave(4)
     for _ in range(trial.n):
         x0, x1 = torch.randn(8, 2), data[torch.randint(40, (8,))]

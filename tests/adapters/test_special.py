@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from typing import Any
 
@@ -14,8 +15,28 @@ from ebmguard.adapters import hdge, vera
 from ebmguard.errors import ConfigError, SamplerError
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
-from tests.parts import BATCH, CHAINS, SHAPE, Energy, doubles, draw, gradient_at, uniform
-from tests.runs import Trial
+from tests.parts import (
+    BATCH,
+    CHAINS,
+    SHAPE,
+    Energy,
+    doubles,
+    draw,
+    get_sample_q,
+    gradient_at,
+    rising_difference,
+    uniform,
+)
+from tests.runs import Run, Trial, begin, train
+
+JEM: Any = {"beta_star": 0.5, "output_scale": 20_000}
+
+
+def guarded() -> Run:
+    """JEM's loop with one guard for all of its losses."""
+    run = begin()
+    run.loss_fn, run.sampler = run.guard(None, run.sampler, **JEM)
+    return run
 
 
 def test_jem_rows_of_the_terms_are_written_apart(tmp_path):
@@ -23,6 +44,54 @@ def test_jem_rows_of_the_terms_are_written_apart(tmp_path):
     for term in ("p_x", "p_x_y"):
         rows = read_jsonl(tmp_path / "run" / "ebmguard" / term / "metrics.jsonl")
         assert [row["step"] for row in rows] == list(range(5))
+        assert all(row["sampler/grad_norm"] > 0 for row in rows)
+
+
+def test_jem_plots_with_the_training_sampler_do_not_disturb_the_steps():
+    def run_with(plot_every, pause):
+        run = guarded()
+        plots = []
+
+        def plot(step):
+            if (step + 1) % plot_every == 0:
+                state = torch.get_rng_state()  # so that the plots leave the same run behind
+                with run.guards[0].paused() if pause else contextlib.nullcontext():
+                    plots.append(run.sampler(run.model, []))
+                torch.set_rng_state(state)
+
+        train(run, after=plot)
+        assert len(plots) == 20 // plot_every
+        return run
+
+    without = run_with(100, pause=False)
+    for pause in (False, True):
+        run = run_with(5, pause)
+        assert run.equals(without)
+        found, expected = run.memories[0], without.memories[0]
+        assert found.steps == list(range(20))
+        assert found.column("loss") == expected.column("loss")
+        # Paused plots leave no trace at all; the others are pooled with the next step's samples.
+        assert (repr(found.rows) == repr(expected.rows)) == pause  # NaN is not equal to itself
+
+
+def test_jem_two_losses_of_one_iteration_are_one_step_once_the_optimizer_is_attached():
+    for attach, steps in ((False, 40), (True, 20)):
+        run = guarded()
+        if attach:
+            run.guards[0].attach(optimizer=run.optimizer)
+        train(run, joint_weight=0.5)
+        assert run.memories[0].steps == list(range(steps))
+
+
+def test_jem_two_terms_with_a_guard_each_train_as_with_one_and_are_watched_apart():
+    together = train(guarded(), joint_weight=0.5)
+    apart = guarded()
+    second = apart.guard(None, get_sample_q(), **JEM)
+    train(apart, joint_weight=0.5, joint=second)
+    assert apart.equals(together)
+    assert [memory.steps for memory in apart.memories] == [list(range(20))] * 2
+    gaps = [(call.f_pos.mean() - call.f_neg.mean()).item() for call in apart.calls[::2]]
+    assert apart.memories[0].column("energy_gap") == pytest.approx(gaps, abs=1e-6)
 
 
 def test_jempp_batch_normalisation_counts_alike(tmp_path):
@@ -167,7 +236,7 @@ def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
     model, x = Quadratic(), torch.rand(5, 1, 2, 2)
     beta = 0.25
     flags = Namespace(step_lr=0.5)
-    loss_fn, draw_with_kl = ebm_trainers.rising_difference, ebm_trainers.gen_image
+    loss_fn, draw_with_kl = rising_difference, ebm_trainers.gen_image
     # o = 2 · 0.5 / 0.5², and β* = β o
     settings: Any = {"convention": "energy", "step_size": 0.5, "noise_std": 0.5}
     _, sampler = guard(loss_fn, draw_with_kl, beta_star=beta * 4, **settings)

@@ -40,6 +40,8 @@ def grown(by: float, past: float = 0.0, spread: float = 1.0) -> float:
     return (past + other) * math.exp(by) - other
 
 
+ENERGIES = ("energy_gap", "f_pos/median", "f_pos/std", "f_neg/median", "f_neg/min", "f_neg/q95")
+APART = {"energy_overlap": 0.0}
 # Of a run whose past is as below: gaps that no other diagnostic supports.
 WARNED, FAILED = grown(1.5 * GROWTH.growth, 0.2), grown(3 * GROWTH.growth)
 
@@ -105,6 +107,32 @@ def noise(count: int, seed: int = 0, gap: float = 0.0, **changes: Any) -> list[R
         )
         for _ in range(count)
     ]
+
+
+SETTLED = 3 * GROWTH.rows
+STANDING = [make_row()] * SETTLED
+
+
+def beginning(factor: float, final: float = 20.0) -> list[Row]:
+    """All energies grow by a factor a step for 30 steps, and then stand."""
+    draw = random.Random(0)
+    sizes = [final * factor ** min(0, t - 30) for t in range(200)]
+    gaps = [size * math.exp(draw.gauss(0, 0.05)) for size in sizes]
+    return [
+        make_row(energy_gap=gap, f_pos__std=size / 2, sampler__grad_norm=size, **APART)
+        for gap, size in zip(gaps, sizes, strict=True)
+    ]
+
+
+def scaled(rows: Iterable[Row], unit: float) -> list[Row]:
+    """The same run with energies in other units."""
+    return [{tag: v * unit if tag in ENERGIES else v for tag, v in row.items()} for row in rows]
+
+
+def found(rule: GrowthRule, rows: Iterable[Row]) -> list[Level | None]:
+    """The level of each row, without the judge's memory."""
+    watcher = rule.watcher()
+    return [watcher.read(row).level for row in rows]
 
 
 def feed(what: Judge | Rule, rows: Iterable[Mapping[str, float]], start: int = 0) -> list[Alert]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -13,123 +11,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ebmguard.alerts import Bands, GrowthRule, Level, Remedy
+from ebmguard.alerts import Bands, Level, Remedy
 from ebmguard.errors import ConfigError
 
-from .parts import GROWTH, Row, excerpt, feed, grown, levels, make_row, noise
+from .parts import (
+    APART,
+    ENERGIES,
+    GROWTH,
+    SETTLED,
+    STANDING,
+    Row,
+    beginning,
+    excerpt,
+    feed,
+    found,
+    grown,
+    levels,
+    make_row,
+    noise,
+    scaled,
+)
 
 WARN, ERROR = Level.WARN, Level.ERROR
 # For what follows from the rule's definition, so that the shipped numbers may change.
 RULE = replace(GROWTH, spreads=20.0, growth=0.8, rows=20, unit=1.0, edge=0.2, part=0.01)
-APART = {"energy_overlap": 0.0}
 STEEP = {"sampler__grad_norm": 9.0}
-ENERGIES = ("energy_gap", "f_pos/median", "f_pos/std", "f_neg/median", "f_neg/min", "f_neg/q95")
-SETTLED = 3 * GROWTH.rows
-STANDING = [make_row()] * SETTLED
-
-
-def found(rule: GrowthRule, rows: Iterable[Row]) -> list[Level | None]:
-    """The level of each row, without the judge's memory."""
-    watcher = rule.watcher()
-    return [watcher.read(row).level for row in rows]
-
-
-def scaled(rows: Iterable[Row], unit: float) -> list[Row]:
-    """The same run with energies in other units."""
-    return [{tag: v * unit if tag in ENERGIES else v for tag, v in row.items()} for row in rows]
-
-
-# -- shapes of runs --------------------------------------------------------------------------------
-
-
-def tails(count: int, seed: int) -> list[Row]:
-    """Student's t with 5 degrees of freedom: outliers of 8 sigma come along now and then."""
-    draw = random.Random(seed)
-    student = (draw.gauss(0, 0.1) / math.sqrt(draw.gammavariate(2.5, 0.4)) for _ in range(count))
-    return [make_row(energy_gap=gap) for gap in student]
-
-
-def beginning(factor: float, final: float = 20.0) -> list[Row]:
-    """All energies grow by a factor a step for 30 steps, and then stand."""
-    draw = random.Random(0)
-    sizes = [final * factor ** min(0, t - 30) for t in range(200)]
-    gaps = [size * math.exp(draw.gauss(0, 0.05)) for size in sizes]
-    return [
-        make_row(energy_gap=gap, f_pos__std=size / 2, sampler__grad_norm=size, **APART)
-        for gap, size in zip(gaps, sizes, strict=True)
-    ]
-
-
-def ramp(slope: float, spread: float) -> list[Row]:
-    return [make_row(energy_gap=slope * t, f_pos__std=spread) for t in range(400)]
-
-
-QUIET = {
-    **{f"noise {seed}": noise(1000, seed) for seed in range(5)},
-    **{f"noise around {gap}": noise(500, gap=gap) for gap in (-25.0, 2.0, 25.0)},
-    **{f"a beginning by factors of {x}": beginning(x) for x in (1.1, 1.25, 1.5, 2.0, 10.0)},
-    "wild first steps": [*[make_row(energy_gap=x) for x in (20, -25, 5, 28)], *noise(200)],
-    "a harmless surge": [*noise(200), *noise(1, gap=0.5 * grown(GROWTH.growth)), *noise(50)],
-    "energies that close in": [make_row(energy_gap=25 * 0.9**t) for t in range(200)],
-}
-
-
-@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("name", QUIET)
-def test_a_healthy_run_is_quiet_in_any_unit(name, unit):
-    assert feed(replace(GROWTH, unit=GROWTH.unit * unit), scaled(QUIET[name], unit)) == []
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        *[ramp(slope, 1.0) for slope in (0.01, 0.05)],
-        ramp(20.0, 300.0),
-        *[tails(5000, seed) for seed in range(3)],
-    ],
-)
-def test_a_ramp_or_an_outlier_is_no_error(rows):
-    alerts = feed(GROWTH, rows)
-    assert [alert for alert in alerts if alert.level is ERROR] == []
-    assert len(alerts) <= 5
-
-
-@pytest.mark.parametrize(("rate", "power"), [(0.003, 2), (0.01, 2), (0.028, 1), (0.04, 1)])
-@pytest.mark.parametrize("overlap", [0.0, 0.5])
-def test_slow_growth_is_seen_where_it_is_out_of_line_with_the_data(overlap, rate, power):
-    """At a lowered learning rate gaps doubled every 25 rows, from 1 to millions."""
-    gaps = [math.exp(rate * t) for t in range(int(9 / rate))]
-    rows = [*noise(200), *[make_row(energy_gap=gap, energy_overlap=overlap) for gap in gaps]]
-    levels = found(GROWTH, rows)
-    seen = next(row for row, level in zip(rows, levels, strict=True) if level)["energy_gap"]
-    lost = rows[levels.index(ERROR)]["energy_gap"]
-    assert seen < 1.5 * GROWTH.spreads
-    assert 1 < lost / GROWTH.spreads**power < 1.5
-
-
-@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e6])
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("past", [0.0, 20.0])
-def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps, sign, unit):
-    before = noise(SETTLED, gap=sign * past)
-    base = 0.1 + past
-    doubling = [base * 2 ** (t / steps) for t in range(1, 14 * steps)]
-    rows = [
-        make_row(
-            energy_gap=sign * gap,
-            energy_overlap=0.0 if sign > 0 else 1.0,
-            sampler__grad_norm=0.2 * gap / base,
-        )
-        for gap in doubling
-    ]
-    alerts = feed(replace(GROWTH, unit=GROWTH.unit * unit), scaled([*before, *rows], unit))
-    error = next(alert for alert in alerts if alert.level is ERROR)
-    left = next(t for t, gap in enumerate(doubling, SETTLED) if gap > base + 1)
-    assert left <= error.step <= left + 4 * steps + 2
-    assert alerts[0].step >= left  # a WARN is no guess either
-    assert error.tag == "energy_gap"
-    assert error.value * sign > error.limit * sign > 0
 
 
 # -- growth and its witness ------------------------------------------------------------------------
@@ -238,6 +144,8 @@ def test_an_excess_that_the_weights_absorb_is_a_warning_but_not_without_end(gap,
     surge = make_row(**ABSORBED | STEEP, energy_gap=gap)
     past = noise(SETTLED, **ABSORBED)
     assert levels(feed(RULE, [*past, *[surge] * 9])) == [(level, SETTLED)]
+    # From the usual limit on.
+    assert found(RULE, [*past, make_row(**ABSORBED | {"energy_gap": grown(1.2)})])[-1] is WARN
     # Where no weights take it out, the same is an ERROR.
     linear = [row | {"beta_star": 0.0} for row in [*past, surge]]
     assert levels(feed(RULE, linear)) == [(ERROR, SETTLED)]
@@ -428,23 +336,6 @@ STORIES = {
 }
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_restored_in_the_middle_it_says_the_same(name):
-    rows = STORIES[name]
-    for cut in {0, 1, 5, 33, len(rows) // 2, len(rows) - 10}:
-        whole, resumed = GROWTH.watcher(), GROWTH.watcher()
-        for row in rows[:cut]:
-            whole.read(row)
-        for row in noise(70, gap=50.0):
-            resumed.read(row)
-        resumed.load_state_dict(json.loads(json.dumps(whole.state_dict(), allow_nan=False)))
-        assert resumed.state_dict() == whole.state_dict()
-        for row in rows[cut:]:
-            assert resumed.read(row) == whole.read(row)
-            if "energy_gap" in row:
-                assert resumed.limits() == whole.limits()
-
-
 @settings(max_examples=60)
 @given(drawn=st.one_of(TAILS, st.sampled_from(sorted(STORIES))))
 def test_a_row_has_the_level_that_its_limits_say(drawn):
@@ -464,25 +355,6 @@ def test_the_memory_of_a_run_that_grows_for_ever_is_bounded():
     for t in range(20_000):
         watcher.read(make_row(energy_gap=float(t)))
     assert len(json.dumps(watcher.state_dict())) < 50_000
-
-
-# -- episodes --------------------------------------------------------------------------------------
-
-
-def test_a_run_that_limps_is_an_error_once_or_twice():
-    """4,000 rows whose gap wanders from 24 to 210, at no overlap: it had 42 ERRORs."""
-    draw = random.Random(0)
-    limping = [
-        make_row(energy_gap=24 * (210 / 24) ** (t / 4000) * math.exp(draw.gauss(0, 0.3)), **APART)
-        for t in range(4000)
-    ]
-    errors = [a for a in feed(GROWTH, [*noise(100), *limping]) if a.level is ERROR]
-    assert 1 <= len(errors) <= 3
-
-
-def test_samples_that_shoot_over_and_then_under_the_data_are_one_episode():
-    rows = [*STANDING, make_row(energy_gap=-50.0), *[make_row()] * 3, make_row(energy_gap=140.0)]
-    assert levels(feed(GROWTH, rows)) == [(ERROR, SETTLED)]
 
 
 # -- bad arguments ---------------------------------------------------------------------------------

@@ -172,16 +172,6 @@ def test_what_is_no_rule_is_refused(rules, said):
 # -- several losses in a step --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("losses", [1, 4])
-def test_accumulated_losses_are_one_observation_of_their_step(losses):
-    rows = [LOW for _ in range(220)]
-    judge = Judge()
-    alerts = [
-        a for step, row in enumerate(rows) for _ in range(losses) for a in judge.observe(step, row)
-    ]
-    assert levels(alerts) == [(WARN, 19), (ERROR, 199)]
-
-
 def test_an_alert_of_a_loss_is_not_taken_back_and_its_memory_is():
     judge = Judge()
     feed(judge, [make_row()] * 60)

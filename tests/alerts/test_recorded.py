@@ -1,12 +1,31 @@
-"""Every rule on excerpts of real runs: fires on what was lost, quiet on what lived."""
+"""Rules on excerpts and on shapes of runs: loud on what was lost, quiet on the rest."""
 
 from __future__ import annotations
+
+import math
+import random
 
 import pytest
 
 from ebmguard.alerts import Judge, Level
 
-from .parts import GROWTH, excerpt, feed
+from .parts import (
+    APART,
+    GROWTH,
+    SETTLED,
+    STANDING,
+    Row,
+    beginning,
+    excerpt,
+    feed,
+    found,
+    grown,
+    levels,
+    make_row,
+    noise,
+)
+
+ERROR = Level.ERROR
 
 
 def alerts_of(recorded):
@@ -31,7 +50,7 @@ def test_a_lost_run_is_an_error_before_the_accuracy_goes(name, saved):
     recorded = excerpt(name)
     alerts = alerts_of(recorded)
     assert {alert.rule for alert in alerts} == {"energy_blowup"}
-    failed = next(alert.step for alert in alerts if alert.level is Level.ERROR)
+    failed = next(alert.step for alert in alerts if alert.level is ERROR)
     assert recorded.accuracy_after(failed - 1) >= saved
     # Nothing was said long before.
     assert alerts[0].step >= failed - 5
@@ -65,13 +84,13 @@ def test_a_gap_that_the_weights_absorb_is_one_warning_at_most(name):
 
 def test_the_same_surge_is_an_error_where_no_weights_absorb_it():
     rows = [row | {"beta_star": 0.0} for row in excerpt("absorbed_surge").rows]
-    assert Level.ERROR in {alert.level for alert in feed(Judge(), rows)}
+    assert ERROR in {alert.level for alert in feed(Judge(), rows)}
 
 
 def test_a_starved_run_fails_by_grad_scale_after_a_patience():
     recorded = excerpt("starved")
     failing = [a for a in alerts_of(recorded) if a.rule == "sampler_failing"]
-    assert [(a.level, a.step) for a in failing] == [(Level.WARN, 275), (Level.ERROR, 455)]
+    assert [(a.level, a.step) for a in failing] == [(Level.WARN, 275), (ERROR, 455)]
     # The energies had come apart before: more SGLD steps are among the remedies of that.
     assert [a.follows for a in failing] == ["energy_blowup"] * 2
     degenerate = [a for a in alerts_of(recorded) if a.rule == "weights_degenerate"]
@@ -80,9 +99,108 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience():
 
 def test_an_alert_names_its_value_its_limit_and_its_window():
     recorded = excerpt("blowup_a")
-    (alert,) = [a for a in alerts_of(recorded) if a.level is Level.ERROR]
+    (alert,) = [a for a in alerts_of(recorded) if a.level is ERROR]
     row = recorded.rows[alert.step - recorded.first_step]
     assert alert.tag == "energy_gap"
     assert alert.value == row["energy_gap"] > alert.limit > 0
     assert alert.window == 5 * GROWTH.rows // 2
     assert alert.remedies[0].startswith("go back")
+
+
+# -- shapes of runs --------------------------------------------------------------------------------
+
+
+def tails(count: int, seed: int) -> list[Row]:
+    """Student's t with 5 degrees of freedom: outliers of 8 sigma come along now and then."""
+    draw = random.Random(seed)
+    student = (draw.gauss(0, 0.1) / math.sqrt(draw.gammavariate(2.5, 0.4)) for _ in range(count))
+    return [make_row(energy_gap=gap) for gap in student]
+
+
+def ramp(slope: float, spread: float) -> list[Row]:
+    return [make_row(energy_gap=slope * t, f_pos__std=spread) for t in range(400)]
+
+
+QUIET = {
+    **{f"noise {seed}": noise(1000, seed) for seed in range(5)},
+    **{f"noise around {gap}": noise(500, gap=gap) for gap in (-25.0, 2.0, 25.0)},
+    **{f"a beginning by factors of {x}": beginning(x) for x in (1.1, 1.25, 1.5, 2.0, 10.0)},
+    "wild first steps": [*[make_row(energy_gap=x) for x in (20, -25, 5, 28)], *noise(200)],
+    "a harmless surge": [*noise(200), *noise(1, gap=0.5 * grown(GROWTH.growth)), *noise(50)],
+    "energies that close in": [make_row(energy_gap=25 * 0.9**t) for t in range(200)],
+}
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_a_run_of_a_healthy_shape_is_quiet(name):
+    assert feed(GROWTH, QUIET[name]) == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        *[ramp(slope, 1.0) for slope in (0.01, 0.05)],
+        ramp(20.0, 300.0),
+        *[tails(5000, seed) for seed in range(3)],
+    ],
+)
+def test_a_ramp_or_an_outlier_is_no_error(rows):
+    alerts = feed(GROWTH, rows)
+    assert [alert for alert in alerts if alert.level is ERROR] == []
+    assert len(alerts) <= 5
+
+
+@pytest.mark.parametrize(("rate", "power"), [(0.003, 2), (0.01, 2), (0.028, 1), (0.04, 1)])
+@pytest.mark.parametrize("overlap", [0.0, 0.5])
+def test_slow_growth_is_seen_where_it_is_out_of_line_with_the_data(overlap, rate, power):
+    """At a lowered learning rate gaps doubled every 25 rows, from 1 to millions."""
+    gaps = [math.exp(rate * t) for t in range(int(9 / rate))]
+    rows = [*noise(200), *[make_row(energy_gap=gap, energy_overlap=overlap) for gap in gaps]]
+    of_rows = found(GROWTH, rows)
+    seen = next(row for row, level in zip(rows, of_rows, strict=True) if level)["energy_gap"]
+    lost = rows[of_rows.index(ERROR)]["energy_gap"]
+    assert seen < 1.5 * GROWTH.spreads
+    assert 1 < lost / GROWTH.spreads**power < 1.5
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+@pytest.mark.parametrize("past", [0.0, 20.0])
+def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps, sign):
+    before = noise(SETTLED, gap=sign * past)
+    base = 0.1 + past
+    doubling = [base * 2 ** (t / steps) for t in range(1, 14 * steps)]
+    rows = [
+        make_row(
+            energy_gap=sign * gap,
+            energy_overlap=0.0 if sign > 0 else 1.0,
+            sampler__grad_norm=0.2 * gap / base,
+        )
+        for gap in doubling
+    ]
+    alerts = feed(GROWTH, [*before, *rows])
+    error = next(alert for alert in alerts if alert.level is ERROR)
+    left = next(t for t, gap in enumerate(doubling, SETTLED) if gap > base + 1)
+    assert left <= error.step <= left + 4 * steps + 2
+    assert alerts[0].step >= left  # a WARN is no guess either
+    assert error.tag == "energy_gap"
+    assert error.value * sign > error.limit * sign > 0
+
+
+# -- episodes --------------------------------------------------------------------------------------
+
+
+def test_a_run_that_limps_is_an_error_once_or_twice():
+    """4,000 rows whose gap wanders from 24 to 210, at no overlap: it had 42 ERRORs."""
+    draw = random.Random(0)
+    limping = [
+        make_row(energy_gap=24 * (210 / 24) ** (t / 4000) * math.exp(draw.gauss(0, 0.3)), **APART)
+        for t in range(4000)
+    ]
+    errors = [a for a in feed(GROWTH, [*noise(100), *limping]) if a.level is ERROR]
+    assert 1 <= len(errors) <= 3
+
+
+def test_samples_that_shoot_over_and_then_under_the_data_are_one_episode():
+    rows = [*STANDING, make_row(energy_gap=-50.0), *[make_row()] * 3, make_row(energy_gap=140.0)]
+    assert levels(feed(GROWTH, rows)) == [(ERROR, SETTLED)]

@@ -48,6 +48,7 @@ def told(*stretches: tuple[int, tuple[float, float]], overlap: float = 0.45) -> 
             Verdict("lost", 100, "energy_blowup"),
             None,
         ),
+        ([(300, NAN)], Verdict("lost", 0, "nonfinite"), None),
         ([(100, CALM), (300, NAN)], Verdict("lost", 100, "nonfinite"), None),
         ([(100, CALM), (5, HUGE), (9, CALM)], Verdict("lost", 100, "energy_blowup"), None),
         (

@@ -1,7 +1,9 @@
-"""`g.check()`: what a guard tells the checks of itself and of what was attached."""
+"""`g.check()`: what a guard tells the checks of itself and of what was attached; and its print."""
 
 from __future__ import annotations
 
+import sys
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 from torch import nn
 
 from ebmguard import Level, Recovery, guard
+from ebmguard.check import Problem, show
+from ebmguard.check.problem import to_text
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.samplers import ReplayBuffer
-from tests.parts import Energy, Memory, langevin
+from tests.parts import Energy, Memory, langevin, unit_langevin
 
 X = torch.linspace(-1, 1, 16).reshape(8, 2)
 
@@ -179,16 +183,57 @@ def test_a_linear_energy_is_not_taken_for_a_stuck_chain():
     f = torch.nn.Linear(X.shape[1], 1)
     optimizer = torch.optim.Adam(f.parameters())
 
-    def langevin(x):
-        for _ in range(4):
-            x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(f(x).sum(), x)
-            x = x + slope + 0.1 * torch.randn_like(x)
-        return x.detach()
-
-    loss_fn, sample = g = guard(None, langevin, model=f, optimizer=optimizer)
+    sampler = partial(unit_langevin, f, steps=4)
+    loss_fn, sample = g = guard(None, sampler, model=f, optimizer=optimizer)
     for _ in range(4):
         loss_fn(f(X), f(sample(torch.randn_like(X)))).backward()
         optimizer.step()
     assert g.last["sampler/sharpness"] == 0
     assert "stuck" not in names(g)
+
+
+# -- problems for people ---------------------------------------------------------------------------
+
+PROBLEMS = [
+    Problem(Level.INFO, "small", "train.py:3", "A thing to know.", "nothing."),
+    Problem(Level.ERROR, "large", "train.py:9", "word " * 40 + "end.", "replace `f(x).mean()`."),
+]
+
+
+def test_groups_come_worst_first_and_lines_are_short():
+    lines = to_text(PROBLEMS).splitlines()
+    assert lines[0] == "1 error"
+    assert lines[1].split() == ["train.py:9", "large"]
+    assert max(map(len, lines)) <= 100
+    assert any(line.strip() == "fix: replace `f(x).mean()`." for line in lines)
+    assert lines.index("1 note") > lines.index("  train.py:9  large")
+
+
+def test_a_message_says_what_where_and_the_fix():
+    problem = Problem(Level.WARN, "name", "where", "What.", "do it.")
+    assert problem.message == "WARN name: where: What. Fix: do it."
+
+
+def test_nothing_found_is_said():
+    assert to_text([]) == "no problems found"
+
+
+@pytest.mark.parametrize("with_rich", [True, False])
+def test_prints_plain_text_where_there_is_no_terminal(with_rich, capsys, monkeypatch):
+    if not with_rich:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    show(PROBLEMS)
+    assert capsys.readouterr().out == to_text(PROBLEMS) + "\n"
+
+
+def test_prints_in_colour_on_a_terminal(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    for name, value in {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "100"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    show(PROBLEMS)
+    out = capsys.readouterr().out
+    assert "\x1b[1;31m" in out
+    assert "train.py:9" in out
+    show([])
+    assert "no problems found" in capsys.readouterr().out

@@ -99,17 +99,37 @@ def assert_same(found: Any, expected: Any, *, rtol: float, atol: float) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=rtol, atol=atol)
 
 
+LOST = st.lists(
+    st.tuples(st.integers(0, 1), st.integers(0, 8), st.sampled_from([np.nan, np.inf, -np.inf])),
+    max_size=6,
+)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-@given(sides=energies(), beta_star=BETA_STARS)
-def test_loss_and_gradient_are_those_of_torch_to_twelve_digits(variant, sides, beta_star):
-    size = max(np.abs(sides[0]).max(), np.abs(sides[1]).max(), 1 / max(abs(beta_star), 1e-6))
-    expected = in_torch(sides, beta_star, variant=variant)
-    found = in_jax(sides, beta_star, variant=variant)
+@pytest.mark.parametrize("has_groups", [False, True])
+@given(sides=energies(), beta_star=BETA_STARS, seed=st.integers(0, 2**16), lost=LOST)
+def test_loss_and_gradient_are_those_of_torch_to_twelve_digits(
+    variant, has_groups, sides, beta_star, seed, lost
+):
+    """With classes or without, and where energies are lost, which are left out."""
+    groups: dict[str, Any] = {}
+    theirs: dict[str, Any] = {}
+    if has_groups and variant in ("default", "no_pos"):
+        rng = np.random.default_rng(seed)
+        groups["groups"] = tuple(rng.integers(0, 3, len(side)) for side in sides)
+        theirs["groups"] = tuple(map(torch.tensor, groups["groups"]))
+    for side, i, value in lost:
+        sides[side][i % len(sides[side])] = value
+    finite = [x[np.isfinite(x)] for x in sides]
+    size = max([1.0, 1 / max(abs(beta_star), 1e-6), *(np.abs(x).max() for x in finite if x.size)])
+    expected = in_torch(sides, beta_star, variant=variant, **theirs)
+    found = in_jax(sides, beta_star, variant=variant, **groups)
     assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
     # Exponents are products with β*, and known to their own last digit.
     atol = 1e-14 * max(1.0, abs(beta_star) * size)
-    assert_same(found[1], expected[1], rtol=1e-12, atol=atol)
-    assert_same(found[2], expected[2], rtol=1e-12, atol=atol)
+    for mine, other in zip(found[1:], expected[1:], strict=True):
+        assert np.isfinite(np.asarray(mine)).all()
+        assert_same(mine, other, rtol=1e-12, atol=atol)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -122,44 +142,6 @@ def test_in_single_precision_to_six_digits(variant, seed, beta_star):
     for mine, other in zip(found, expected, strict=True):
         assert mine.dtype == jnp.float32
         assert_same(mine, other, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("variant", ["default", "no_pos"])
-@given(sides=energies(), beta_star=BETA_STARS, seed=st.integers(0, 2**16))
-def test_groups_are_those_of_torch(variant, sides, beta_star, seed):
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 3, len(sides[0])), rng.integers(0, 3, len(sides[1]))
-    size = max(np.abs(sides[0]).max(), np.abs(sides[1]).max(), 1 / max(abs(beta_star), 1e-6))
-    theirs = tuple(torch.tensor(y) for y in labels)
-    expected = in_torch(sides, beta_star, variant=variant, groups=theirs)
-    found = in_jax(sides, beta_star, variant=variant, groups=labels)
-    assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
-    atol = 1e-14 * max(1.0, abs(beta_star) * size)
-    assert_same(found[1], expected[1], rtol=1e-12, atol=atol)
-    assert_same(found[2], expected[2], rtol=1e-12, atol=atol)
-
-
-@given(
-    sides=energies(),
-    beta_star=BETA_STARS,
-    lost=st.lists(
-        st.tuples(st.integers(0, 1), st.integers(0, 8), st.sampled_from([np.nan, np.inf, -np.inf])),
-        max_size=6,
-    ),
-    variant=st.sampled_from(VARIANTS),
-)
-def test_energies_that_are_lost_are_left_out_as_in_torch(sides, beta_star, lost, variant):
-    for side, i, value in lost:
-        sides[side][i % len(sides[side])] = value
-    finite = [x[np.isfinite(x)] for x in sides]
-    size = max([1.0, 1 / max(abs(beta_star), 1e-6), *(np.abs(x).max() for x in finite if x.size)])
-    expected = in_torch(sides, beta_star, variant=variant)
-    found = in_jax(sides, beta_star, variant=variant)
-    assert_same(found[0], expected[0], rtol=1e-12, atol=1e-12 * size)
-    atol = 1e-14 * max(1.0, abs(beta_star) * size)
-    for mine, other in zip(found[1:], expected[1:], strict=True):
-        assert np.isfinite(np.asarray(mine)).all()
-        assert_same(mine, other, rtol=1e-12, atol=atol)
 
 
 def test_nothing_is_lost_where_grad_scale_vanishes():

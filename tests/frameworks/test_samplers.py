@@ -1,10 +1,9 @@
-"""MALA, HMC and SGLD against blackjax and torchebm, step by step and in distribution."""
+"""MALA, HMC and SGLD against blackjax and torchebm, step by step on the same random numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import blackjax
@@ -17,7 +16,7 @@ from torch import Tensor
 from torchebm.core import BaseModel
 from torchebm.samplers import HamiltonianMonteCarlo, LangevinDynamics
 
-from ebmguard.samplers import hmc, hmc_step, mala, mala_step, sgld, start_chains
+from ebmguard.samplers import hmc_step, mala_step, sgld, start_chains
 
 # A slope, a well on each side, and both coordinates in play.
 CHAINS, SCALE = 4000, 1.25
@@ -54,14 +53,6 @@ def starts() -> Tensor:
 
 def tensor(x: Any) -> Tensor:
     return torch.from_numpy(np.array(x))
-
-
-def agree(one: Tensor, other: Tensor) -> None:
-    """Means, squares and products of two independent samples, within 5 standard errors."""
-    for power in (lambda x: x, lambda x: x**2, lambda x: x.prod(-1), lambda x: x.abs().sum(-1)):
-        a, b = power(one), power(other)
-        error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
-        assert ((a.mean(0) - b.mean(0)).abs() < 5 * error).all()
 
 
 # -- blackjax --------------------------------------------------------------------------------------
@@ -122,37 +113,6 @@ def test_hmc_steps_are_those_of_blackjax():
     torch.testing.assert_close(chains.x, tensor(theirs.position), rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", ["mala", "hmc"])
-def test_runs_agree_with_blackjax_in_distribution(name):
-    """Each with its own random numbers, from one start, after so many steps that it still shows."""
-    x0, steps, epsilon = torch.full((CHAINS, 2), 2.0, dtype=torch.float64), 6, 0.15
-    rng = torch.Generator().manual_seed(3)
-    if name == "mala":
-        kernel = blackjax.mala(scaled, epsilon)
-        settings: Any = {"step_size": SCALE * epsilon, "noise_std": math.sqrt(2 * epsilon)}
-        sampler: Any = mala
-    else:
-        kernel = blackjax.hmc(scaled, epsilon, jnp.ones(2), 3)
-        settings = {"step_size": SCALE * epsilon**2 / 2, "noise_std": epsilon}
-        sampler = partial(hmc, leapfrog_steps=3)
-    seen: list[Tensor] = []
-    settings["on_step"] = lambda proposal: seen.append(proposal.acceptance)
-    x = sampler(wells, x0, steps=steps, **settings, generator=rng)
-
-    def run(key: Any, x: Any) -> Any:
-        def step(state: Any, key: Any) -> Any:
-            state, info = kernel.step(key, state)
-            return state, info.acceptance_rate
-
-        state, rates = jax.lax.scan(step, kernel.init(x), jax.random.split(key, steps))
-        return state.position, rates.mean()
-
-    keys = jax.random.split(jax.random.key(4), CHAINS)
-    theirs, rates = jax.vmap(run)(keys, jnp.asarray(x0.numpy()))
-    agree(x, tensor(theirs))
-    agree(torch.stack(seen).mean(0)[:, None], tensor(rates)[:, None])
-
-
 # -- torchebm --------------------------------------------------------------------------------------
 #
 # Its Langevin dynamics moves by -η ∇U + √(2η) z, its HMC has steps of length ε and unit masses.
@@ -167,7 +127,6 @@ def test_langevin_steps_are_those_of_torchebm():
     settings: Any = {"step_size": SCALE * eta, "noise_std": math.sqrt(2 * eta)}
     ours = sgld(wells, x0, steps=steps, **settings, generator=rng)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-    agree(sgld(wells, x0, steps=steps, **settings, generator=rng), theirs)
 
 
 def test_clamped_langevin_steps_are_those_of_torchebm():
@@ -203,33 +162,3 @@ def test_hmc_steps_are_those_of_torchebm():
             noise=noise,
         )
     torch.testing.assert_close(chains.x, theirs, rtol=1e-9, atol=1e-9)
-
-
-def test_hmc_runs_agree_with_torchebm_in_distribution():
-    epsilon, x0 = 0.25, torch.full((CHAINS, 2), 2.0, dtype=torch.float64)
-    sampler = HamiltonianMonteCarlo(
-        Wells(), step_size=epsilon, n_leapfrog_steps=3, dtype=torch.float64
-    )
-    theirs, seen = sampler.sample(
-        x0.clone(),
-        n_steps=6,
-        return_diagnostics=True,
-        generator=torch.Generator().manual_seed(8),
-    )
-    each: list[Tensor] = []
-    x = hmc(
-        wells,
-        x0,
-        steps=6,
-        leapfrog_steps=3,
-        step_size=SCALE * epsilon**2 / 2,
-        noise_std=epsilon,
-        generator=torch.Generator().manual_seed(9),
-        on_step=lambda proposal: each.append(proposal.acceptance),
-    )
-    acceptance = torch.stack(each).mean(0)
-    agree(x, theirs)
-    rate = seen["acceptance_rate"].mean().item()
-    # Theirs counts what was accepted: at most the variance of a coin, six times per chain.
-    error = math.sqrt((rate * (1 - rate) / 6 + acceptance.var().item()) / CHAINS)
-    assert abs(acceptance.mean().item() - rate) < 5 * error

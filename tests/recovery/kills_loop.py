@@ -20,26 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ebmguard import Guard, Recovery, guard
+from tests.recovery.parts import Replay, langevin
 from tests.runs import frozen, randomness
-
-
-class Replay:
-    """A buffer that is made anew at every push."""
-
-    def __init__(self) -> None:
-        self.x = torch.randn(64, 2)
-
-    def push(self, x: Tensor) -> None:
-        self.x = torch.cat([x, self.x])[: len(self.x)]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"x": self.x}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.x = state["x"]
 
 
 def train(folder: Path, to: int) -> tuple[dict[str, Any], int | None]:
@@ -48,18 +33,11 @@ def train(folder: Path, to: int) -> tuple[dict[str, Any], int | None]:
     f = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Dropout(0.2), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(f.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + 0.01 * step))
-    ema, replay, rng = torch.optim.swa_utils.AveragedModel(f), Replay(), torch.Generator()
-
-    def langevin(f: nn.Module, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(f(x).sum(), x)
-            x = x + 0.1 * slope + 0.2 * torch.randn(x.shape, generator=rng)
-        return x.detach()
+    ema, replay, rng = torch.optim.swa_utils.AveragedModel(f), Replay(64), torch.Generator()
 
     loss_fn, sample = g = guard(
         None,
-        langevin,
+        lambda f, x: langevin(f, x, rng),
         beta_star=0.5,
         output_scale=5,
         model=f,

@@ -1,9 +1,10 @@
-"""A small run in which everything has a state, and a detector that fires as told."""
+"""A run in which everything has a state, an ordinary loop, and a detector that fires as told."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import Guard, Level, Recovery, guard
+from ebmguard.recovery import Change
 from ebmguard.samplers import ReplayBuffer, sgld
-from tests.parts import Energy, Memory, Script
+from tests.parts import Energy, Memory, Script, gradient_at
 from tests.runs import frozen, randomness
+
+SAME: dict[str, Any] = {"ladder": (Change(),), "reseed": False}
+QUICK: dict[str, Any] = {"every": 4, "certify_after": 4, "relapse_within": 6}
 
 
 class Scripted(Script):
@@ -98,3 +103,77 @@ class Run:
             for name in ("model", "optimizer", "scheduler", "ema", "buffer", "rng")
         }
         return {**frozen(parts), **randomness(), "step": self.guard.step}
+
+
+def langevin(f: nn.Module, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    for _ in range(3):
+        x = x + 0.1 * gradient_at(f, x) + 0.2 * torch.randn(x.shape, generator=rng)
+    return x
+
+
+class Replay:
+    """A buffer that is made anew at every push."""
+
+    def __init__(self, size: int) -> None:
+        self.x = torch.randn(size, 2)
+
+    def push(self, x: Tensor) -> None:
+        self.x = torch.cat([x, self.x])[: len(self.x)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"x": self.x}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.x = state["x"]
+
+
+class Loop:
+    """An ordinary one, made as a new process would.
+
+    Args:
+        more: layers of the network.
+        told: settings of the guard.
+    """
+
+    def __init__(self, *more: nn.Module, lr: Any = 0.01, **told: Any) -> None:
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(0)
+        self.f = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), *more, nn.Linear(16, 1))
+        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=lr)
+        self.rng = torch.Generator()
+        usual: dict[str, Any] = {"model": self.f, "optimizer": self.optimizer}
+        usual |= {"beta_star": 0.5, "output_scale": 5, "generators": [self.rng]}
+        self.g: Guard = guard(None, langevin, **usual | told)
+
+    def step(self, factor: float = 1.0) -> None:
+        loss_fn, sample = self.g
+        x = 0.5 * torch.randn(16, 2) + 1
+        x_neg = sample(self.f, torch.randn(16, 2), self.rng)
+        loss = loss_fn(factor * self.f(x), self.f(x_neg))
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+
+def kept(folder: Path | None, *more: nn.Module, **told: Any) -> Loop:
+    recovery = Recovery(folder=folder, every=4, certify_after=4, folder_every=4)
+    return Loop(*more, action="rollback", recovery=recovery, **told)
+
+
+def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
+    """States after each training step."""
+    states = []
+    for _ in range(judgements):
+        run.step()
+        states.append(run.state())
+    return states
+
+
+@torch.no_grad()
+def scale_last_layer(model: nn.Module, factor: float) -> None:
+    for p in [*model.parameters()][-2:]:
+        p.mul_(factor)

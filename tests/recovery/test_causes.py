@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,9 @@ from ebmguard.errors import ConfigError
 from ebmguard.ranks import Ranks
 from ebmguard.recovery import Change, Recoverer, Rollback
 from ebmguard.trainer import Trainer
-from tests.recovery.parts import Run, Scripted
+from tests.recovery.parts import QUICK, Run, Scripted
 
 R = Remedy
-QUICK: dict[str, Any] = {"every": 4, "certify_after": 4, "relapse_within": 6}
-
-
-@pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL)
 
 
 def changes_of(run: Run, steps: int) -> list[dict[str, tuple[float, ...]]]:

@@ -1,11 +1,11 @@
-"""Snapshots on the disk: killed at any moment, damaged, and gone on from."""
+"""Snapshots on the disk: killed at any moment, damaged, gone on from; and whose a folder is."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,8 +14,9 @@ from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from tests import forks
+from tests.parts import Memory
 from tests.recovery import kills_loop, kills_process
-from tests.recovery.parts import Run, Scripted
+from tests.recovery.parts import Run, Scripted, kept, run_until
 
 
 def make(folder: Path | None) -> Run:
@@ -25,14 +26,6 @@ def make(folder: Path | None) -> Run:
 
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("snapshot-*"))
-
-
-def run_of(steps: int, folder: Path) -> tuple[Run, list[dict[str, Any]]]:
-    run, states = make(folder), []
-    for _ in range(steps):
-        run.step()
-        states.append(run.state())
-    return run, states
 
 
 def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
@@ -57,8 +50,10 @@ def test_an_ordinary_loop_that_is_killed_is_the_one_that_nobody_killed(
 
 
 def test_a_new_process_goes_on_as_the_old_one_did(tmp_path: Path) -> None:
-    first, states = run_of(20, tmp_path)
+    first = make(tmp_path)
+    states = run_until(first, 20)
     first.guard.close()
+    assert len(files(tmp_path)) == 2  # the newest
     for newer in files(tmp_path)[1:]:
         newer.unlink()
     run = make(tmp_path)
@@ -100,7 +95,8 @@ def test_a_process_that_dies_after_a_rollback_does_not_begin_it_again(tmp_path: 
 
 
 def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None:
-    run, _ = run_of(20, tmp_path)
+    run = make(tmp_path)
+    run_until(run, 20)
     run.guard.close()
     before = files(tmp_path)
     for _ in range(2):
@@ -115,11 +111,6 @@ def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None
     for _ in range(6):
         other.step()
     assert all(int(path.stem.removeprefix("snapshot-")) <= 14 for path in files(tmp_path))
-
-
-def test_only_the_newest_two_stay(tmp_path: Path) -> None:
-    run_of(30, tmp_path)
-    assert len(files(tmp_path)) == 2
 
 
 def test_without_snapshots_or_a_folder(tmp_path: Path) -> None:
@@ -174,3 +165,73 @@ def test_a_run_outlives_a_full_disk_and_writes_its_snapshots_when_there_is_room(
     assert int(resumed) > 30
     assert done.stderr.count("could not be written: File too large. Training goes on") == 1
     assert done.stderr.count("Snapshots are written again") == 1
+
+
+# -- whose a folder is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["same", "relative", "link", "log_dir"])
+def test_a_folder_has_one_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("run")
+    other = {"relative": Path("run"), "link": tmp_path / "link"}.get(way, folder)
+    first = kept(folder, **({"log_dir": folder} if way == "log_dir" else {}))
+    first.step()
+    second = kept(other)
+    for act in (second.step, second.g.resume):
+        with pytest.raises(ConfigError, match=r"folder=.*in use by another guard of this process"):
+            act()
+    assert second.g.step == 0
+    first.steps(10)
+    first.g.close()
+    assert second.g.resume() == 4
+    second.step()
+    first.g.attach()
+    with pytest.raises(ConfigError, match="in use by another guard"):
+        first.step()
+
+
+TRAINS = """
+import sys, time
+from pathlib import Path
+from tests.recovery.parts import kept
+loop = kept(Path(sys.argv[1]))
+loop.steps(10)
+print("trained", flush=True)
+time.sleep(600)
+"""
+
+
+def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINS, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        loop = kept(tmp_path)
+        for act in (loop.step, loop.g.resume):
+            with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
+                act()
+        process.kill()
+    assert loop.g.resume() == 4
+
+
+def test_rows_that_a_sink_refuses_before_a_snapshot_end_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Once(Memory):
+        flushes = 0
+
+        def flush(self) -> None:
+            self.flushes += 1
+            if self.flushes == 3:
+                raise ValueError("refused")
+
+    loop = kept(tmp_path, sinks=[Once()], flush_every=1000)
+    loop.steps(40)
+    said = [text for text in caplog.messages if text.startswith("No snapshot of step")]
+    assert len(said) == 1
+    assert "Once raised ValueError: refused" in said[0]
+    loop.g.close()
+    assert (kept(tmp_path).g.resume() or 0) > 20

@@ -1,4 +1,4 @@
-"""What snapshots hold, where they are taken, and whose their folder is: one case a line."""
+"""What snapshots hold, and where they are taken: one case a line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import datetime
 import decimal
 import enum
 import itertools
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,10 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from ebmguard import Guard, Recovery, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import archive
-from tests.parts import Memory
+from tests.recovery.parts import Loop, Replay, kept
 from tests.runs import frozen, randomness
 
 
@@ -62,48 +58,6 @@ class Holder:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         (self.value,) = state["value"]
-
-
-def langevin(f: nn.Module, x: Tensor, rng: torch.Generator | None = None) -> Tensor:
-    for _ in range(3):
-        x = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(f(x).sum(), x)
-        x = x + 0.1 * slope + 0.2 * torch.randn(x.shape, generator=rng)
-    return x.detach()
-
-
-class Loop:
-    """An ordinary one, made as a new process would."""
-
-    def __init__(self, folder: Path | None, *more: nn.Module, lr: Any = 0.01, **parts: Any) -> None:
-        torch.manual_seed(0)
-        random.seed(0)
-        np.random.seed(0)
-        self.f = nn.Sequential(nn.Linear(2, 16), nn.SiLU(), *more, nn.Linear(16, 1))
-        self.optimizer = torch.optim.Adam(self.f.parameters(), lr=lr)
-        self.rng = torch.Generator()
-        settings: dict[str, Any] = {"every": 4, "certify_after": 4, "folder_every": 4}
-        self.g: Guard = guard(
-            None,
-            langevin,
-            beta_star=0.5,
-            output_scale=5,
-            model=self.f,
-            optimizer=self.optimizer,
-            generators=[self.rng],
-            action="rollback",
-            recovery=Recovery(folder=folder, **settings),
-            **parts,
-        )
-
-    def step(self, factor: float = 1.0) -> None:
-        loss_fn, sample = self.g
-        x = 0.5 * torch.randn(16, 2) + 1
-        x_neg = sample(self.f, torch.randn(16, 2), self.rng)
-        loss = loss_fn(factor * self.f(x), self.f(x_neg))
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
 
 
 # -- what a snapshot may hold ----------------------------------------------------------------------
@@ -152,12 +106,11 @@ def name_of(value: Any) -> str:
 
 @pytest.mark.parametrize(("part", "value"), [*zip(PARTS, READ, strict=False)], ids=name_of)
 def test_what_is_read_back_as_it_was(part: str, value: Any, tmp_path: Path) -> None:
-    first = Loop(tmp_path, **{part: Holder(value)})
-    for _ in range(10):
-        first.step()
+    first = kept(tmp_path, **{part: Holder(value)})
+    first.steps(10)
     first.g.close()
     holder = Holder()
-    assert Loop(tmp_path, **{part: holder}).g.resume() == 4
+    assert kept(tmp_path, **{part: holder}).g.resume() == 4
     assert isinstance(value, type(holder.value))
     assert same(holder.value, value)
 
@@ -166,7 +119,7 @@ def test_what_is_read_back_as_it_was(part: str, value: Any, tmp_path: Path) -> N
 def test_what_cannot_be_read_back_is_refused_before_the_first_step(
     part: str, value: Any, tmp_path: Path
 ) -> None:
-    loop = Loop(tmp_path, **{part: Holder(value)})
+    loop = kept(tmp_path, **{part: Holder(value)})
     before = frozen(loop.f)
     for _ in range(2):
         with pytest.raises(ConfigError, match=rf"{part}\['value'\]|cannot hold .*memory"):
@@ -177,24 +130,25 @@ def test_what_cannot_be_read_back_is_refused_before_the_first_step(
 
 
 @pytest.mark.parametrize("lr", [np.float64(1e-2), np.float32(1e-2), torch.tensor(1e-2)], ids=type)
-def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(lr: Any, tmp_path: Path) -> None:
-    first = Loop(tmp_path, lr=lr)
-    for _ in range(12):
-        first.step()
+def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(
+    lr: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = kept(tmp_path, lr=lr)
+    first.steps(12)
     first.g.close()
-    then, now = frozen([first.f, first.optimizer]), Loop(tmp_path, lr=lr)
+    then, now = frozen([first.f, first.optimizer]), kept(tmp_path, lr=lr)
     assert now.g.resume() == 8
-    for _ in range(4):
-        now.step()
+    now.steps(4)
     assert type(now.optimizer.param_groups[0]["lr"]) is type(lr)
     assert frozen([now.f, now.optimizer]) == then
+    assert "other random numbers" not in caplog.text
 
 
 def test_what_comes_later_is_not_written_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     holder = Holder()
-    loop = Loop(tmp_path, buffer=holder)
+    loop = kept(tmp_path, buffer=holder)
     for step in range(24):
         holder.value = [{"a": collections.deque()}] if 8 <= step < 16 else None
         loop.step()
@@ -203,7 +157,7 @@ def test_what_comes_later_is_not_written_and_said(
     assert "['buffer']['value'][0][0]['a'] is a collections.deque" in said[0]
     assert said[1].startswith("Snapshots are written again")
     loop.g.close()
-    assert Loop(tmp_path, buffer=Holder()).g.resume() == 20
+    assert kept(tmp_path, buffer=Holder()).g.resume() == 20
 
 
 def test_the_first_file_is_read_back(
@@ -213,9 +167,8 @@ def test_the_first_file_is_read_back(
     monkeypatch.setattr(
         archive, "save_durably", lambda file, state: save(file, state | {"state": {}})
     )
-    loop = Loop(tmp_path)
-    for _ in range(10):
-        loop.step()
+    loop = kept(tmp_path)
+    loop.steps(10)
     assert "is not what was written. Training goes on" in caplog.text
     assert not [*tmp_path.glob("snapshot*")]
 
@@ -223,10 +176,21 @@ def test_the_first_file_is_read_back(
 def test_a_whole_file_of_an_earlier_version_is_no_damaged_one(tmp_path: Path) -> None:
     torch.save({"version": 3, "state": {"lr": Colour.RED}}, tmp_path / "snapshot-00000004.pt")
     with pytest.raises(ConfigError, match=r"it is whole, but holds .*Colour.*earlier versions"):
-        Loop(tmp_path).g.resume()
+        kept(tmp_path).g.resume()
     torch.save({"version": 3, "state": {"lr": np.float64(1)}}, tmp_path / "snapshot-00000004.pt")
     with pytest.raises(ConfigError, match=r"its format is 3, that of this ebmguard 4. Go on with"):
-        Loop(tmp_path).g.resume()
+        kept(tmp_path).g.resume()
+
+
+@pytest.mark.parametrize("change", [{"version": 3}, {"more": 1}])
+def test_a_whole_file_with_another_version_or_key_is_refused(change: Any, tmp_path: Path) -> None:
+    first = kept(tmp_path)
+    first.steps(10)
+    first.g.close()
+    for file in tmp_path.glob("snapshot-*.pt"):
+        torch.save(torch.load(file, weights_only=True) | change, file)
+    with pytest.raises(ConfigError, match="not a snapshot of this version"):
+        kept(tmp_path).g.resume()
 
 
 # -- a resumed run is the run ----------------------------------------------------------------------
@@ -239,25 +203,14 @@ WHEN = {
 }
 
 
-class Replay:
-    def __init__(self) -> None:
-        self.x = torch.randn(32, 2)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"x": self.x}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.x = state["x"]
-
-
 def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
     """A loop that is stopped, and gone on with by ``g.resume()`` alone."""
     is_normed = when["more"] == "batch norm"
     for stop in stops:
         torch.manual_seed(0)
-        ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay()
+        ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay(32)
         norm = nn.BatchNorm1d(16) if is_normed else nn.Dropout(0.2)
-        run = Loop(folder, norm, buffer=replay, ema=ema)
+        run = kept(folder, norm, buffer=replay, ema=ema)
         schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda k: 1 / (1 + k))
         own = nn.Linear(2, 1)
         run.g.attach(scheduler=schedule)
@@ -284,12 +237,12 @@ def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
             at("middle")
             loss = loss_fn(f_pos, run.f(x_neg))
             if when["push"] == "middle":
-                replay.x = torch.cat([x_neg, replay.x])[:32]
+                replay.push(x_neg)
             run.optimizer.zero_grad()
             loss.backward()
             run.optimizer.step()
             if when["push"] == "end":
-                replay.x = torch.cat([x_neg, replay.x])[:32]
+                replay.push(x_neg)
             if when["push"] == "in place":
                 replay.x[rows] = x_neg
             if when["more"] == "draws":
@@ -339,12 +292,10 @@ CHANGES: dict[str, Callable[[Loop], object]] = {
 def test_a_structure_that_changes_is_seen_and_can_be_taken_back_to(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = Loop(tmp_path, scheduler=Holder())
-    for _ in range(30):
-        loop.step()
+    loop = kept(tmp_path, scheduler=Holder())
+    loop.steps(30)
     CHANGES[name](loop)
-    for _ in range(30):
-        loop.step()
+    loop.steps(30)
     said = [x.getMessage() for x in caplog.records if "changed" in x.getMessage()]
     assert len(said) == 1
     assert said[0].startswith(f"Step 31: the {name.strip()} changed")
@@ -352,7 +303,7 @@ def test_a_structure_that_changes_is_seen_and_can_be_taken_back_to(
         loop.step(1e4)
     assert loop.g.rollbacks[0].restored_step > 30
     loop.g.close()
-    then = Loop(tmp_path, scheduler=Holder())
+    then = kept(tmp_path, scheduler=Holder())
     CHANGES[name](then)
     assert then.g.resume() == loop.g.rollbacks[-1].restored_step
 
@@ -367,9 +318,8 @@ class Refuses(Holder):
 
 def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -> None:
     holder = Refuses(1)
-    loop = Loop(None, buffer=holder)
-    for _ in range(30):
-        loop.step()
+    loop = kept(None, buffer=holder)
+    loop.steps(30)
     holder.value = 2
 
     def blow_up() -> None:
@@ -387,76 +337,3 @@ def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -
     assert best is not None
     assert best.step < loop.g.step - 1
     assert frozen(best.state["model"]) != frozen(loop.f)
-
-
-# -- whose a folder is -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["same", "relative", "link", "log_dir"])
-def test_a_folder_has_one_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "run"
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "link").symlink_to("run")
-    other = {"relative": Path("run"), "link": tmp_path / "link"}.get(way, folder)
-    first = Loop(folder, **({"log_dir": folder} if way == "log_dir" else {}))
-    first.step()
-    second = Loop(other)
-    for act in (second.step, second.g.resume):
-        with pytest.raises(ConfigError, match=r"folder=.*in use by another guard of this process"):
-            act()
-    assert second.g.step == 0
-    for _ in range(10):
-        first.step()
-    first.g.close()
-    assert second.g.resume() == 4
-    second.step()
-    first.g.attach()
-    with pytest.raises(ConfigError, match="in use by another guard"):
-        first.step()
-
-
-TRAINS = """
-import sys, time
-from pathlib import Path
-from tests.recovery.test_kept import Loop
-loop = Loop(Path(sys.argv[1]))
-for _ in range(10):
-    loop.step()
-print("trained", flush=True)
-time.sleep(600)
-"""
-
-
-def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINS, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        loop = Loop(tmp_path)
-        for act in (loop.step, loop.g.resume):
-            with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
-                act()
-        process.kill()
-    assert loop.g.resume() == 4
-
-
-def test_rows_that_a_sink_refuses_before_a_snapshot_end_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Once(Memory):
-        flushes = 0
-
-        def flush(self) -> None:
-            self.flushes += 1
-            if self.flushes == 3:
-                raise ValueError("refused")
-
-    loop = Loop(tmp_path, sinks=[Once()], flush_every=1000)
-    for _ in range(40):
-        loop.step()
-    said = [text for text in caplog.messages if text.startswith("No snapshot of step")]
-    assert len(said) == 1
-    assert "Once raised ValueError: refused" in said[0]
-    loop.g.close()
-    assert (Loop(tmp_path).g.resume() or 0) > 20

@@ -243,6 +243,15 @@ def test_a_folder_without_rows_is_no_run(tmp_path):
         (tmp_path / "metrics.jsonl").touch()
 
 
+def test_runs_are_suggested_from_the_nearest_folder_that_is_there(tmp_path):
+    write(tmp_path / "run")
+    (tmp_path / "empty").mkdir()
+    for path, is_suggested in ((tmp_path / "rum", True), (tmp_path / "empty" / "rum", False)):
+        with pytest.raises(ConfigError, match="does not exist") as caught:
+            RecordedRun.read(path)
+        assert ("Runs that are there" in str(caught.value)) == is_suggested
+
+
 def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
     lost = 60
     healthy = [(t, {**row, "energy_gap": 0.1 * (t % 3)}) for t, row in rows(range(lost), 0)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,12 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.report import RecordedRun
+from ebmguard.report.folder import outcome
 from ebmguard.runs import load
+from ebmguard.sinks import LOCK
+from tests.sinks import parts
+
+from . import folders
 
 
 def write(folder: Path, **files: list[dict[str, Any]]) -> Path:
@@ -28,29 +34,8 @@ def row(step: int, attempt: int = 0, **numbers: object) -> dict[str, Any]:
     return {"step": step, "recovery/attempt": float(attempt), "energy_gap": step + 0.5, **numbers}
 
 
-ALERT = {
-    "step": 5,
-    "level": "ERROR",
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
-    "value": "NaN",
-    "limit": 1.0,
-    "message": "ERROR",
-    "remedies": [],
-}
-ROLLBACK = {
-    "step": 5,
-    "restored_step": 3,
-    "attempt": 1,
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
-    "value": "NaN",
-    "message": "",
-    "budget_left": 4,
-    "changes": {"lr": [0.1, 0.01]},
-    "certified": True,
-    "relapse": False,
-}
+ALERT = parts.ALERT | {"step": 5, "value": "NaN"}
+ROLLBACK = parts.RECOVERY | {"step": 5, "restored_step": 3, "value": "NaN"}
 
 
 @pytest.fixture
@@ -165,6 +150,19 @@ def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install \"\.\[train\]\""):
         load(tmp_path)
+
+
+def test_a_run_whose_process_is_gone_has_ended(tmp_path):
+    run = RecordedRun.read(folders.write(tmp_path, rescued=False, finished=False))
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    holder = {"pid": process.pid, "host": socket.gethostname()}
+    (tmp_path / LOCK).write_text(json.dumps(holder))
+    assert outcome(run) == "192 of 300 steps so far"
+    process.communicate()
+    assert outcome(run) == "ended after 192 of 300 steps"
+    for other in ({"host": "elsewhere"}, {"pid": -1}, {"pid": "1"}):
+        (tmp_path / LOCK).write_text(json.dumps(holder | other))
+        assert not run.is_over
 
 
 @pytest.mark.slow

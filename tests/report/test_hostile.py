@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -25,30 +24,6 @@ def _replace(name: str, data: bytes):
     return lambda path: (path / name).write_bytes(data)
 
 
-def _link(name: str, target: str):
-    def link(path: Path) -> None:
-        (path / name).unlink()
-        (path / name).symlink_to(target)
-
-    return link
-
-
-def _folder(name: str):
-    def make(path: Path) -> None:
-        (path / name).unlink()
-        (path / name).mkdir()
-
-    return make
-
-
-def _pipe(name: str):
-    def make(path: Path) -> None:
-        (path / name).unlink()
-        os.mkfifo(path / name)
-
-    return make
-
-
 def _set(name: str, key: str, value: object):
     def change(path: Path) -> None:
         first, *rest = (path / name).read_text().splitlines(keepends=True)
@@ -61,10 +36,6 @@ def _set(name: str, key: str, value: object):
 
 DEEP = b'{"step":' * 100_000
 CASES = {
-    "a pipe": (_pipe("alerts.jsonl"), "not a file"),
-    "a device": (_link("metrics.jsonl", "/dev/zero"), "leads out of"),
-    "a folder": (_folder("config.json"), "not a file"),
-    "a link to itself": (_link("recovery.jsonl", "recovery.jsonl"), "symbolic links"),
     "deep rows": (_replace("metrics.jsonl", DEEP + b"\n"), "not a JSON object"),
     "deep settings": (_replace("config.json", DEEP + b"}" * 100_000), "not a JSON object"),
     "settings 50 deep": (_replace("config.json", DEEP[:400] + b"1" + b"}" * 50), "40 deep"),
@@ -79,6 +50,8 @@ CASES = {
     "an unknown level": (_set("alerts.jsonl", "level", "LOUD"), "one of INFO, WARN, ERROR"),
     "remedies of numbers": (_set("alerts.jsonl", "remedies", [1]), "expected texts"),
     "changes that are none": (_set("recovery.jsonl", "changes", {"lr": 1}), "pairs of numbers"),
+    "half an attempt": (_set("recovery.jsonl", "attempt", 1.5), "expected a whole number"),
+    "an attempt beyond all": (_set("recovery.jsonl", "attempt", 10**400), "a whole number"),
     "a time in words": (_set("results.json", "wall_seconds", "long"), "a number or null"),
 }
 

@@ -42,7 +42,7 @@ def test_every_number_has_a_chart_in_a_section_of_the_page(folder: Path) -> None
 
 
 def test_a_page_without_any_has_no_such_section(tmp_path: Path) -> None:
-    assert "own numbers" not in page([record(tmp_path / "run", rows(range(20), seed=0))])
+    assert "Numbers of the trainer" not in page([record(tmp_path / "run", rows(range(20), seed=0))])
 
 
 def test_a_chart_goes_through_the_values(folder: Path) -> None:

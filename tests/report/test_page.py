@@ -15,7 +15,7 @@ from matplotlib.image import imsave
 from ebmguard import cli
 from ebmguard.errors import ConfigError
 from ebmguard.report.page import page
-from ebmguard.report.plots import TOP
+from ebmguard.report.plots import LEFT, RIGHT, TOP
 from ebmguard.sinks import read_jsonl
 
 from .folders import BACK_TO, LOST_AT, record, rows, write
@@ -166,14 +166,24 @@ def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
 
 
 def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
-    found = [(step, {"energy_gap": 15.0 if step == 3_456 else 0.1}) for step in range(5_000)]
+    values = {3_456: 15.0, 4_998: 0.9, 4_999: 0.5}
+    found = [(step, {"energy_gap": values.get(step, 0.1)}) for step in range(5_000)]
     text = page([record(tmp_path / "run", found)])
     assert len(text) < 150_000
     (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
-    heights = [float(y) for y in re.findall(r"[ML]\S+ (\S+)", str(path))]
+    heights = re.findall(r"[ML]\S+ (\S+)", str(path))
+    (shown,) = [json.loads(raw) for _, raw in Parsed(text).raw if raw.startswith('{"last"')]
+    assert (shown["runs"][0]["step"][-1], shown["runs"][0]["high"][-1]) == (4_999, 0.5)
     # The axis ends 5% above the highest value.
-    assert sum(height < TOP + 10 for height in heights) == 1
+    assert sum(float(height) < TOP + 10 for height in heights) == 1
     assert len(heights) <= 1200
+
+
+def test_a_chart_goes_from_step_0_to_the_last(tmp_path):
+    text = page([record(tmp_path / "run", [(step, {"energy_gap": 1.0}) for step in range(3)])])
+    (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
+    places = [float(x) for x in re.findall(r"[ML](\S+)", str(path))]
+    assert places == [LEFT, (LEFT + RIGHT) / 2, RIGHT]
 
 
 def test_text_is_escaped(tmp_path):

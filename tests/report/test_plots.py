@@ -1,12 +1,135 @@
+"""Charts: the bins of a series, what is read of a row, the limits of the rules, and axes."""
+
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.report.plots import Axis, short_number
+from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, GrowthRule, Judge, Level, MedianRule
+from ebmguard.report.bins import Bin, BinnedSeries
+from ebmguard.report.folder import value_of
+from ebmguard.report.plots import CHARTS, MORE_CHARTS, Axis, short_number
+from ebmguard.sinks import read_jsonl
+
+from .folders import rows, write
+
+VALUES = st.lists(st.floats(width=32), min_size=1, max_size=300)
+
+
+def binned(values: list[float], capacity: int, batch: int = 1) -> BinnedSeries:
+    series = BinnedSeries(capacity)
+    for start in range(0, len(values), batch):
+        part = values[start : start + batch]
+        series.extend(range(start, start + len(part)), part)
+    return series
+
+
+@given(VALUES, st.integers(1, 40), st.integers(1, 300))
+def test_bins_hold_the_extremes_of_their_stretch_and_their_steps(values, capacity, batch):
+    series = binned(values, capacity, batch)
+    assert len(series.bins) <= capacity
+    starts = [own.step for own in series.bins] + [len(values)]
+    for own, start, end in zip(series.bins, starts, starts[1:], strict=False):
+        part = values[start:end]
+        finite = [value for value in part if math.isfinite(value)]
+        assert own.is_gap == (not finite)
+        if finite:
+            assert (own.low, own.high) == (min(finite), max(finite))
+            assert own.last == finite[-1]
+            assert values[own.low_at] == own.low
+            assert values[own.high_at] == own.high
+            assert start <= min(own.low_at, own.high_at) <= max(own.low_at, own.high_at) < end
+        bad = [i for i in range(start, end) if not math.isfinite(values[i])]
+        assert own.bad_at == (bad[0] if bad else None)
+
+
+@given(VALUES)
+def test_nothing_is_lost_while_there_is_room(values):
+    points = [point for own in binned(values, 300).bins for point in own.points()]
+    assert points == [(i, x) for i, x in enumerate(values) if math.isfinite(x)]
+
+
+def test_points_come_in_the_order_of_steps():
+    assert Bin(0, low=1.0, low_at=7, high=2.0, high_at=3).points() == [(3, 2.0), (7, 1.0)]
+
+
+# -- values and limits -----------------------------------------------------------------------------
+
+TAGS = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
+
+
+def test_at_beta_star_zero_weights_are_those_of_the_reference():
+    row = {"beta_star": 0.0, "ess": 1.0, "ref/ess": 0.3, "energy_gap": 2.0}
+    assert value_of(row, "ess") == 0.3
+    assert value_of(row | {"beta_star": 0.5}, "ess") == 1.0
+    assert value_of(row, "energy_gap") == 2.0
+    assert value_of(row, "pareto_k") is None
+
+
+def test_a_moving_band_is_growth_over_the_runs_own_past():
+    bands, rule = Bands(), next(rule for rule in DEFAULT_RULES if isinstance(rule, GrowthRule))
+    assert isinstance(rule, GrowthRule)
+    sizes: list[float] = []
+    spreads: list[float] = []
+    for step, row in rows(range(6 * rule.rows), seed=5):
+        limits, spread = bands.read(row)["energy_gap"], row["f_pos/std"]
+        start = max(0, step - 5 * rule.rows // 2)
+        past = slice(start, max(1, step - rule.rows // 2))
+        usual = max(rule.unit, median(spreads[past] or [spread]))
+        warn = error = rule.spreads * math.sqrt(usual * max(usual, spread))
+        if step > 2 * rule.rows:  # no sampler witnesses a blow-up
+            record = max(sizes[past]) + rule.unit
+            warn, error = (
+                min(error, record * math.exp(x * rule.growth) - rule.unit - spread) for x in (1, 2)
+            )
+            assert limits == pytest.approx((-warn, warn, -error, error))
+        sizes.append(abs(row["energy_gap"]) + spread)
+        spreads.append(spread)
+
+
+def test_fixed_limits_are_the_rules_own():
+    limits = Bands().limits
+    for rule in DEFAULT_RULES:
+        if isinstance(rule, FloorRule):
+            assert limits[rule.tag].low == rule.floor
+        if isinstance(rule, MedianRule):
+            for bound in rule.bounds:
+                if bound.level is Level.WARN:
+                    found = limits[bound.tag]
+                    assert bound.limit == (found.high if bound.side == "above" else found.low)
+
+
+def test_a_value_beyond_the_band_is_one_that_the_detector_reports(tmp_path):
+    path, detector, bands = write(tmp_path / "run", rescued=False), Judge(), Bands()
+    reported = []
+    for row in read_jsonl(path / "metrics.jsonl"):
+        alerts = detector.observe(row["step"], row)
+        bands.read(row)
+        for alert in alerts:
+            assert bands.level(alert.tag, alert.value) == alert.level
+        reported += alerts
+        if not reported:
+            values = {tag: value_of(row, tag) for tag in TAGS}
+            assert not any(bands.level(tag, x) for tag, x in values.items() if x is not None)
+    assert [alert.rule for alert in reported] == ["energy_blowup", "nonfinite"]
+
+
+def test_nan_is_an_alarm_only_where_a_number_is_owed():
+    bands = Bands()
+    assert bands.level("energy_gap", math.nan) is Level.ERROR
+    assert bands.level("pareto_k", math.nan) is None
+    assert bands.level("pareto_k", math.inf) is Level.ERROR
+    assert bands.level("nonfinite/energies", 0.0) is None
+    assert bands.level("nonfinite/energies", 0.1) is Level.ERROR
+    assert bands.level("ess", 0.05) is Level.WARN
+    assert bands.level("a tag without rules", 1e9) is None
+
+
+# -- axes ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -40,6 +163,24 @@ def test_axes_keep_the_order_and_have_round_ticks_inside(scale, values):
     assert ticks == sorted(set(ticks))
     slack = 1e-9 * (axis.high - axis.low)
     assert axis.low - slack <= ticks[0] <= ticks[-1] <= axis.high + slack
+
+
+@pytest.mark.parametrize(
+    ("scale", "values", "ends"),
+    [
+        ("linear", [1.0, 3.0], (0.9, 3.1)),
+        ("linear", [4.0], (2.0, 6.0)),  # a constant is in the middle
+        ("log", [1.0, 100.0, -5.0], (10**-0.1, 10**2.1)),
+    ],
+)
+def test_an_axis_goes_a_little_beyond_its_values(scale, values, ends):
+    axis = Axis.around(scale, values)
+    assert (axis.low, axis.high) == pytest.approx(ends)
+
+
+def test_ticks_of_many_powers_are_every_second_one():
+    ticks = Axis.around("log", [1e-3, 1e3]).ticks()
+    assert ticks == pytest.approx([1e-3, 1e-1, 10, 1e3])
 
 
 def test_an_axis_ends_where_lost_runs_would_flatten_the_rest():

@@ -1,4 +1,4 @@
-"""Problems of run folders: of what a real run wrote, and of rows with one thing wrong."""
+"""Problems of run folders, `ebmguard check RUN`, how runs ended, and what helps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from ebmguard import cli
 from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, MedianRule
-from ebmguard.report.problems import problems_of_run
+from ebmguard.report.folder import RecordedRun, outcome
+from ebmguard.report.problems import advice, problems_of_run
 from ebmguard.sinks import JsonlSink
+from tests.sinks.parts import RECOVERY
 
-from .folders import record
+from .folders import BACK_TO, record
+from .folders import write as write_run
 
 STEPS = 300
 HEALTHY = {
@@ -38,17 +42,12 @@ HEALTHY = {
 }
 CONFIG = {"iterations": STEPS, "settings": {"step_size": 1.0, "noise_std": 0.01}}
 ALERT = Alert("energy_blowup", Level.ERROR, 200, "energy_gap", 9.0, 3.0, 64, ("one", "two"))
-ROLLBACK = {
+ROLLBACK = RECOVERY | {
     "step": 200,
     "restored_step": 150,
-    "attempt": 1,
-    "rule": "energy_blowup",
-    "tag": "energy_gap",
     "value": 9.0,
     "certified": True,
-    "relapse": False,
     "changes": {"beta_star": [0.0, 2.0]},
-    "budget_left": 4,
     "message": "Rollback 1 at step 200.",
 }
 
@@ -96,7 +95,13 @@ def test_a_healthy_run_has_no_problems(tmp_path):
             Level.WARN,
             "for 250 steps:",
         ),
-        ({"grad_scale": lambda step: 0.01 if step < 150 else 0.9}, None, None, ""),
+        (
+            {"grad_scale": lambda step: 0.01 if step < 200 else 0.9},
+            "sampler_failing",
+            Level.WARN,
+            "for 200 steps:",
+        ),
+        ({"grad_scale": lambda step: 0.01 if step < 199 else 0.9}, None, None, ""),
         (
             {"beta_star": 0.0, "ref__grad_scale": 0.01},
             "sampler_failing",
@@ -107,7 +112,7 @@ def test_a_healthy_run_has_no_problems(tmp_path):
         ({"sampler__clamped": 0.98}, "saturated", Level.WARN, "98% of the samples"),
         ({"buffer__reinit": 0.0}, "stale_chains", Level.INFO, "whole run"),
         (
-            {"optim__amplification": lambda step: 1.0 + step * step},
+            {"optim__amplification": lambda step: 1e-6 * (1 + step * step)},
             "amplification",
             Level.WARN,
             "Appendix H",
@@ -202,6 +207,7 @@ def test_alerts_with_their_own_remedies(tmp_path):
     ]
     assert problems[0].fix == "one; two."
     assert problems[0].where == "step 200"
+    assert "fired once" in problems[0].what
     assert "fired 2 times" in problems[1].what
 
 
@@ -223,6 +229,8 @@ def test_what_a_rollback_has_answered_is_told_once(tmp_path):
 
 
 def test_rollbacks_that_did_not_hold(tmp_path):
+    two = write(tmp_path / "two", rollbacks=[ROLLBACK, ROLLBACK | {"step": 210}])
+    assert [each.severity for each in problems_of_run(two)] == [Level.WARN]
     spent = ROLLBACK | {"step": 210, "relapse": True, "certified": False, "budget_left": 0}
     problems = problems_of_run(write(tmp_path, rollbacks=[ROLLBACK, spent]))
     assert [(each.name, each.severity) for each in problems] == [
@@ -255,3 +263,62 @@ def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
     rows += [row | {"nonfinite/energies": 1.0} for row in rows_with()[200:210]]
     rows += rows_with()[150:]
     assert problems_of_run(write(tmp_path, rows)) == []
+
+
+@pytest.mark.parametrize(("ess", "grad_scale", "status"), [(0.6, 0.98, 0), (0.02, 0.01, 1)])
+def test_a_run(ess, grad_scale, status, tmp_path, capsys):
+    write(tmp_path, rows_with(ess=ess, grad_scale=grad_scale))
+    assert cli.main(["check", str(tmp_path)]) == status
+    assert ("no problems found" in capsys.readouterr().out) == (status == 0)
+
+
+def test_what_does_not_exist(tmp_path, capsys):
+    assert cli.main(["check", str(tmp_path / "nothing")]) == cli.USAGE_ERROR
+    assert "nothing" in capsys.readouterr().err
+
+
+# -- how it ended, and what helps ------------------------------------------------------------------
+
+
+def test_the_outcome_in_words(tmp_path):
+    rescued, lost = write_run(tmp_path / "a"), write_run(tmp_path / "b", rescued=False)
+    assert outcome(RecordedRun.read(rescued)) == "finished 300 steps after 1 rollback"
+    assert outcome(RecordedRun.read(lost)) == "DIVERGED at step 180"
+    running = RecordedRun.read(write_run(tmp_path / "c", rescued=False, finished=False))
+    assert outcome(running) == "192 of 300 steps so far"
+
+
+def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):
+    lost = RecordedRun.read(write_run(tmp_path / "lost", rescued=False))
+    found = advice(lost)
+    assert [entry.rule for entry in found] == ["energy_blowup", "nonfinite"]
+    assert found[0].remedies == tuple(lost.alerts[0]["remedies"])
+    rescued = RecordedRun.read(write_run(tmp_path / "rescued"))
+    assert rescued.answered == len(rescued.alerts) == 2
+    assert advice(rescued) == []
+    # The same again at an earlier step of the next attempt is news.
+    rescued.alerts.append(rescued.alerts[0] | {"value": 99.0, "step": BACK_TO + 9})
+    rescued.alerts.append(rescued.alerts[0] | {"level": "WARN", "remedies": ["drink tea", "rest"]})
+    (entry,) = advice(rescued)
+    assert (entry.level, entry.count, entry.first) == ("ERROR", 2, BACK_TO + 9)
+    assert entry.remedies[-2:] == ("drink tea", "rest")
+
+
+def test_a_loss_that_an_alert_reports_is_reported_once(tmp_path):
+    path = write_run(tmp_path, rescued=False, finished=False)
+    names = [each.name for each in problems_of_run(path)]
+    assert "energy_blowup" in names
+    assert "diverged" not in names
+
+
+def test_severe_rules_come_first(tmp_path):
+    run = RecordedRun.read(write_run(tmp_path / "run", rescued=False))
+    warn = run.alerts[0] | {"rule": "sampler_failing", "level": "WARN", "step": 3}
+    info = run.alerts[0] | {"rule": "spare", "level": "INFO", "step": 1}
+    run.alerts[:0] = [info, warn]
+    assert [entry.rule for entry in advice(run)] == [
+        "energy_blowup",
+        "nonfinite",
+        "sampler_failing",
+        "spare",
+    ]

@@ -14,7 +14,7 @@ from ebmguard.report.bins import BinnedSeries
 from ebmguard.report.watch import WatchConfig, sparkline, watch
 
 from .folders import BACK_TO, write
-from .test_bins import binned
+from .test_plots import binned
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def staged(folder, tmp_path, monkeypatch):
         lambda: (live / "results.json").write_text('{"steps": 300, "diverged_at": null}'),
         lambda: pytest.fail("it goes on after the end"),
     )
-    clock = iter(range(0, 10**6, 32))
+    clock = iter(range(0, 10**6, 30))  # just the time from one frame to the next
     monkeypatch.setattr(time, "sleep", stages.sleep)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     return live
@@ -120,6 +120,7 @@ def staged(folder, tmp_path, monkeypatch):
 def test_without_a_terminal_frames_are_appended_until_the_run_is_over(staged, capsys):
     assert watch(WatchConfig(staged)) == 0
     shown = " ".join(capsys.readouterr().out.split())
+    assert "live yet; runs that are there:" in shown
     assert "waiting: no such folder yet" in shown
     assert "waiting for the first row" in shown
     assert shown.index("step 100 of 300") < shown.index("step 300 of 300")

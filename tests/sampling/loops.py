@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ebmguard.samplers import annealed, mala, sgld
-from tests.parts import gradient_at
-
-__all__ = ["LOOPS", "SHAPE", "Loop", "network", "short", "starts"]
+from tests.parts import gradient_at, langevin
 
 Sampler = Callable[[Any, Tensor], Tensor]
 
 SHAPE, STEPS = (1, 8, 8), 6
 STEP, NOISE = 0.5, 0.05  # o = 400
+STD = torch.tensor([NOISE])
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,13 @@ def starts(loop: Loop) -> Tensor:
     return loop.start(32, *loop.shape).to(loop.dtype)
 
 
-def stepping(update: Callable[[Tensor, Tensor, int], Tensor], **options: Any) -> Sampler:
-    """x becomes ``update(x, gradient, t)``, from one leaf to the next."""
+def stepping(
+    update: Callable[[Tensor, Tensor, int], Tensor],
+    energy: Callable[[Any, Tensor], Tensor] = lambda f, x: f(x),
+) -> Sampler:
+    """x becomes ``update(x, gradient of energy(f, x), t)``, from one leaf to the next."""
 
     def sample(f: Any, x: Tensor) -> Tensor:
-        energy = options.get("energy", lambda f, x: f(x))
         for t in range(STEPS):
             x = x.detach().requires_grad_()
             (g,) = torch.autograd.grad(energy(f, x).sum(), x)
@@ -109,12 +110,12 @@ def noise(x: Tensor, std: float = NOISE) -> Tensor:
     return std * torch.randn_like(x)
 
 
+def plain(x: Tensor, g: Tensor, t: int = 0) -> Tensor:
+    return x + STEP * g + noise(x)
+
+
 def in_place(f: Any, x: Tensor) -> Tensor:
-    x = x.clone().requires_grad_()
-    for _ in range(STEPS):
-        (g,) = torch.autograd.grad(f(x).sum(), [x], retain_graph=True)
-        x.data += STEP * g + NOISE * torch.randn_like(x)
-    return x.detach()
+    return langevin(f, x, STEPS, STEP, NOISE)
 
 
 def by_backward(f: Any, x: Tensor) -> Tensor:
@@ -162,15 +163,13 @@ def all_at_once(f: Any, x: Tensor) -> Tensor:
 def by_row_norm(bound: float) -> Any:
     def update(x: Tensor, g: Tensor, t: int) -> Tensor:
         norm = g.flatten(1).norm(dim=1)[:, None, None, None]
-        clipped: Tensor = g * (bound / norm).clamp(max=1)
-        return x + STEP * clipped + noise(x)
+        return plain(x, g * (bound / norm).clamp(max=1), t)
 
     return stepping(update)
 
 
 def by_batch_norm(x: Tensor, g: Tensor, t: int) -> Tensor:
-    clipped: Tensor = g * (0.1 / g.norm())
-    return x + STEP * clipped + noise(x)
+    return plain(x, g * (0.1 / g.norm()), t)
 
 
 def by_optimizer(kind: Any, **options: Any) -> Any:
@@ -214,6 +213,12 @@ def preconditioned(f: Any, x: Tensor) -> Tensor:
     return x
 
 
+def preconditioned_for_most(x: Tensor, g: Tensor, t: int) -> Tensor:
+    """Most samples have a preconditioned gradient, and two a plain one."""
+    is_first = (torch.arange(len(x)) < 2)[:, None, None, None]
+    return x + torch.where(is_first, STEP * g, 0.05 * g / (g.abs().sqrt() + 1e-3)) + noise(x)
+
+
 def metropolis(f: Any, x: Tensor) -> Tensor:
     """MALA that goes back where a proposal is rejected, here for some of the rows."""
     for _ in range(STEPS):
@@ -242,14 +247,12 @@ def augmented(f: Any, x: Tensor) -> Tensor:
         moved: Tensor = f(pad(x, (1, 0)).flip(-1)[..., 1:] + 0.01 * torch.randn_like(x))
         return moved
 
-    return stepping(lambda x, g, t: x + STEP * g + noise(x), energy=view)(f, x)
+    return stepping(plain, energy=view)(f, x)
 
 
 def in_other_space(f: Any, x: Tensor) -> Tensor:
     """The chain moves the logit of its samples."""
-    return stepping(lambda u, g, t: u + STEP * g + noise(u), energy=lambda f, u: f(u.sigmoid()))(
-        f, x
-    )
+    return stepping(plain, energy=lambda f, u: f(u.sigmoid()))(f, x)
 
 
 def distributed(f: Any, x: Tensor) -> Tensor:
@@ -328,10 +331,6 @@ def ramped(*, is_alike: bool) -> Any:
     return sample
 
 
-def plain(x: Tensor, g: Tensor, t: int) -> Tensor:
-    return x + STEP * g + noise(x)
-
-
 def refused(sample: Any, why: str) -> Loop:
     return Loop.refused(why, sample)
 
@@ -351,13 +350,11 @@ LOOPS = {
         start=lambda *shape: torch.rand(*shape).round(),
     ),
     "clipped by value": Loop(
-        stepping(lambda x, g, t: x + STEP * g.clamp(-0.02, 0.02) + noise(x)), clip="entries at 0.02"
+        stepping(lambda x, g, t: plain(x, g.clamp(-0.02, 0.02))), clip="entries at 0.02"
     ),
     "clipped by norm, some samples": Loop(by_row_norm(0.14), clip="norm"),
     "annealed, o kept": Loop(scheduled(True), step=200 * 16 * NOISE**2, noise=4 * NOISE),
-    "decay in the update": Loop(
-        stepping(lambda x, g, t: 0.99 * x + STEP * g + noise(x)), decay=0.01
-    ),
+    "decay in the update": Loop(stepping(lambda x, g, t: plain(0.99 * x, g)), decay=0.01),
     "prior inside autograd": Loop(
         stepping(plain, energy=lambda f, x: f(x) - 0.5 * x.square().flatten(1).sum(1))
     ),
@@ -368,13 +365,16 @@ LOOPS = {
     ),
     "heads summed": Loop(stepping(plain), heads=3),
     "mean over the batch": Loop(
-        stepping(lambda x, g, t: x + STEP * 32 * g + noise(x), energy=lambda f, x: f(x).mean())
+        stepping(lambda x, g, t: plain(x, 32 * g), energy=lambda f, x: f(x).mean())
     ),
     "temperature inside": Loop(stepping(plain, energy=lambda f, x: f(x) / 0.1), step=10 * STEP),
     "augmentation inside": Loop(augmented),
     "in the logit of x": Loop(in_other_space, start=torch.randn),
     "all noise at once": Loop(all_at_once),
     "torch.distributions": Loop(distributed),
+    "noise of a tensor's size": Loop(
+        stepping(lambda x, g, t: x + STEP * g + torch.normal(torch.zeros_like(x), STD))
+    ),
     "float64": Loop(stepping(plain), dtype=torch.float64, tolerance=1e-9),
     "points of the plane": Loop(stepping(plain), shape=(2,), start=torch.randn),
     "optimizer SGD": Loop(by_optimizer(torch.optim.SGD)),
@@ -394,6 +394,9 @@ LOOPS = {
     "HMC": refused(hamiltonian, "HMC"),
     "optimizer Adam": refused(by_optimizer(torch.optim.Adam), "preconditioned gradient"),
     "RMSprop by hand": refused(preconditioned, "preconditioned gradient"),
+    "preconditioned for most samples": refused(
+        stepping(preconditioned_for_most), "preconditioned gradient"
+    ),
     "uniform noise": refused(
         stepping(lambda x, g, t: x + STEP * g + NOISE * (torch.rand_like(x) - 0.5)),
         "non-Gaussian noise",

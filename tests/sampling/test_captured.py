@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.func import grad, vmap
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
 from ebmguard.samplers import sgld
 from ebmguard.sampling import Tempering
-from tests.parts import Bowl, Energy, energies, gradient_at
+from tests.parts import Bowl, Bowls, Energy, energies, gradient_at
 from tests.replay import Replay, count_replays_as_graphs
 
 STEPS = 7
@@ -77,12 +76,9 @@ class OnGpu(Captured):
             self.out = self.sampler(f, self.x)
 
 
-class Members(nn.Module):
-    """Three bowls of curvature 1, 2, 3 on samples (3, B, 2)."""
-
-    def forward(self, x):
-        curvature = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-        return -0.5 * curvature[:, None] * x.square().sum(-1)
+def members():
+    """For samples (3, B, 2)."""
+    return Bowls(torch.tensor([1.0, 2.0, 3.0]))
 
 
 def run(sampler, f, shape, beta_star, change=None, device="cpu", **options):
@@ -162,8 +158,8 @@ def test_what_a_replay_does_not_show_is_unknown():
 def test_members_of_an_ensemble(scheduled):
     first = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
     beta_star: Any = (lambda step: first / (1 + step)) if scheduled else first
-    captured = run(Captured(), Members(), (3, 5, 2), beta_star)
-    same(captured, run(eager, Members(), (3, 5, 2), beta_star))
+    captured = run(Captured(), members(), (3, 5, 2), beta_star)
+    same(captured, run(eager, members(), (3, 5, 2), beta_star))
 
 
 def test_tensor_that_the_caller_changes():
@@ -277,7 +273,7 @@ def test_of_several_graphs_the_one_replayed_last_is_read(order):
 
 @pytest.mark.parametrize("order", [("own", "shared"), ("shared", "own")])
 def test_samples_that_members_share_have_no_norms_in_a_graph_either(order):
-    f, starts = Members(), {"own": torch.ones(3, 5, 2), "shared": torch.ones(5, 2)}
+    f, starts = members(), {"own": torch.ones(3, 5, 2), "shared": torch.ones(5, 2)}
     graphs = {name: Captured(gradient_at) for name in starts}
     tempering = Tempering(f, batch_dim=1)
     for names in (["own"], ["shared"], order):
@@ -366,7 +362,7 @@ def test_modules_that_take_turns_keep_their_graphs_and_are_not_kept_alive():
 
 
 def test_factor_of_another_shape_is_refused():
-    f, sampler = Members(), Captured()
+    f, sampler = members(), Captured()
     tempering = Tempering(f)
     x = torch.randn(3, 5, 2, dtype=torch.float64)
     with tempering.active(0.5):

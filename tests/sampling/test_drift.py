@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
+from tests.parts import gradient_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # in torch's forward mode
 HALF: Any = {"beta_star": 0.5, "output_scale": 1.0, "substeps": 1}
@@ -31,12 +32,6 @@ def network(heads: int = 1, seed: int = 0) -> nn.Sequential:
 
 
 OTHER = network(seed=1)
-
-
-def slope(energy: Function, x: Tensor) -> Tensor:
-    """The drift of the usual sampler."""
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(energy(x).sum(), x)[0]
 
 
 def by_backward(energy: Function, x: Tensor) -> Tensor:
@@ -69,7 +64,7 @@ def weighted(energy: Function, x: Tensor) -> Tensor:
 
 def apart(energy: Function, x: Tensor) -> Tensor:
     """Two experts, each with its gradient."""
-    return slope(energy, x) + slope(OTHER, x)
+    return gradient_at(energy, x) + gradient_at(OTHER, x)
 
 
 def twice(energy: Function, x: Tensor, *, is_last: bool = True) -> Tensor:
@@ -88,10 +83,10 @@ class Prior(nn.Module):
 
 def with_a_prior(energy: Function, x: Tensor) -> Tensor:
     """The gradient of the prior is written by hand."""
-    return slope(energy, x) - x.detach()
+    return gradient_at(energy, x) - x.detach()
 
 
-def langevin(energy: Function, x: Tensor, moves: Any = slope) -> Tensor:
+def langevin(energy: Function, x: Tensor, moves: Any = gradient_at) -> Tensor:
     for _ in range(4):
         x = (x + 0.02 * moves(energy, x) + 0.2 * torch.randn_like(x)).detach()
     return x
@@ -129,7 +124,7 @@ class Case:
 
     energy: Callable[[Any, Tensor], Tensor] = lambda f, x: f(x)
     heads: int = 1
-    moves: Callable[[Function, Tensor], Tensor] = slope
+    moves: Callable[[Function, Tensor], Tensor] = gradient_at
     hook: Function | None = None
     uses: Callable[[Any], Any] = lambda f: f
     beside: nn.Module | None = None  # another energy that ``moves`` follows, too
@@ -155,8 +150,8 @@ class Case:
 
         def true(x: Tensor) -> Tensor:
             wraps = used.bend if isinstance(used, Wrapper) else lambda out: out
-            own = slope(lambda x: self.energy(lambda x: wraps(plain(x)), x), x)
-            return own if self.beside is None else own + slope(self.beside, x)
+            own = gradient_at(lambda x: self.energy(lambda x: wraps(plain(x)), x), x)
+            return own if self.beside is None else own + gradient_at(self.beside, x)
 
         def sampler(x: Tensor) -> Tensor:
             for _ in range(4):
@@ -311,7 +306,7 @@ def test_a_base_measure_goes_on_and_is_told(
 def metropolis(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
     """Two steps of MALA on what f(x) is, noting the values that its test takes."""
     for _ in range(2):
-        y = x + 0.02 * slope(energy, x) + 0.2 * torch.randn_like(x)
+        y = x + 0.02 * gradient_at(energy, x) + 0.2 * torch.randn_like(x)
         rise = (energy(y) - energy(x)).flatten().detach()
         seen.append(rise)
         x = torch.where((torch.rand(len(x)).log() < rise)[:, None], y, x).detach()
@@ -338,7 +333,7 @@ def test_values_of_one_number_are_tempered_and_of_several_it_is_said(
     torch.manual_seed(1)
     sample(x)
     torch.manual_seed(1)
-    y = x + 0.5 * 0.02 * slope(lambda x: energy(f, x), x) + 0.2 * torch.randn_like(x)
+    y = x + 0.5 * 0.02 * gradient_at(lambda x: energy(f, x), x) + 0.2 * torch.randn_like(x)
     plain.append((energy(f, y) - energy(f, x)).flatten().detach())
     torch.testing.assert_close(tempered[0], factor * plain[0])
     said = [r for r in caplog.records if "Metropolis" in r.message and "g.temper" in r.message]

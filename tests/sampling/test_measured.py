@@ -16,7 +16,7 @@ from ebmguard.sampling.recording import Draw
 from ebmguard.sampling.regression import solve
 from tests.parts import Bowl, gradient_at
 from tests.runs import frozen, randomness
-from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, short, starts
+from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, plain, short, starts
 from tests.sampling.table import OF_CODEBASES, agrees, measure, measure_codebase
 
 
@@ -129,8 +129,8 @@ def test_two_steps_are_measured_whatever_is_returned(name: str) -> None:
     """Where that is not the end of the second step, by the first step of two calls."""
 
     def sample(f: Any, x: torch.Tensor) -> Any:
-        x = x + STEP * gradient_at(f, x) + noise(x)
-        return RETURNED[name](x, x + STEP * gradient_at(f, x) + noise(x))
+        x = plain(x, gradient_at(f, x))
+        return RETURNED[name](x, plain(x, gradient_at(f, x)))
 
     loop = Loop(sample)
     assert agrees(loop, found := measure(loop)), found
@@ -138,8 +138,18 @@ def test_two_steps_are_measured_whatever_is_returned(name: str) -> None:
 
 def test_two_steps_without_the_last_noise_are_those_of_the_first() -> None:
     def sample(f: Any, x: torch.Tensor) -> torch.Tensor:
-        x = x + STEP * gradient_at(f, x) + noise(x)
+        x = plain(x, gradient_at(f, x))
         return x + STEP * gradient_at(f, x)
+
+    assert agrees(Loop(), found := measure(Loop(sample))), found
+
+
+def test_what_three_steps_return_is_not_looked_at() -> None:
+    def sample(f: Any, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            start, g = x, gradient_at(f, x)
+            x = plain(x, g)
+        return plain(start, 5 * g)
 
     assert agrees(Loop(), found := measure(Loop(sample))), found
 
@@ -150,7 +160,7 @@ def test_most_steps_must_be_of_the_kind(others: int, is_exact: bool) -> None:
 
     def sample(f: Any, x: torch.Tensor) -> torch.Tensor:
         for step in range(10):
-            x = x + STEP * gradient_at(f, x) + noise(x)
+            x = plain(x, gradient_at(f, x))
             x = x + 0.3 * torch.sin(7 * x) if step < others else x
         return x
 

@@ -10,15 +10,27 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from ebmguard.sampling import Recording, SamplerUpdate, Substeps, Tempering
+from tests.parts import gradient_at, unit_langevin
 from tests.runs import frozen, randomness
-from tests.sampling.loops import LOOPS, network, starts
+from tests.sampling.loops import (
+    LOOPS,
+    NOISE,
+    STEP,
+    STEPS,
+    Sampler,
+    all_at_once,
+    in_place,
+    network,
+    plain,
+    starts,
+    stepping,
+)
 
-A, C, STEPS = 0.3, 0.1, 5  # step size, noise
-LABELS = torch.arange(64) % 4
-
-Sampler = Callable[..., Tensor]
+A, C = STEP, NOISE
+LABELS, ENDS = torch.arange(64) % 4, (-0.5, 0.75)
 
 
 class Net(nn.Module):
@@ -37,23 +49,21 @@ class Net(nn.Module):
         return scale * (out.squeeze(1) if out.shape[1] == 1 else out)
 
 
-def grad(f: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    x = x.detach().requires_grad_()
-    return torch.autograd.grad(f(x, *args, **kwargs).sum(), x)[0]
+def without_noise(x: Tensor, g: Tensor, t: int) -> Tensor:
+    return x + A * g
 
 
-def functional(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        x = x + A * grad(f, x) + C * torch.randn_like(x)
-    return x
+def falling(x: Tensor, g: Tensor, t: int) -> Any:
+    return x + A * 0.8**t * g + C * 0.8 ** (t / 2) * torch.randn_like(x)
 
 
-def in_place(f: Any, x: Tensor) -> Tensor:
-    x = x.clone().requires_grad_()
-    for _ in range(STEPS):
-        g = torch.autograd.grad(f(x).sum(), [x], retain_graph=True)[0]
-        x.data += A * g + C * torch.randn_like(x)
-    return x.detach()
+def by_norm(g: Tensor) -> Tensor:
+    cut: Tensor = g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)
+    return cut
+
+
+def by_value(g: Tensor) -> Tensor:
+    return g.clamp(-0.03, 0.03)
 
 
 def mean_of_energies(f: Any, x: Tensor) -> Tensor:
@@ -70,7 +80,7 @@ def mean_of_energies(f: Any, x: Tensor) -> Tensor:
 def noise_first(f: Any, x: Tensor) -> Tensor:
     for _ in range(STEPS):
         noise = torch.randn_like(x)
-        x = x + A * grad(f, x) + C * noise
+        x = x + A * gradient_at(f, x) + C * noise
     return x
 
 
@@ -78,80 +88,7 @@ def gradient_after_noise(f: Any, x: Tensor) -> Tensor:
     x = x.clone()
     for _ in range(STEPS):
         x += C * torch.randn_like(x)
-        x = (x + A * grad(f, x)).clamp(-0.5, 0.75)
-    return x
-
-
-def all_noise_first(f: Any, x: Tensor) -> Tensor:
-    noise = torch.randn(STEPS, *x.shape, dtype=x.dtype)
-    for each in noise:
-        x = x + A * grad(f, x) + C * each
-    return x
-
-
-def clamped(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        x = (x + A * grad(f, x) + C * torch.randn_like(x)).clamp(-0.5, 0.75)
-    return x
-
-
-def cut_and_clamped(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        g = grad(f, x).clamp(-0.03, 0.03)
-        x = (x + A * g + C * torch.randn_like(x)).clamp(-0.5, 0.75)
-    return x
-
-
-def cut_in_norm(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        g = grad(f, x)
-        g = g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)
-        x = x + A * g + C * torch.randn_like(x)
-    return x
-
-
-def scheduled(f: Any, x: Tensor) -> Tensor:
-    for t in range(STEPS):
-        x = x + A * 0.8**t * grad(f, x) + C * 0.8 ** (t / 2) * torch.randn_like(x)
-    return x
-
-
-def of_labels(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        x = x + A * grad(f, x, LABELS, scale=1.5) + C * torch.randn_like(x)
-    return x
-
-
-def with_a_prior(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        g = grad(lambda z: f(z) - 0.5 * z.square().sum(1), x)
-        x = x + A * g + C * torch.randn_like(x)
-    return x
-
-
-def with_decay(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        x = 0.95 * x + A * grad(f, x) + C * torch.randn_like(x)
-    return x
-
-
-def without_noise(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        x = x + A * grad(f, x)
-    return x
-
-
-def of_logits(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        g = grad(lambda z: f(z).logsumexp(1), x)
-        x = x + A * g + C * torch.randn_like(x)
-    return x
-
-
-def of_one_logit(f: Any, x: Tensor) -> Tensor:
-    for _ in range(STEPS):
-        g = grad(lambda z: f(z)[range(64), LABELS], x)
-        x = x + A * g + C * torch.randn_like(x)
+        x = (x + A * gradient_at(f, x)).clamp(*ENDS)
     return x
 
 
@@ -159,39 +96,34 @@ def own(z: Tensor) -> Tensor:
     return z
 
 
+def of_energy(energy: Callable[[Any, Tensor], Tensor], **differs: Any) -> Any:
+    return stepping(plain, energy), {"energy": energy, **differs}
+
+
 # What differs from x + (A g + C n): of the gradient at z, of x, and of step t.
 CASES: dict[str, tuple[Sampler, dict[str, Any]]] = {
-    "functional": (functional, {}),
+    "functional": (stepping(plain), {}),
     "in place on .data": (in_place, {}),
     "backward() of a mean, low energies, normal_ with a std": (mean_of_energies, {}),
     "noise before the gradient": (noise_first, {}),
     "gradient after noise": (
         gradient_after_noise,
-        {"ends": (-0.5, 0.75), "is_after": True, "spread": 0.1},
+        {"ends": ENDS, "is_after": True, "spread": 0.1},
     ),
-    "noise of all steps at once": (all_noise_first, {}),
-    "clamp": (clamped, {"ends": (-0.5, 0.75)}),
+    "noise of all steps at once": (all_at_once, {}),
+    "clamp": (stepping(lambda x, g, t: plain(x, g).clamp(*ENDS)), {"ends": ENDS}),
     "clip and clamp": (
-        cut_and_clamped,
-        {"cut": lambda g: g.clamp(-0.03, 0.03), "ends": (-0.5, 0.75)},
+        stepping(lambda x, g, t: plain(x, by_value(g)).clamp(*ENDS)),
+        {"cut": by_value, "ends": ENDS},
     ),
-    "clip by norm": (
-        cut_in_norm,
-        {"cut": lambda g: g * (0.1 / g.norm(dim=1, keepdim=True)).clamp(max=1)},
-    ),
-    "sizes that fall along the chain": (scheduled, {"factor": lambda t: 0.8**t}),
-    "labels, a keyword": (of_labels, {"energy": lambda f, z: f(z, LABELS, scale=1.5)}),
-    "a normal prior outside": (
-        with_a_prior,
-        {"energy": lambda f, z: f(z) - 0.5 * z.square().sum(1)},
-    ),
-    "decay": (with_decay, {"decay": 0.05}),
-    "no noise": (without_noise, {"noise": False}),
-    "logsumexp of logits outside": (
-        of_logits,
-        {"heads": 10, "energy": lambda f, z: f(z).logsumexp(1)},
-    ),
-    "one logit each": (of_one_logit, {"heads": 4, "energy": lambda f, z: f(z)[range(64), LABELS]}),
+    "clip by norm": (stepping(lambda x, g, t: plain(x, by_norm(g))), {"cut": by_norm}),
+    "sizes that fall along the chain": (stepping(falling), {"factor": lambda t: 0.8**t}),
+    "decay": (stepping(lambda x, g, t: plain(0.95 * x, g)), {"decay": 0.05}),
+    "no noise": (stepping(without_noise), {"noise": False}),
+    "labels, a keyword": of_energy(lambda f, z: f(z, LABELS, scale=1.5)),
+    "a normal prior outside": of_energy(lambda f, z: f(z) - 0.5 * z.square().sum(1)),
+    "logsumexp of logits outside": of_energy(lambda f, z: f(z).logsumexp(1), heads=10),
+    "one logit each": of_energy(lambda f, z: f(z)[range(64), LABELS], heads=4),
 }
 
 
@@ -262,7 +194,7 @@ def reference(
             xi = next(outer if is_own else inner) if noise else torch.zeros_like(x)
             before, after = (c * xi, 0.0) if is_after else (0.0, c * xi)
             x = x + before
-            g = cut(grad(lambda z: energy(f, z), x))
+            g = cut(gradient_at(lambda z: energy(f, z), x))
             x = (x * (1 - decay / n) + a * g + after).clamp(*ends)
     return x
 
@@ -340,18 +272,16 @@ def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
             return -0.5 * (curvatures * x * x).sum(1)
 
     def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(60):
-            x = x + A * grad(f, x) + (2 * A) ** 0.5 * torch.randn_like(x)
-        return x
+        return unit_langevin(f, x, 60, step=step)
 
-    f, many = Valley(), 20_000
+    f, many, step = Valley(), 20_000, 0.3
     torch.manual_seed(0)
     moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
     assert isinstance(moves, SamplerUpdate)
     for n in (1, 4, 16):
         x = torch.randn(many, 3, dtype=torch.float64)
         x = finer(f, sample, x, moves, n)[0]
-        right = 1 / (1 - A * curvatures / (2 * n))
+        right = 1 / (1 - step * curvatures / (2 * n))
         torch.testing.assert_close(x.var(0) * curvatures, right, rtol=6 * (2 / many) ** 0.5, atol=0)
         assert (x.mean(0).abs() < 6 * x.std(0) / many**0.5).all()
 
@@ -372,13 +302,13 @@ class Noisy(Net):
 
 
 def test_the_network_and_the_random_numbers_do_not_notice() -> None:
-    moves = look(Net(), functional, torch.randn(64, 3, dtype=torch.float64))
+    moves = look(Net(), stepping(plain), torch.randn(64, 3, dtype=torch.float64))
     assert isinstance(moves, SamplerUpdate)
     seen = []
     for n in (1, 4):
         torch.manual_seed(0)
         f, x = Noisy(), torch.randn(64, 3, dtype=torch.float64)
-        found = Tempering(f).run(functional, (f, x), {}, 1.0, None, Substeps(moves, n))
+        found = Tempering(f).run(stepping(plain), (f, x), {}, 1.0, None, Substeps(moves, n))
         masks = f.net[2](torch.ones(8, dtype=torch.float64))
         buffers = {k: v for k, v in f.named_buffers() if "running" not in k}
         parameters = [p.grad for p in f.parameters()]
@@ -393,7 +323,7 @@ def twice_differentiated(f: Any, x: Tensor) -> Tensor:
     for _ in range(STEPS):
         x = x.detach().requires_grad_()
         (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
-        x = x + A * g + C * torch.randn_like(x)
+        x = plain(x, g)
     return x.detach()
 
 
@@ -402,7 +332,7 @@ def batched(f: Any, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
         each = torch.eye(len(x), dtype=x.dtype)
         (g,) = torch.autograd.grad(f(x), x, each, is_grads_batched=True)
-        x = x + A * g.sum(0) + C * torch.randn_like(x)
+        x = plain(x, g.sum(0))
     return x.detach()
 
 
@@ -411,20 +341,16 @@ def two_inputs(f: Any, x: Tensor) -> Tensor:
     for _ in range(STEPS):
         x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
         g, h = torch.autograd.grad(f(x, z).sum(), (x, z))
-        x, z = x + A * g + C * torch.randn_like(x), z + A * h + C * torch.randn_like(z)
+        x, z = plain(x, g), plain(z, h)
     return x.detach()
 
 
 def metropolis(f: Any, x: Tensor) -> Tensor:
     for _ in range(STEPS):
-        new = x + A * grad(f, x) + C * torch.randn_like(x)
+        new = plain(x, gradient_at(f, x))
         goes = torch.rand(len(x)) < (f(new) - f(x)).detach().exp()
         x = torch.where(goes[:, None], new, x)
     return x
-
-
-def softplus(f: Any, x: Tensor) -> Tensor:
-    return functional(lambda z: nn.functional.softplus(f(z)), x)
 
 
 class OfTwo(Net):
@@ -439,7 +365,8 @@ class OfTwo(Net):
         (Net, batched, "it batches its gradient"),
         (OfTwo, two_inputs, "it moves several inputs"),
         (Net, metropolis, "Metropolis test"),
-        (Net, softplus, "a function of the network's output"),
+        (Net, stepping(plain, lambda f, z: f(z) + z.sin().sum(1)), "other terms join"),
+        (Net, stepping(plain, lambda f, z: softplus(f(z))), "a function of the network's output"),
     ],
     ids=lambda x: getattr(x, "__name__", ""),
 )
@@ -464,6 +391,15 @@ def test_what_cannot_be_divided_is_left_as_it_is(f: Any, sample: Sampler, why: s
             assert why in found
 
 
+def test_rounding_of_large_samples_is_no_miss() -> None:
+    f = nn.Linear(3, 1)
+    torch.nn.init.constant_(f.weight, 1e-3)
+    moves = look(f, stepping(plain), torch.randn(64, 3))
+    assert isinstance(moves, SamplerUpdate), moves
+    _, _, substeps = finer(f, stepping(plain), 1e5 + torch.randn(64, 3), moves, 4)
+    assert substeps.missed == 0
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) -> None:
     f = Net().float()
@@ -473,8 +409,8 @@ def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) 
     def sample(f: Any, x: Tensor) -> Tensor:
         for _ in range(STEPS):
             with torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
-                g = grad(f, x)
-            x = x + A * g.float() + C * torch.randn_like(x)
+                g = gradient_at(f, x)
+            x = plain(x, g.float())
         return x
 
     x = torch.randn(256, 3)
@@ -484,41 +420,3 @@ def test_under_autocast_the_inner_passes_are_under_autocast(dtype: torch.dtype) 
     assert seen == {dtype}
     assert found.dtype is torch.float32
     assert substeps.missed == 0
-
-
-@pytest.mark.parametrize("times", [1, 4])
-def test_sharpness_is_step_times_curvature_on_a_quadratic(times: int) -> None:
-    class Bowl(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return -0.5 * 2.5 * x.square().sum(1)
-
-    f, x = Bowl(), torch.randn(64, 3, dtype=torch.float64)
-    substeps = Substeps(SamplerUpdate([[A, 0.0]], []), times) if times > 1 else None
-    tempering = Tempering(f)
-    tempering.run(without_noise, (f, x), {}, 1.0, None, substeps)
-    assert tempering.gradients.products is not None
-    same, whole = tempering.gradients.products.tolist()
-    assert 1 - same / whole == pytest.approx(A * 2.5 / times, abs=1e-12)
-
-
-def test_sharpness_follows_the_exact_hessian_along_the_drift() -> None:
-    """Of a smooth network, with noise: -a g'Hg / g'g, to the step's own change of H."""
-    torch.manual_seed(0)
-    f, x = Net(), torch.randn(64, 3, dtype=torch.float64)
-    for p in f.parameters():
-        p.data *= 2
-    size = 1e-3
-
-    def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x = x + size * grad(f, x)
-        return x
-
-    tempering = Tempering(f)
-    tempering.run(sample, (f, x), {}, 1.0)
-    assert tempering.gradients.products is not None
-    same, whole = tempering.gradients.products.tolist()
-    g = grad(f, x)
-    h = torch.stack([torch.autograd.functional.hessian(lambda z: f(z[None])[0], z) for z in x])
-    right = -size * torch.einsum("bi,bij,bj->", g, h, g) / g.square().sum()
-    assert 1 - same / whole == pytest.approx(float(right), rel=0.02)

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from ebmguard.errors import SamplerError
-from ebmguard.sampling import Tempering, find_module, scale
-from tests.parts import Bowl, Energy, gradient_at
+from ebmguard.sampling import SamplerUpdate, Substeps, Tempering, find_module, other_networks, scale
+from tests.parts import Bowl, Energy, climb, gradient_at, langevin
 
 X = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
 
@@ -232,6 +232,20 @@ def test_not_found(call, args, words):
         find_module(call, args, {})
 
 
+def test_networks_beside_the_energy_are_named():
+    f, other = Energy(), Bowl()
+
+    def bound(*args, **kwargs):
+        return other
+
+    for call, args, names in (
+        (sampler, (f, other), ["an argument"]),
+        (bound, (f,), ["`other`"]),
+        (sampler, (f, f.net, nn.Sequential(f)), []),  # its parts, and what it is a part of
+    ):
+        assert other_networks(f, call, args, {}) == names
+
+
 # -- the gradients that pass by ---------------------------------------------------------------
 
 
@@ -291,3 +305,31 @@ def test_members_have_norms_of_their_own_or_none():
         )
         gradient_at(f, x[0])
         assert tempering.gradients.norm is None
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_sharpness_is_step_times_curvature_on_a_quadratic(times: int) -> None:
+    f, x = Bowl(), torch.randn(64, 3, dtype=torch.float64)
+    torch.nn.init.constant_(f.height, 1.7)
+    substeps = Substeps(SamplerUpdate([[0.1, 0.0]], []), times) if times > 1 else None
+    tempering = Tempering(f)
+    tempering.run(climb, (f, x), {}, 1.0, None, substeps)
+    assert tempering.gradients.products is not None
+    same, whole = tempering.gradients.products.tolist()
+    assert 1 - same / whole == pytest.approx(0.1 * 1.7 / times, abs=1e-12)
+
+
+def test_sharpness_follows_the_exact_hessian_along_the_drift() -> None:
+    """Of a smooth network: -a g'Hg / g'g, to the step's own change of H."""
+    torch.manual_seed(0)
+    f, x, size = Energy(shape=(3,)).double(), torch.randn(64, 3, dtype=torch.float64), 1e-3
+    for p in f.parameters():
+        p.data *= 2
+    tempering = Tempering(f)
+    tempering.run(lambda f, x: langevin(f, x, 2, size, 0.0), (f, x), {}, 1.0)
+    assert tempering.gradients.products is not None
+    same, whole = tempering.gradients.products.tolist()
+    g = gradient_at(f, x)
+    h = torch.stack([torch.autograd.functional.hessian(lambda z: f(z[None])[0], z) for z in x])
+    right = -size * torch.einsum("bi,bij,bj->", g, h, g) / g.square().sum()
+    assert 1 - same / whole == pytest.approx(float(right), rel=0.02)

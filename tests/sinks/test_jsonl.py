@@ -1,10 +1,11 @@
-"""JSON lines: strict, buffered, and safe against kills and full disks."""
+"""JSON lines: strict, buffered, safe against kills and full disks; what is read of a run folder."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.sinks import JsonlSink, jsonl, read_jsonl
+from ebmguard.sinks.safe_files import create_file, safe_open
 
 
 def same(left: Any, right: Any) -> bool:
@@ -224,3 +226,80 @@ def test_a_flush_that_ends_in_its_midst_goes_on_at_the_right_byte(
     sink.write_row(2, {"a": 3.0}, {})
     sink.flush()
     assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+
+
+# -- what may be read of a run folder: regular files inside it, of a size --------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run folder beside a secret, both reached through links too."""
+    run = tmp_path / "run"
+    (run / "inner").mkdir(parents=True)
+    (run / "rows").write_bytes(b"12345")
+    (tmp_path / "secret").write_bytes(b"TOPSECRET")
+    (tmp_path / "link").symlink_to(run)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (lambda run: run / "rows", {}),
+        (lambda run: run / "rows", {"most": 5}),
+        (lambda run: run / "inner/../rows", {"inside": "."}),
+        (lambda run: run.parent / "link/rows", {}),
+        (lambda run: linked(run, run / "rows"), {}),
+        (lambda run: linked(run, "../rows", "inner/rows"), {"inside": "."}),
+    ],
+)
+def test_a_file_is_read(make: Callable[[Path], Path], options: dict[str, object], run: Path):
+    if "inside" in options:
+        options = options | {"inside": run}
+    file = safe_open(make(run), **options)  # type: ignore[arg-type]
+    assert file is not None
+    with file:
+        assert file.read() == b"12345"
+
+
+def linked(run: Path, to: str | Path, name: str = "config.json") -> Path:
+    (run / name).symlink_to(to)
+    return run / name
+
+
+def pipe(run: Path) -> Path:
+    os.mkfifo(run / "pipe")
+    return run / "pipe"
+
+
+@pytest.mark.parametrize(
+    ("make", "most", "why"),
+    [
+        (lambda run: linked(run, run.parent / "secret"), 9, "it leads out of"),
+        (lambda run: linked(run, "../secret"), 9, "it leads out of"),
+        (lambda run: linked(run, "/dev/zero"), 9, "it leads out of"),
+        (lambda run: linked(run, "../rows", "inner/rows"), 9, "it leads out of"),
+        (lambda run: linked(run, "config.json"), 9, "symbolic links"),
+        (pipe, 9, "it is not a file"),
+        (lambda run: run / "inner", 9, "it is not a file"),
+        (lambda run: run / "rows", 4, "it has 5 bytes, more than 4"),
+        (lambda run: run / "ro\0ws", 9, "null"),
+        (lambda run: run / ("x" * 300), 9, "name too long"),
+    ],
+)
+def test_all_else_is_refused(make: Callable[[Path], Path], most: int, why: str, run: Path):
+    with pytest.raises(ConfigError, match=f"cannot be read: .*(?i:{why}).*Remove it"):
+        safe_open(make(run), most=most)
+
+
+@pytest.mark.parametrize("name", ["nothing", "rows/below", "inner/nothing", "dangling"])
+def test_what_is_not_there_is_none(name: str, run: Path):
+    linked(run, "../nowhere", "dangling")
+    assert safe_open(run / name) is None
+
+
+def test_what_is_made_for_a_file_is_known(tmp_path: Path):
+    made = list[Path]()
+    for _ in range(2):
+        os.close(create_file(tmp_path / "run" / "rows", os.O_WRONLY, made))
+        assert made == [tmp_path / "run", tmp_path / "run" / "rows"]
