@@ -218,7 +218,7 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
 def _free(source: Source, name: str) -> str:
     """Return a name that the file does not use: this one, or with underscores."""
     fields = "id", "arg", "attr"
-    used = {getattr(node, field, "") for node in ast.walk(source.tree) for field in fields}
+    used = {getattr(node, field, "") for node in source.nodes for field in fields}
     while name in used:
         name += "_"
     return name

@@ -52,7 +52,7 @@ def _in_init(
     body = owner.body if owner in source.around(loss.statement) else []
     init = next((node for node in body if "__init__" in binds(node)), None)
     files = {place.source for place in sampler.calls}
-    is_made = (s.loops(x) for s in files for x in ast.walk(s.tree) if _calls(x, owner))
+    is_made = (s.loops(x) for s in files for x in s.nodes if _calls(x, owner))
     if call is None or init is None or any(is_made):
         return None
     text = source.segment(init)
@@ -136,7 +136,7 @@ def _calls(node: ast.AST, owner: Any) -> bool:
 def _is_again(place: Place) -> bool:
     """Tell whether its file calls the same function at another place, too."""
     name = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else ""
-    calls = (x for x in ast.walk(place.source.tree) if isinstance(x, ast.Call))
+    calls = (x for x in place.source.nodes if isinstance(x, ast.Call))
     return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 

@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -92,7 +91,7 @@ def test_the_way_out_works(name, replay, capsys):
     off = replay(structure, structure.right, beta_star=0.0)
     # It is said to a sampler without gradients that it has none, and to do nothing.
     acting, off = (
-        changed(each, warnings=[x for x in each.warnings if "Fix: nothing" not in x])
+        each._replace(warnings=[x for x in each.warnings if "Fix: nothing" not in x])
         for each in (acting, off)
     )
     assert (off.error, [*off.warnings]) == ("", [])
