@@ -79,8 +79,9 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
     calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
-    for at, place in enumerate(calls):
-        source, root, inner = place.source, base.partition(".")[0], _scope(place)
+    scopes = [x.source.scope(x.node or x.statement) for x in calls]
+    for at, (place, inner) in enumerate(zip(calls, scopes, strict=True)):
+        source, root = place.source, base.partition(".")[0]
         around = [inner, *(x for x in source.around(inner) if isinstance(x, SCOPES))]
         scope = next((x for x in around if root in _bound(source, x)), source.tree)
         bound = _bound(source, scope)
@@ -96,7 +97,7 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
         if not base or caller is place:
             return None
     is_file = scope is source.tree
-    frame = next((x for x in calls[at:] if x.source is source and _scope(x) is scope), None)
+    frame = next((x for x, of in [*zip(calls, scopes, strict=True)][at:] if of is scope), None)
     if made is None or (frame is None and not is_file):
         return None
     if frame is None:
@@ -122,10 +123,6 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
 
     models, optimizers = (known_there(names.get(key, [])) for names in (sampler.names, trainer))
     return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
-
-
-def _scope(place: Place) -> Any:
-    return place.source.scope(place.node or place.statement)
 
 
 def _calls(node: ast.AST, owner: Any) -> bool:
