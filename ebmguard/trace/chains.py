@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from types import FrameType
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..sampling import Draw, Evaluation, Measured
-from .experiment import Experiment, effect, operand
-from .graph import DATA, Edge, Operation, Output, behind, evaluate
+from .graph import DATA, Edge, Experiment, Output
 from .script import Place, Stack
 
 __all__ = ["Chain", "Chains", "Names", "Sampler", "names_of"]
@@ -25,6 +25,7 @@ _NEAR = 3.0  # steps between the last evaluation and the samples
 _MOST = 0.9  # of the rows must be as near
 _KEPT = 8  # chains that a loss may use
 _MEASURED = 3  # calls of one sampler
+_NONE = Measured("no call has ended")
 Names: TypeAlias = dict[Any, list[str]]  # in the code of each frame, and in each file
 
 
@@ -39,6 +40,24 @@ class Chain:
     sampler: Sampler | None = None
     end: Tensor | None = None  # the samples, as a loss has them
     distance: float = math.inf  # of these from the last evaluation
+
+    def loop_of(self, evaluation: Evaluation, calls: Stack) -> FrameType | None:
+        """Return the frame of its loop where that has made an evaluation, too; else None."""
+        before, shape = self.last_calls, self.evaluations[-1].x.shape
+        shared = next((frame for frame in calls.frames if frame in before.frames), None)
+        if shared is None or shape != evaluation.x.shape:
+            return None
+        # Of two places that no function shares, one is no part of the loop: a penalty's.
+        is_one = calls.frames[0] is before.frames[0] or calls.places[0] == self.calls.places[0]
+        if not (is_one if self.loop is None else self.loop is shared):
+            return None
+        was, now = (x.places[x.frames.index(shared)] for x in (before, calls))
+        if len(self.evaluations) < 3 or was == now or was.loops[:1] == now.loops[:1]:
+            return shared
+        # In another loop of the function a chain begins far away.
+        points = [x.x for x in (*self.evaluations[-3:], evaluation)]
+        *steps, jump = (float(_lengths(b - a).mean()) for a, b in pairwise(points))
+        return None if jump > _NEAR * max(steps) else shared
 
 
 @dataclass(eq=False)
@@ -57,9 +76,8 @@ class Sampler:
     calls: tuple[Place, ...] = ()  # all around the loop, from the inside out
     callees: dict[Place, Names] = field(default_factory=dict)  # what is called there, by its base
     lengths: list[int] = field(default_factory=list)  # evaluations of each call
-    measured: Measured = field(default_factory=lambda: Measured("no call has ended"))
-    root: Edge | None = None  # what was differentiated
-    outputs: list[Edge] = field(default_factory=list)  # behind it
+    measured: Measured = _NONE
+    driven: Experiment | None = None  # what was differentiated
     functions: list[tuple[Edge, float]] = field(default_factory=list)  # what it may follow
     slope: float = math.nan  # of the root in the loss's energies, where those are no one's output
     spot: tuple[Place, ast.expr] | None = None  # their expression, where it is the sampler's alone
@@ -72,34 +90,28 @@ class Sampler:
         """Keep the energies in which the differentiated root is affine: it may follow these."""
         if root is None or self.functions:
             return
-        graph, values = behind(root), evaluate(root, {})
-        outputs = {e: made for e, made in graph.items() if isinstance(made, Output)}
+        driven = Experiment(root)
+        outputs = driven.outputs
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
-            count = len(next(iter(outputs.values())).value)
-            self.root, self.outputs = root, [*outputs]
+            self.driven, count = driven, len(next(iter(outputs.values())).value)
             # An output itself before what is made of it, and that next to the root first.
-            later = [*values.items()][::-1]
-            for edge, value in sorted(later, key=lambda pair: pair[0] not in outputs):
-                is_batch = value.ndim and len(value) == count
-                weight = effect(root, edge, value).weight if is_batch else math.nan
-                if not math.isnan(weight):
-                    self.functions.append((edge, weight / count))
+            later = [*driven.values][::-1]
+            for edge in sorted(later, key=lambda edge: edge not in outputs):
+                value = driven.values[edge]
+                if value.ndim and len(value) == count:
+                    weight = driven.effect(edge).weight
+                    if not math.isnan(weight):
+                        self.functions.append((edge, weight / count))
 
     def aim(self, loss: Experiment, follows: Edge, slope: float) -> None:
         """Find the expression of the loss's energies in the sampler's code."""
-        if self.spot is not None or self.root is None:
+        if self.spot is not None or self.driven is None:
             return
-        driven, places = Experiment(self.root), set[Place]()
-        for made in loss.made.values():
-            places.update(made.calls)
-        value = driven.values[follows].flatten()
-        alike = [e for e, by in self.functions if by == slope]  # the same in another shape, too
-        alike = [e for e in alike if torch.equal(driven.values[e].flatten(), value)]
-        spots = list[tuple[Place, ast.expr, Any]]()
-        for edge in [follows, *alike]:
-            users: list[tuple[Edge | None, tuple[int, int]]] = [*driven.users(edge)]
-            for user, at in users or [(None, (0, 0))]:
-                spots += _spots(edge, user, at)
+        values, places = self.driven.values, {x for made in loss.made.values() for x in made.calls}
+        value = values[follows].flatten()
+        same = [e for e, by in self.functions if by == slope]  # the same in another shape, too
+        same = [e for e in same if torch.equal(values[e].flatten(), value)]
+        spots = [spot for edge in (follows, *same) for spot in self.driven.spots(edge)]
         spots = [spot for spot in spots if spot[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
@@ -107,7 +119,7 @@ class Sampler:
         if called and not (is_output and self.names):
             self.method, self.energy, self.names = called[0]
         if not is_output:
-            self.slope, self.measured = slope, Measured("no call has ended")
+            self.slope, self.measured = slope, _NONE
 
     def condition(self, made: Output, rows: list[int]) -> Tensor:
         """Return the entries of these input rows that no sampler step moves: (rows, entries)."""
@@ -116,6 +128,11 @@ class Sampler:
             entries = parts.pop(self.moves)
             parts += [entries[:, self.still]] if entries.shape[1:] == self.still.shape else []
         return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
+
+    @property
+    def outputs(self) -> list[Edge]:
+        """The outputs behind what was differentiated."""
+        return [*self.driven.outputs] if self.driven is not None else []
 
     @property
     def is_function(self) -> bool:
@@ -162,22 +179,15 @@ class Chains:
         """Add an evaluation; ``calls`` are the user's frames when the energy was called."""
         key = id(evaluation.energy)
         chain = self._open.get(key)
-        if chain is not None and chain.evaluations[-1].x.shape == evaluation.x.shape:
-            before = [frame for frame, _ in chain.last_calls]
-            shared = next((frame for frame, _ in calls if frame in before), None)
-            # Of two places that no function shares, one is no part of the loop: a penalty's.
-            is_one = calls[0][0] is before[0] or calls[0][1] == chain.calls[0][1]
-            is_new = shared is not None and _is_new(chain, evaluation, calls, shared)
-            is_same = is_one if chain.loop is None else chain.loop is shared
-            if shared is not None and is_same and not is_new:
-                chain.loop = shared
-                chain.evaluations.append(evaluation)
-                chain.last_calls = calls
-                chain.sampler = chain.sampler or self._sampler_of(chain)
-                return chain
-        self._end(key)
-        self._open[key] = Chain([evaluation], calls, calls)
-        return self._open[key]
+        loop = chain and chain.loop_of(evaluation, calls)
+        if chain is None or loop is None:
+            self._end(key)
+            chain = self._open[key] = Chain([evaluation], calls, calls)
+        else:
+            chain.loop, chain.last_calls = loop, calls
+            chain.evaluations.append(evaluation)
+            chain.sampler = chain.sampler or self._sampler_of(chain)
+        return chain
 
     def end(self) -> None:
         """Close all chains at the end of a training step."""
@@ -188,8 +198,23 @@ class Chains:
     def forget(self) -> None:
         """Drop the measurements, which may be of chains from before the training."""
         for sampler in self.samplers.values():
-            sampler.measured = Measured("no call has ended")
+            sampler.measured = _NONE
             del sampler.lengths[:-1]
+
+    def see_calls(self, now: Stack) -> None:
+        """Find the calls that lead from these, of a loss, to the loops of samplers."""
+        for chain, sampler in self.recent:
+            frames, places = chain.calls
+            shared = next((at for at, frame in enumerate(frames) if frame in now.frames), None)
+            if shared is not None:
+                inner = frames.index(chain.loop) + 1
+                sampler.calls = places[inner:]
+                sampler.entries = places[inner : shared + 1][::-1]
+                for at in range(inner, shared + 1):
+                    name = getattr(places[at].base, "id", "")
+                    base = {**frames[at].f_globals, **frames[at].f_locals}.get(name)
+                    if base is not None and places[at] not in sampler.callees:
+                        sampler.callees[places[at]] = names_of(base, frames[at:])
 
     def labels(self, x: Tensor) -> list[str]:
         """Label the rows of ``x``: the sampler at whose end a row lies, or ``DATA``."""
@@ -226,7 +251,7 @@ class Chains:
             return
         sampler = chain.sampler
         sampler.lengths.append(len(chain.evaluations))
-        sampler.sites.add(chain.calls[0][1])
+        sampler.sites.add(chain.calls.places[0])
         first, last = (chain.evaluations[at].x for at in (0, -1))
         sampler.still = (first == last).reshape(len(first), -1).all(0)
         if len(sampler.lengths) <= _MEASURED and not sampler.measured.is_exact:
@@ -239,88 +264,49 @@ class Chains:
         self._over = [*self._over[1 - _KEPT :], chain]
 
     def _sampler_of(self, chain: Chain) -> Sampler:
-        first = chain.evaluations[0]
-        place = next(place for frame, place in chain.calls if frame is chain.loop)
+        first, (frames, places) = chain.evaluations[0], chain.calls
+        place = places[frames.index(chain.loop)]
         key = (place.code, id(first.energy), first.x.shape[1:])
         if key not in self.samplers:
             taken = {sampler.name for sampler in self.samplers.values()}
             name = place.code.co_name if place.code.co_name != "<module>" else "the script"
-            names = names_of(first.energy, chain.calls)
+            names = names_of(first.energy, frames)
             if name in taken:
                 name += f" of {next((n for group in names.values() for n in group), len(taken))}"
-            site, methods = chain.calls[0][1], _methods(chain)
-            self.samplers[key] = Sampler(name, first, first.energy, place, site, names, methods)
+            rest = place, places[0], names, _methods(chain)
+            self.samplers[key] = Sampler(name, first, first.energy, *rest)
         return self.samplers[key]
-
-
-def _is_new(chain: Chain, evaluation: Evaluation, calls: Stack, shared: Any) -> bool:
-    """Tell whether it begins another chain: in another loop of the function, far away."""
-    if len(chain.evaluations) < 3:
-        return False
-    before, now = (next(p for f, p in x if f is shared) for x in (chain.last_calls, calls))
-    if before == now or before.loops[:1] == now.loops[:1]:
-        return False
-    *steps, jump = (
-        float(_lengths(b.x - a.x).mean())
-        for a, b in pairwise([*chain.evaluations[-3:], evaluation])
-    )
-    return jump > _NEAR * max(steps)
 
 
 def _methods(chain: Chain) -> dict[Any, tuple[str, nn.Module, Names]]:
     """Return the modules' methods between the loop and the energy: name, module, its names."""
-    methods = {}
-    loop = [frame for frame, _ in chain.calls].index(chain.loop)
-    for at, (frame, _) in enumerate(chain.calls[:loop]):
+    methods, frames = {}, chain.calls.frames
+    for at, frame in enumerate(frames[: frames.index(chain.loop)], 1):
         code = frame.f_code
         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
         method = getattr(getattr(type(owner), code.co_name, None), "__code__", None)
         if isinstance(owner, nn.Module) and method is code:
             name = code.co_name.removeprefix("forward")
-            methods[code] = name, owner, names_of(owner, chain.calls[at + 1 :])
+            methods[code] = name, owner, names_of(owner, frames[at:])
     return methods
 
 
-def _spots(
-    follows: Edge, user: Edge | None, at: tuple[int, int]
-) -> Iterator[tuple[Place, ast.expr, Any]]:
-    """Yield the expressions of an energy, from the inside out, with the code that they call."""
-    made, call = follows.made, user.made if user else None
-    is_whole = not made.part if isinstance(made, Output) else call is None
-    if made is not None and is_whole and (node := made.calls[0].node) is not None:
-        yield made.calls[0], node, None
-    if isinstance(call, Operation) and (node := operand(call, at)) is not None:
-        yield call.calls[0], node, None
-    if made is not None and isinstance(call, Operation):
-        for inner, place in pairwise(made.calls):
-            if place not in call.calls and (node := place.node) is not None:
-                yield place, node, inner.code
-
-
-def _lengths(x: Tensor) -> Any:
-    return x.double().reshape(len(x), -1).norm(dim=1)
-
-
-def names_of(part: object, calls: Stack) -> Names:
+def names_of(part: object, frames: Sequence[FrameType]) -> Names:
     """Return the names of a part, by the code of these frames and by their files."""
     names = defaultdict[Any, list[str]](list)
-    for frame, _ in calls:
+    for frame in frames:
         code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         for where, prefix, space in spaces:
             names[where] += [prefix + name for name, value in space.items() if value is part]
-            if prefix.count(".") < 2:  # what self or a network has, and what that has
-                inner = {
-                    name: value
-                    for name, value in space.items()
-                    if name == "self" or prefix or isinstance(value, nn.Module)
-                }
-                spaces += [
-                    (where, f"{prefix}{n}.", _attributes(value)) for n, value in inner.items()
-                ]
+            # What self or a network has, and what that has.
+            for name, value in space.items() if prefix.count(".") < 2 else ():
+                if name == "self" or prefix or isinstance(value, nn.Module):
+                    mine = getattr(value, "__dict__", {})
+                    inner = {**mine, **mine.get("_modules", {})}
+                    spaces.append((where, f"{prefix}{name}.", inner))
     return names
 
 
-def _attributes(of: object) -> dict[str, object]:
-    mine = getattr(of, "__dict__", {})
-    return {**mine, **mine.get("_modules", {})}
+def _lengths(x: Tensor) -> Any:
+    return x.double().reshape(len(x), -1).norm(dim=1)

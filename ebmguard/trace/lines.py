@@ -195,7 +195,7 @@ def _around(
     if "_scale=" not in options and sampler.measured.is_exact:
         text += f"  # output_scale={_number(sampler.measured.output_scale)}, measured"
     moved = [_spliced(at.source, entry.node.func, new)] if at.is_moved else []  # type: ignore[union-attr]
-    return [_line(at.source, at.line, text), *moved, _import(at.source)], loss_fn, tuple(parts)
+    return [*_made(at.source, at.line, text), *moved], loss_fn, tuple(parts)
 
 
 def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[list[Edit], str]:
@@ -208,17 +208,16 @@ def _inside(sampler: Sampler, difference: Difference, options: str) -> tuple[lis
     if source is not place.source or node is None:
         raise Refused("two files", site=spot, place=place, options=options)
     name = _free(source, "g")
-    edits = [_line(source, _top(source), f"{name} = ebmguard.guard(None, None, {options})")]
+    edits = _made(source, _top(source), f"{name} = ebmguard.guard(None, None, {options})")
     if is_tempered:
         edits.append(_spliced(source, node, f"{name}.temper({source.segment(node)})"))
-    edits.append(_import(source))  # at last, which puts it above
     return edits, f"{name}.loss"
 
 
 def _free(source: Source, name: str) -> str:
     """Return a name that the file does not use: this one, or with underscores."""
     fields = "id", "arg", "attr"
-    used = {getattr(node, field, "") for node in ast.walk(source.tree) for field in fields}
+    used = {getattr(node, field, "") for node in source.nodes for field in fields}
     while name in used:
         name += "_"
     return name
@@ -238,8 +237,9 @@ def _spliced(source: Source, node: ast.expr, text: str) -> Edit:
     return source.file, start, end, text
 
 
-def _import(source: Source) -> Edit:
-    return _line(source, _top(source), "import ebmguard")
+def _made(source: Source, line: int, text: str) -> list[Edit]:
+    # The import comes last, which puts it above.
+    return [_line(source, line, text), _line(source, _top(source), "import ebmguard")]
 
 
 def _top(source: Source) -> int:

@@ -52,7 +52,7 @@ def _in_init(
     body = owner.body if owner in source.around(loss.statement) else []
     init = next((node for node in body if "__init__" in binds(node)), None)
     files = {place.source for place in sampler.calls}
-    is_made = (s.loops(x) for s in files for x in ast.walk(s.tree) if _calls(x, owner))
+    is_made = (s.loops(x) for s in files for x in s.nodes if _calls(x, owner))
     if call is None or init is None or any(is_made):
         return None
     text = source.segment(init)
@@ -79,8 +79,9 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
     calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
-    for at, place in enumerate(calls):
-        source, root, inner = place.source, base.partition(".")[0], _scope(place)
+    scopes = [x.source.scope(x.node or x.statement) for x in calls]
+    for at, (place, inner) in enumerate(zip(calls, scopes, strict=True)):
+        source, root = place.source, base.partition(".")[0]
         around = [inner, *(x for x in source.around(inner) if isinstance(x, SCOPES))]
         scope = next((x for x in around if root in _bound(source, x)), source.tree)
         bound = _bound(source, scope)
@@ -96,7 +97,7 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
         if not base or caller is place:
             return None
     is_file = scope is source.tree
-    frame = next((x for x in calls[at:] if x.source is source and _scope(x) is scope), None)
+    frame = next((x for x, of in [*zip(calls, scopes, strict=True)][at:] if of is scope), None)
     if made is None or (frame is None and not is_file):
         return None
     if frame is None:
@@ -124,10 +125,6 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
     return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
 
 
-def _scope(place: Place) -> Any:
-    return place.source.scope(place.node or place.statement)
-
-
 def _calls(node: ast.AST, owner: Any) -> bool:
     """Tell whether a node makes an object of a class."""
     return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == owner.name
@@ -136,7 +133,7 @@ def _calls(node: ast.AST, owner: Any) -> bool:
 def _is_again(place: Place) -> bool:
     """Tell whether its file calls the same function at another place, too."""
     name = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else ""
-    calls = (x for x in ast.walk(place.source.tree) if isinstance(x, ast.Call))
+    calls = (x for x in place.source.nodes if isinstance(x, ast.Call))
     return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 

@@ -20,10 +20,10 @@ import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -55,13 +55,14 @@ class Source:
     """A file as text and as a tree that knows its parents. OSError or SyntaxError if unreadable."""
 
     def __init__(self, file: str) -> None:
-        self.file = file
-        self.text = Path(file).read_text()
+        self.file, self.text = file, Path(file).read_text()
         self.tree = ast.parse(self.text)
-        above = ast.walk(self.tree)
-        self._parents = {
-            child: parent for parent in above for child in ast.iter_child_nodes(parent)
-        }
+        self.nodes = [*ast.walk(self.tree)]  # from the outside in
+        expressions = [x for x in self.nodes[::-1] if isinstance(x, ast.expr)]
+        self.expressions = dict[Any, ast.expr](
+            zip(map(_ends, expressions), expressions, strict=True)
+        )
+        self._parents = {x: above for above in self.nodes for x in ast.iter_child_nodes(above)}
 
     def around(self, node: ast.AST) -> list[ast.AST]:
         """Return the nodes around a node, from the inside out."""
@@ -101,15 +102,14 @@ class Place:
         return hash((id(self.code), self.instruction))  # A code object would hash all of itself.
 
     @property
-    def _span(self) -> tuple[int, ...]:
-        """The first and last line from 1, the columns in bytes; zeros where unknown."""
-        span = list(self.code.co_positions())[self.instruction // 2]
-        return tuple(number or 0 for number in span)
+    def _span(self) -> tuple[int | None, ...]:
+        """The first and last line from 1, the columns in bytes; None where unknown."""
+        return list(self.code.co_positions())[self.instruction // 2]
 
     @property
     def line(self) -> int:
         """The line, from 1."""
-        return self._span[0]
+        return self._span[0] or 0
 
     @property
     def source(self) -> Source:
@@ -119,8 +119,7 @@ class Place:
     @property
     def node(self) -> ast.expr | None:
         """The expression that is being evaluated there; None where it is a statement."""
-        span, all_nodes = self._span, ast.walk(self.source.tree)
-        return next((e for e in all_nodes if isinstance(e, ast.expr) and _ends(e) == span), None)
+        return self.source.expressions.get(self._span)
 
     @property
     def base(self) -> ast.Name | None:
@@ -133,8 +132,7 @@ class Place:
     @property
     def statement(self) -> ast.stmt:
         """The innermost statement around it."""
-        line, nodes = self.line, ast.walk(self.source.tree)  # from the outside in
-        statements = (x for x in nodes if isinstance(x, ast.stmt))
+        line, statements = self.line, (x for x in self.source.nodes if isinstance(x, ast.stmt))
         return [x for x in statements if x.lineno <= line <= (x.end_lineno or line)][-1]
 
     @property
@@ -155,15 +153,20 @@ class Place:
         return line if len(line) <= 100 else line[:97] + "..."
 
 
-# The user's frames and their places, the innermost first.
-Stack = tuple[tuple[FrameType, Place], ...]
+class Stack(NamedTuple):
+    """The user's frames and their places, the innermost first."""
+
+    frames: tuple[FrameType, ...] = ()
+    places: tuple[Place, ...] = ()
 
 
-def stack(frame: FrameType | None) -> Stack:
-    """Return the user's frames from this one outwards."""
-    while frame is not None and not _is_users(frame.f_code.co_filename):
+def stack() -> Stack:
+    """Return the user's frames that called the caller."""
+    frames, frame = list[FrameType](), sys._getframe(1).f_back
+    while frame is not None:
+        frames += [frame] if _is_users(frame.f_code.co_filename) else []
         frame = frame.f_back
-    return ((frame, Place(frame.f_code, frame.f_lasti)), *stack(frame.f_back)) if frame else ()
+    return Stack(tuple(frames), tuple(Place(frame.f_code, frame.f_lasti) for frame in frames))
 
 
 def shown(file: str) -> str:
@@ -236,8 +239,7 @@ def _state(optimizers: Sequence[Optimizer]) -> str:
     return hashlib.sha256(written.getvalue()).hexdigest()
 
 
-@dataclass(frozen=True)
-class Replay:
+class Replay(NamedTuple):
     """The end of a run, and the number of its guards, sampler calls and losses."""
 
     state: str  # hash of parameters and random states after the given number of optimizer steps
@@ -262,7 +264,7 @@ def replay(
         if not result.exists():
             words = [f"exit status {done.returncode}", *done.stderr.strip().splitlines()]
             return Replay("", words[-1])
-        return Replay(**json.loads(result.read_text()))
+        return Replay(*json.loads(result.read_text()))
 
 
 def _main(task: Path) -> None:
@@ -295,7 +297,7 @@ def _main(task: Path) -> None:
     calls, losses = (sum(x[name] for x in states) for name in ("sampler_calls", "losses"))
     warned = tuple(text for text in warnings if text != JOINED)  # that is right of a base measure
     done = Replay(state, error, len(guards), calls, losses, warned)
-    Path(result).write_text(json.dumps(asdict(done)))
+    Path(result).write_text(json.dumps(done))
 
 
 if __name__ == "__main__":

@@ -1,33 +1,24 @@
 """Structures that are refused, one function each, and the way out of each, followed literally.
 
-The body of a function is a script; above ``# script`` stands a file that it imports. ``right`` is
-what the way out says, old and new.
+They are as those of the field. ``right`` and ``guard`` are what the way out says.
 """
 
-# ruff: noqa: F821
+# ruff: noqa: B023, F821
 # mypy: ignore-errors
 
 from __future__ import annotations
 
-from tests.trace.field import START, STRUCTURES, is_right
+from tests.trace.field import DIFFERENCE, LOSS, SCALED, STRUCTURES, is_right
 
-MADE = START + "import ebmguard\n"
-GUARD = "ebmguard.guard(None, climb, model=f)\n"
-DIFFERENCE = "f(q).mean() - f(data()).mean()"
+WRAPPED = "ebmguard.guard(None, climb, model=f)"
 
 
-def is_left(refused, right, **more):
-    """Keep the structure below: refused so, and proven after the edits, or guarded by them."""
-    return is_right(right, refused=refused, **more)
+def is_left(refused, right, guard="", **more):
+    """Keep the structure below: refused so, and guarded by the edits, or proven after them."""
+    return is_right(right, guard, refused=refused, **{"again": not guard, **more})
 
 
-@is_left(
-    "no sampler",
-    {
-        START: MADE + "loss_fn, walk = ebmguard.guard(None, walk, sampler_scale=1.0)\n",
-        DIFFERENCE: "loss_fn(f(data()), f(q))",
-    },
-)
+@is_left("no sampler", LOSS, "walk, sampler_scale=1.0")
 def a_walk_without_gradients():
     def walk(f, x):
         with torch.no_grad():
@@ -37,31 +28,21 @@ def a_walk_without_gradients():
                 x = torch.where(is_taken, y, x)
         return x
 
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = walk(f, torch.randn(B, D))
         update(optim, f(q).mean() - f(data()).mean())
 
 
-@is_left("stopped", {'["training"]': '["train"]'}, again=True)
+@is_left("stopped", {'["training"]': '["train"]'})
 def a_script_that_stops():
     batches = {"train": data}
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = climb(f, torch.randn(B, D))
         update(optim, f(q).mean() - f(batches["training"]()).mean())
 
 
-@is_left(
-    "no difference",
-    {"-2 * (y * e).mean()": "e[B:].mean() - e[:B].mean()"},
-    again=True,
-)
+@is_left("no difference", {"-2 * (y * e).mean()": "e[B:].mean() - e[:B].mean()"})
 def signs_in_a_product():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     y = torch.cat([torch.ones(B), -torch.ones(B)])
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
@@ -76,11 +57,8 @@ def signs_in_a_product():
             "(f(q).mean() - f(x).mean()).backward()"
         )
     },
-    again=True,
 )
 def two_calls_of_backward():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         optim.zero_grad()
@@ -90,71 +68,53 @@ def two_calls_of_backward():
 
 
 @is_left(
+    "no difference", {"((f(q) - 1) ** 2).mean() + (f(x) ** 2).mean()": "f(q).mean() - f(x).mean()"}
+)
+def squares_of_energies():
+    for _ in range(30):
+        x, q = data(), climb(f, torch.randn(B, D))
+        update(optim, ((f(q) - 1) ** 2).mean() + (f(x) ** 2).mean())
+
+
+@is_left(
     "not evaluated",
-    {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, sample, model=f)\n",
-        "q = sample(": "q = draw(",
-        "energy(f, q).mean() - energy(f, data()).mean()": (
-            "loss_fn(energy(f, data()), energy(f, q))"
-        ),
-    },
+    {"energy(f, q).mean() - energy(f, data()).mean()": "loss_fn(energy(f, data()), energy(f, q))"},
+    "climb, model=f",
 )
 def energies_under_autocast():
     def energy(f, x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return f(x) @ torch.ones(1)
 
-    def sample(f, x):
-        for _ in range(K):
-            x = x.detach().requires_grad_()
-            grad = torch.autograd.grad(energy(f, x).sum(), x)[0]
-            x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
-        return x.detach()
-
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
-        q = sample(f, torch.randn(B, D))
+        q = climb(lambda x: energy(f, x), torch.randn(B, D))
         update(optim, energy(f, q).mean() - energy(f, data()).mean())
 
 
 @is_left(
     "another energy",
-    {
-        START: MADE + "g = ebmguard.guard(None, None)\n",
-        "(f(x) / level)": "(g.temper(f(x)) / level)",
-        DIFFERENCE: "g.loss(f(data()), f(q))",
-    },
+    {"f(x) / level": "g.temper(f(x)) / level", DIFFERENCE: "g.loss(f(data()), f(q))"},
+    "None",
 )
 def a_temperature_for_each_sample():
     level = torch.linspace(1, 2, B)[:, None]
 
-    def sample(f, x):
-        for _ in range(K):
-            x = x.detach().requires_grad_()
-            grad = torch.autograd.grad((f(x) / level).sum(), x)[0]
-            x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
-        return x.detach()
-
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
-        q = sample(f, torch.randn(B, D))
+        q = climb(lambda x: f(x) / level, torch.randn(B, D))
         update(optim, f(q).mean() - f(data()).mean())
 
 
 @is_left(
     "another energy",
     {
-        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean()": (
             "g.loss(f(x).logsumexp(1), f(q).logsumexp(1))"
-        ),
+        )
     },
+    SCALED,
 )
 def chains_on_the_sum_of_the_logits():
     f = net(3)
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean())
@@ -163,22 +123,17 @@ def chains_on_the_sum_of_the_logits():
 @is_left(
     "conditional",
     {
-        START: MADE + "g = ebmguard.guard(None, None, output_scale=1)\n",
         "f(q, c).sum()": "g.temper(f(q, c)).sum()",
         "f(q, c).mean() - f(x, y).mean()": "g.loss(f(x, y), f(q, c), groups=(y, c))",
     },
+    SCALED,
 )
 def chains_of_classes_of_their_own():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net(3)
-
+    class Net(Model):
         def forward(self, x, y):
             return self.net(x).gather(1, y[:, None]).squeeze(1)
 
-    f = Net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    f = Net(3)
     for _ in range(30):
         x, y, c = data(), torch.randint(0, 3, (B,)), torch.randint(0, 3, (B,))
         q = torch.randn(B, D)
@@ -192,30 +147,18 @@ def chains_of_classes_of_their_own():
 @is_left(
     "softmax",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
         "F.cross_entropy(torch.cat([a, b], 1), torch.zeros(B, dtype=torch.long))": (
             'loss_fn(a, b, groups="rows")'
-        ),
+        )
     },
+    "draw, model=f",
     is_other=True,
 )
 def a_softmax_of_each_positive_among_its_negatives():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net(1, 2)
-
-        def forward(self, x, y):
-            return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
-
     def draw(f, x, z):
-        for _ in range(K):
-            z = z.detach().requires_grad_()
-            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn_like(z)
-        return z.detach()
+        return climb(lambda z: f(x, z), z)
 
-    f = Net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    f = Pairs(1, 2)
     for _ in range(30):
         x = torch.randn(B, 1)
         b = f(x, draw(f, x, torch.randn(B, 8)))
@@ -226,43 +169,25 @@ def a_softmax_of_each_positive_among_its_negatives():
 @is_left(
     "no difference",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, draw, model=f)\n",
-        "F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long))": (
+        "F.cross_entropy(f(x, torch.cat([y, z], 1)), first)": (
             'loss_fn(f(x, y), f(x, z), groups="rows")'
-        ),
+        )
     },
+    "climb, model=f",
     is_other=True,
 )
 def a_softmax_of_one_call():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net(1, 2)
-
-        def forward(self, x, y):
-            return self.net(torch.stack([x.expand_as(y), y], -1)).squeeze(-1)
-
-    def draw(f, x, z):
-        for _ in range(K):
-            z = z.detach().requires_grad_()
-            z = z + 0.02 * torch.autograd.grad(f(x, z).sum(), z)[0] + 0.2 * torch.randn_like(z)
-        return z.detach()
-
-    f = Net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    f = Pairs(1, 2)
+    first = torch.zeros(B, dtype=torch.long)
     for _ in range(30):
         x = torch.randn(B, 1)
-        y, z = x + torch.randn(B, 1), draw(f, x, torch.randn(B, 8))
-        update(
-            optim,
-            F.cross_entropy(f(x, torch.cat([y, z], 1)), torch.zeros(B, dtype=torch.long)),
-        )
+        y, z = x + torch.randn(B, 1), climb(lambda z: f(x, z), torch.randn(B, 8))
+        update(optim, F.cross_entropy(f(x, torch.cat([y, z], 1)), first))
 
 
 @is_left(
     "no difference",
     {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, None, output_scale=1)\n",
         "torch.autograd.grad(f(z).sum(), z)": (
             "torch.autograd.grad(loss_fn.guard.temper(f(z)).sum(), z)"
         ),
@@ -270,12 +195,11 @@ def a_softmax_of_one_call():
             'loss_fn(f(x), f(z).squeeze(2), groups="rows")'
         ),
     },
+    "loss_fn, draw = ebmguard.guard(None, None, output_scale=1)",
     is_other=True,
 )
 def a_softmax_of_one_call_and_a_chain_beside_it():
-    f = net()
     first = torch.zeros(B, dtype=torch.long)
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, z = data(), torch.randn(B, 8, D)
         for _ in range(K):
@@ -288,17 +212,16 @@ def a_softmax_of_one_call_and_a_chain_beside_it():
 @is_left(
     "two losses",
     {
-        START: MADE + f"first_loss, first = {GUARD}second_loss, second = {GUARD}",
         "q = climb(f, torch.rand(B, D))": "q = first(f, torch.rand(B, D))",
         "r = climb(f, torch.randn(B, D))": "r = second(f, torch.randn(B, D))",
         "one = -(fp.mean() - fq.mean())": "one = first_loss(fp, fq)",
         "two = -(gp.mean() - gr.mean())": "two = second_loss(gp, gr)",
     },
+    f"first_loss, first = {WRAPPED}\nsecond_loss, second = {WRAPPED}",
 )
 def two_losses_and_squares():
     f = net()
     nn.init.constant_(f[2].bias, 3)
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = climb(f, torch.rand(B, D))
         fp, fq = f(data()), f(q)
@@ -312,17 +235,14 @@ def two_losses_and_squares():
 @is_left(
     "two losses",
     {
-        START: MADE + "first_loss, first = ebmguard.guard(None, climb, model=f)\n"
-        "second = ebmguard.guard(None, None, output_scale=1)\n",
         "f(climb(": "f(first(",
         "torch.autograd.grad(f(r).sum(), r)": "torch.autograd.grad(second.temper(f(r)).sum(), r)",
         "one = fq.mean() - fp.mean()": "one = first_loss(fp, fq)",
         "two = fr.mean() - fp.mean()": "two = second.loss(fp, fr)",
     },
+    f"first_loss, first = {WRAPPED}\nsecond = ebmguard.guard(None, None, output_scale=1)",
 )
 def a_second_chain_beside_the_loss():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         fp, fq = f(data()), f(climb(f, torch.rand(B, D)))
         one = fq.mean() - fp.mean()
@@ -337,10 +257,8 @@ def a_second_chain_beside_the_loss():
 
 @is_left(
     "no sign",
-    {
-        START: MADE + "loss_fn, prior = ebmguard.guard(None, prior, model=f, sampler_scale=1.0)\n",
-        "f(q).mean() - f(p).mean()": "loss_fn(f(p), f(q))",
-    },
+    {"f(q).mean() - f(p).mean()": "loss_fn(f(p), f(q))"},
+    "prior, model=f, sampler_scale=1.0",
 )
 def two_chains_of_signs():
     def posterior(f, x):
@@ -355,19 +273,13 @@ def two_chains_of_signs():
             x = x + 0.1 * torch.autograd.grad(f(x).sum(), x)[0].sign()
         return x.detach()
 
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         p, q = posterior(f, data()), prior(f, torch.randn(B, D))
         update(optim, f(q).mean() - f(p).mean())
 
 
-@is_left(
-    "wrong sign", {"f(data()).mean() - f(q).mean()": "f(q).mean() - f(data()).mean()"}, again=True
-)
+@is_left("wrong sign", {"f(data()).mean() - f(q).mean()": DIFFERENCE})
 def a_loss_that_is_turned_round():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = climb(f, torch.randn(B, D))
         update(optim, f(data()).mean() - f(q).mean())
@@ -375,11 +287,8 @@ def a_loss_that_is_turned_round():
 
 @is_left(
     "by hand",
-    {
-        START: MADE + 'loss_fn, draw = ebmguard.guard(None, f.sample, model=f, energy="energy")\n',
-        "q = f.sample(": "q = draw(",
-        "contrast(pos, neg)": "loss_fn(pos, neg)",
-    },
+    {"q = f.sample(": "q = draw(", "contrast(pos, neg)": "loss_fn(pos, neg)"},
+    'loss_fn, draw = ebmguard.guard(None, f.sample, model=f, energy="energy")',
 )
 def a_loss_in_another_file():
     class Contrast(nn.Module):
@@ -387,11 +296,7 @@ def a_loss_in_another_file():
             return torch.mean(-1 * (real - sampled))
 
     # script
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = net(3)
-
+    class Sampler(Model):
         def energy(self, x):
             return self.net(x).logsumexp(1)
 
@@ -405,8 +310,7 @@ def a_loss_in_another_file():
                 x = x + 0.02 * grad + 0.2 * torch.randn_like(x)
             return x.detach()
 
-    f, contrast = Model(), Contrast()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
+    f, contrast = Sampler(3), Contrast()
     for _ in range(30):
         q = f.sample(torch.randn(B, D))
         _, pos = f(data())
@@ -416,35 +320,24 @@ def a_loss_in_another_file():
 
 @is_left(
     "by hand",
-    {
-        START: MADE + 'loss_fn, draw = ebmguard.guard(None, samplers["sgld"], model=f)\n',
-        'samplers["sgld"](f, torch': "draw(f, torch",
-        DIFFERENCE: "loss_fn(f(data()), f(q))",
-    },
+    {**LOSS, 'samplers["sgld"](f, torch': "draw(f, torch"},
+    'loss_fn, draw = ebmguard.guard(None, samplers["sgld"], model=f)',
 )
 def a_sampler_in_a_dictionary():
     samplers = {"sgld": climb}
 
     # script
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = samplers["sgld"](f, torch.randn(B, D))
         update(optim, f(q).mean() - f(data()).mean())
 
 
-@is_left(
-    "one place",
-    {"0.02 * energy(f, x, True)": "0.02 * torch.autograd.grad(f(x).sum(), x)[0]"},
-    again=True,
-)
+@is_left("one place", {"0.02 * energy(f, x, True)": "0.02 * torch.autograd.grad(f(x).sum(), x)[0]"})
 def one_function_for_energies_and_gradients():
     def energy(f, x, is_gradient):
         e = f(x)
         return torch.autograd.grad(e, x, torch.ones_like(e))[0] if is_gradient else e
 
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x = torch.randn(B, D)
         for _ in range(K):
@@ -464,14 +357,13 @@ def one_function_for_energies_and_gradients():
         "return torch.autograd.grad(f(x)": "return torch.autograd.grad(g.temper(f(x))",
         DIFFERENCE: "g.loss(f(data()), f(q))",
     },
+    again=False,
 )
 def a_gradient_in_another_file():
     def gradient(f, x):
         return torch.autograd.grad(f(x).sum(), x)[0]
 
     # script
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x = torch.randn(B, D)
         for _ in range(K):
@@ -488,14 +380,11 @@ def a_gradient_in_another_file():
             "    fq, fp = f(q), f(x)\n    update(optim, fq.mean() - fp.mean())"
         )
     },
-    again=True,
 )
 def means_in_a_function():
     def mean(f, x):
         return f(x).mean()
 
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, mean(f, q) - mean(f, x))
@@ -508,11 +397,8 @@ def means_in_a_function():
             "    fq = f(q)\n    fp = f(x)\n    update(optim, 2 * fq.mean() - 2 * fp.mean())"
         )
     },
-    again=True,
 )
 def twice_a_difference():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, 2 * f(q).mean() - 2 * f(x).mean())
@@ -520,26 +406,19 @@ def twice_a_difference():
 
 @is_left(
     "not evaluated",
-    {
-        START: MADE + "loss_fn, draw = ebmguard.guard(None, climb, model=f)\n",
-        "data(), climb(": "data(), draw(",
-        "return b.mean() - a.mean()": "return loss_fn(a, b)",
-    },
+    {"data(), climb(": "data(), draw(", "return b.mean() - a.mean()": "return loss_fn(a, b)"},
+    f"loss_fn, draw = {WRAPPED}",
 )
 def a_function_without_a_file():
     text = "def contrast(a, b):\n    return b.mean() - a.mean()\n"
     exec(compile(text, "contrast.py", "exec"))
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, contrast(f(x), f(q)))
 
 
-@is_left("guarded run", {"f(q).squeeze(1)": "f(q)"}, again=True)
+@is_left("guarded run", {"f(q).squeeze(1)": "f(q)"})
 def energies_of_two_shapes():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = climb(f, torch.randn(B, D))
         fq, fp = f(q).squeeze(1), f(data())
@@ -548,14 +427,9 @@ def energies_of_two_shapes():
 
 @is_left(
     "guards",
-    {
-        "module, other = Module(), Module()\n": (
-            "module, other = Module(), Module()\nimport ebmguard\n"
-            "module.loss_fn, module.sample = ebmguard.guard(\n"
-            "    None, module.sample, model=module.f)\n"
-        ),
-        "f(q).mean() - self.f(x).mean()": "loss_fn(self.f(x), self.f(q))",
-    },
+    {"f(q).mean() - self.f(x).mean()": "loss_fn(self.f(x), self.f(q))"},
+    "module.loss_fn, module.sample = ebmguard.guard(None, module.sample, model=module.f)",
+    at="module, other = ",
 )
 def a_class_of_which_there_are_two():
     # script
@@ -577,10 +451,9 @@ def a_class_of_which_there_are_two():
         other.f(data())
 
 
-@is_left("warned", {"nn.Dropout(0.5)": "nn.Dropout(0)"}, again=True)
+@is_left("warned", {"nn.Dropout(0.5)": "nn.Dropout(0)"})
 def dropout_in_the_energy():
     f = nn.Sequential(net(16), nn.Dropout(0.5), nn.Linear(16, 1))
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         q = climb(f, torch.randn(B, D))
         fq, fp = f(q), f(data())
@@ -594,7 +467,6 @@ def dropout_in_the_energy():
             "    fq = f(q)\n    fp = f(x)\n    update(optim, fq.mean() - fp.mean())"
         )
     },
-    again=True,
 )
 def energies_that_draw():
     class Noisy(nn.Sequential):
@@ -602,7 +474,6 @@ def energies_that_draw():
             return super().forward(x + 0.1 * torch.randn(D))
 
     f = Noisy(*net())
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, f(q).mean() - f(x).mean())
@@ -610,16 +481,10 @@ def energies_that_draw():
 
 @is_left(
     "differs",
-    {
-        START: MADE + "loss_fn, climb = ebmguard.guard(\n"
-        "    lambda p, n: (n - p).sum() / 16, climb, model=f"
-        ")\n",
-        "loss = (f(q) - f(x)).sum() / 16": "loss = loss_fn(f(x), f(q))",
-    },
+    {"loss = (f(q) - f(x)).sum() / 16": "loss = loss_fn(f(x), f(q))"},
+    "loss_fn, climb = ebmguard.guard(lambda p, n: (n - p).sum() / 16, climb, model=f)",
 )
 def a_rate_that_follows_the_loss():
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         loss = (f(q) - f(x)).sum() / 16
@@ -627,16 +492,11 @@ def a_rate_that_follows_the_loss():
         update(optim, loss)
 
 
-@is_left("not repeatable", {'makedirs("run")': 'makedirs("run", exist_ok=True)'}, again=True)
+@is_left("not repeatable", {'makedirs("run")': 'makedirs("run", exist_ok=True)'})
 def a_folder_that_is_made_once():
     import os
 
     os.makedirs("run")
-    f = net()
-    optim = torch.optim.Adam(f.parameters(), 1e-3)
-    for _ in range(30):
-        q = climb(f, torch.randn(B, D))
-        update(optim, f(q).mean() - f(data()).mean())
 
 
 EXITS = {name: each for name, each in STRUCTURES.items() if each.refused}

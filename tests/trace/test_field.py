@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import sys
-from collections.abc import Callable
-from dataclasses import replace as changed
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ebmguard import cli
-from ebmguard.trace import lines, refusals, script
+from ebmguard.trace import command, lines, refusals, script, tracer
 from tests import forks
 from tests.trace.exits import EXITS
 from tests.trace.field import STRUCTURES, Structure
@@ -21,79 +19,77 @@ from tests.trace.field import STRUCTURES, Structure
 RIGHT = [name for name in STRUCTURES if name not in EXITS]
 BETA_STAR = 0.5  # of guards that act
 STEPS = 12  # three epochs, where there are any: the trace ends with the first
-Replay = Callable[[Structure, float | None], script.Replay]
 
 
 @pytest.fixture
-def replay(tmp_path, monkeypatch) -> Replay:
-    """Replays a structure in a fork: as it is, or with its edits at this β*."""
+def forked(monkeypatch):
+    """Replays, forked; `test_a_traced_run_ends_as_a_plain_one` has them as they are."""
 
     def run(command, **_):
         return forks.run(*command[1:], cwd=Path.cwd())
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run))
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def of(structure, right, **told):
-        return script.replay(write(structure, right), [], STEPS, {}, **told)
 
-    return of
-
-
-def write(structure: Structure, right: dict[str, str]) -> Path:
+def write(structure: Structure, *, is_right: bool = False) -> Path:
     """Its files in the present folder; the script."""
     # Compiled files are told from newer ones by seconds and size alone.
     shutil.rmtree("__pycache__", ignore_errors=True)
-    for name, text in structure.files(right).items():
+    for name, text in structure.files(is_right=is_right).items():
         sys.modules.pop(name.removesuffix(".py"), None)
         Path(name).write_text(text)
     script.source_of.cache_clear()
     return Path(name)
 
 
+def replay(structure: Structure, *, is_right: bool = True, **told: float) -> script.Replay:
+    return script.replay(write(structure, is_right=is_right), [], STEPS, {}, **told)
+
+
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", RIGHT)
-def test_the_lines_are_right(name, replay, capsys, monkeypatch):
-    structure, printed = STRUCTURES[name], list[lines.Plan]()
-
-    def keep(plan):
-        printed.append(plan)
-        return []
-
-    monkeypatch.setattr("ebmguard.trace.command._diff", keep)
-    path = write(structure, {})
-    status = cli.main(["trace", "-n", "3", str(path)])
+def test_the_lines_are_right_and_proven(name, capsys, monkeypatch):
+    structure, printed, diff = STRUCTURES[name], list[lines.Plan](), command._diff
+    monkeypatch.setattr(command, "_diff", lambda plan: printed.append(plan) or diff(plan))
+    path = write(structure)
+    status = cli.main(["trace", "-n", "3", str(path), "--of-the-script", "3"])
     out = capsys.readouterr().out
     assert status == 0, out
-    for words in structure.says:
+    for words in ("the same bit for bit", *structure.says):
         assert words in out, out
     found = script.replay(path, [], STEPS, printed[0].texts(), beta_star=BETA_STAR)
-    acting = replay(structure, structure.right, beta_star=BETA_STAR)
+    acting = replay(structure, beta_star=BETA_STAR)
     assert not acting.error
     assert not acting.warnings
     assert found.state == acting.state, next(iter(printed[0].texts().values()))
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("name", EXITS)
-def test_the_way_out_works(name, replay, capsys):
+def test_the_way_out_works(name, capsys):
     structure = EXITS[name]
-    assert cli.main(["trace", "-n", "3", str(write(structure, {}))]) == 1
+    assert cli.main(["trace", "-n", "3", str(write(structure))]) == 1
     out = capsys.readouterr().out
+    assert "\nproven" not in out
     what, way_out = refusals.REFUSALS[structure.refused]
     for words in re.split(r"\{[^}]*\}", f"{what}{{}}way out: {way_out}"):
         assert words in out, out
     if structure.again:
-        assert cli.main(["trace", "-n", "3", str(write(structure, structure.right))]) == 0
+        assert cli.main(["trace", "-n", "3", str(write(structure, is_right=True))]) == 0
         return
     if re.search(r"\{(guard|ways)\}", way_out):
-        for call in re.findall(r"ebmguard\.guard\(.*\)", "".join(structure.right.values())):
+        for call in re.findall(r"ebmguard\.guard\(.*\)", structure.guard):
             assert f'{call[:-1]}, log_dir="runs/' in out, out
-    plain = replay(structure, {})
-    acting = replay(structure, structure.right, beta_star=BETA_STAR)
-    off = replay(structure, structure.right, beta_star=0.0)
+    plain = replay(structure, is_right=False)
     # It is said to a sampler without gradients that it has none, and to do nothing.
     acting, off = (
-        changed(each, warnings=[x for x in each.warnings if "Fix: nothing" not in x])
-        for each in (acting, off)
+        done._replace(warnings=[x for x in done.warnings if "Fix: nothing" not in x])
+        for done in (replay(structure, beta_star=BETA_STAR), replay(structure, beta_star=0.0))
     )
     assert (off.error, [*off.warnings]) == ("", [])
     assert (off.state == plain.state) is not structure.is_other
@@ -103,4 +99,29 @@ def test_the_way_out_works(name, replay, capsys):
 
 
 def test_none_lacks_a_way_out_that_is_followed():
-    assert {each.refused for each in EXITS.values()} == {*refusals.REFUSALS}
+    assert {structure.refused for structure in EXITS.values()} == {*refusals.REFUSALS}
+
+
+@pytest.mark.parametrize("name", ["an_affine_energy", "a_latent_model"])
+def test_a_traced_run_ends_as_a_plain_one(name):
+    path = write(STRUCTURES[name])
+    found = tracer.trace_script(path, [], 3)
+    plain = script.replay(path, [], found.steps, {})
+    assert not found.error
+    assert found.state
+    assert plain.state == found.state
+
+
+def test_a_script_that_ends_first_is_no_error_of_its_own():
+    path = write(STRUCTURES["an_affine_energy"])
+    path.write_text(path.read_text().replace("range(30)", "range(3)"))
+    found = tracer.trace_script(path, [], 9)
+    assert (found.steps, found.error, found.state) == (3, "", "")
+
+
+def test_settings_that_cannot_be_meant(tmp_path, capsys):
+    assert cli.main(["trace", str(tmp_path / "none.py")]) == cli.USAGE_ERROR
+    assert "does not exist" in capsys.readouterr().err
+    (tmp_path / "some.py").touch()
+    assert cli.main(["trace", "-n", "1", str(tmp_path / "some.py")]) == cli.USAGE_ERROR
+    assert "expected 2 or more" in capsys.readouterr().err

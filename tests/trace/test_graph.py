@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ebmguard.trace.experiment import Experiment, effect
-from ebmguard.trace.graph import Edge, Operation, Output, edge_of, evaluate
+from ebmguard.trace.graph import Edge, Experiment, Operation, Output, edge_of, evaluate, mark
 
 ROWS = torch.arange(6)
 
@@ -32,7 +31,7 @@ def energies(values: Tensor) -> Tensor:
     f = values.requires_grad_() * 1
     labels = ["data"] * 3 + ["samples"] * (len(values) - 3)
     x = torch.randn(len(values), 4)
-    Output(None, (x,), f.detach().clone(), (), lambda x: labels[: len(x)]).mark(f)
+    mark(f, Output(None, (x,), f.detach().clone(), (), lambda x: labels[: len(x)]))
     return f
 
 
@@ -81,7 +80,7 @@ def test_where_samples_and_data_meet() -> None:
     (meeting,) = found.meetings()
     assert meeting.made.func.__name__ in ("__sub__", "sub")  # type: ignore[union-attr]
     assert found.kinds(meeting) == {"data", "samples"}
-    assert effect(edge, meeting, found.values[meeting]).weight == pytest.approx(2)
+    assert found.effect(meeting).weight == pytest.approx(2)
 
 
 # The weight of the energies' mean; None where there is none, and whether it is affine in pieces.
@@ -103,7 +102,7 @@ ENTERS = {
 def test_how_energies_enter(name: str) -> None:
     make, weight, is_bent = ENTERS[name]
     root, source = of(make, torch.randn(6, generator=torch.Generator().manual_seed(0)))
-    found = effect(root, source, source.made.value)  # type: ignore[union-attr]
+    found = Experiment(root).effect(source)
     assert math.isnan(found.total) == (weight is None and not is_bent)
     if weight is None:
         assert math.isnan(found.weight)
