@@ -21,7 +21,7 @@ from tests import forks
 from tests.ranks import torchrun
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, RingGrid, train
-from tests.reference_training.jem.parts import (
+from tests.reference_training.parts import (
     Silent,
     assert_same_run,
     kill_at_a_checkpoint,

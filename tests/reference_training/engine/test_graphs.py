@@ -18,9 +18,9 @@ from ebmguard import guard
 from ebmguard.reference_training.engine.graphs import graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
+from tests.reference_training.parts import CPU
 from tests.replay import capture_as_replays
 
-CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
 )

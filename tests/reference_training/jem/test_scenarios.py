@@ -1,21 +1,29 @@
-"""The scenarios of Appendix M.1, written down a second time; and what a run may change of them."""
+"""Scenarios of Appendix M.1, written down a second time, and the settings beside them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import tyro
 
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.options import GROUPS, from_words
 from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
 from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
 from ebmguard.reference_training.studies.jem_tables import page
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import go
+from tests.parts import save_script
+from tests.reference_training.parts import JEM
+
+go = JEM.go
 
 # Appendix M.1: 1 is the default set-up of JEM; 2 takes 5 SGLD steps for 20; 3 takes 8 negatives for
 # 64; 4 and 5 have an output scale of 40,000 and 10,000 for 20,000; 6 has 4 times the SGLD step
@@ -197,3 +205,94 @@ def test_every_scenario_trains_and_is_in_the_table(tmp_path, data_root, scenario
     (line,) = (line for line in page([load_run(out)]).splitlines() if "`whole`" in line)
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert {"cifar10", scenario, "30 of 30"} <= set(cells)
+
+
+def at(out="x", **settings):
+    return JemConfig(**{"out": Path(out), **settings})
+
+
+def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    with pytest.raises(ConfigError, match=r"--data-root or the environment variable EBMGUARD_DATA"):
+        at(tmp_path / "run", data="cifar10").open()
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*not a folder"):
+        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path / "no")).open()
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path)).open()
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_are_those_of_the_settings():
+    data = at(train_images=100, valid_images=7, test_images=9, image_size=4).load_data()
+    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 7, 9]
+    assert data.sample_shape == (1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
+        {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
+        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
+        {"data": "mnist", "image_size": 14},
+        {"action": "rollback", "finer_steps": True},
+        {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu", "norm": "layer"},
+        {"optimizer": "sgd", "weight_decay": 5e-4, "dropout": 0.3, "unconditional": True},
+        {"labels_per_class": 4, "n_labelled": 64},
+        {"features": "runs/other", "seed": 3},
+    ],
+)
+def test_command_line_makes_the_same_settings(settings):
+    config = at("runs/a b", **settings)
+    words = shlex.split(config.command())
+    assert words[:3] == ["ebmguard", "train", "jem"]
+    assert tyro.cli(from_words, args=words[3:]) == config
+
+
+def test_every_setting_is_in_one_group_of_the_help():
+    names = " ".join(GROUPS.values()).split()
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(JemConfig))
+
+
+def test_the_help_says_the_defaults_that_count(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        tyro.cli(from_words, args=["--help"])
+    shown = capsys.readouterr().out
+    assert "None" not in shown
+    for group in GROUPS:
+        assert f"{group} options" in shown
+    settings = [at("x").settings, at("x", scenario="1").settings]
+    assert f"default: {settings[0].lr} on digits, {settings[1].lr} in scenario 1" in shown
+    assert f"default: {at('x').beta_star}" in shown
+
+
+def test_data_may_lie_elsewhere_when_a_run_is_resumed():
+    stored = at(data="cifar10", data_root="/old").to_json()
+    assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
+    assert at(resume=True).resumed(stored).data_root == "/old"
+
+
+def test_a_run_folder_cannot_name_code_that_resuming_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_script(torch.nn.Identity(), "features.pt")
+    opened: list[str] = []
+    load = torch.jit.load
+
+    def noted(file, **options):
+        opened.append(file)
+        return load(file, **options)
+
+    monkeypatch.setattr(torch.jit, "load", noted)
+    stored = at(features="features.pt", quality_samples=8).to_json()
+    with pytest.raises(ConfigError, match=r"features .*features\.pt.*these --features if"):
+        at(resume=True).resumed(stored).check()
+    assert not opened
+    at(resume=True, features="features.pt").resumed(stored).check()
+    assert opened == ["features.pt"]
+
+
+def test_features_that_run_no_code_come_with_the_folder(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for spec in ("own", "inception:weights.pth", str(tmp_path)):
+        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec

@@ -22,7 +22,9 @@ from ebmguard.reference_training.jem.trainer import (
     make_network,
 )
 from ebmguard.reference_training.networks import WideResNet
-from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
+from tests.reference_training.parts import JEM, in_float64, largest_difference
+
+config_for = JEM.config_for
 
 STEPS = 3
 

@@ -14,13 +14,9 @@ from torch import nn
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import (
-    Silent,
-    in_float64,
-    same,
-    saved,
-)
-from tests.reference_training.shortrun.parts import config_for, go
+from tests.reference_training.parts import SHORTRUN, Silent, in_float64, same, saved
+
+config_for, go = SHORTRUN.config_for, SHORTRUN.go
 
 
 def plain_network(nf):

@@ -13,7 +13,7 @@ import torch
 from ebmguard.reference_training.studies import shortrun
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.shortrun_chains import over_saturated, spread, stops_of
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.parts import Quadratic, tiny_run
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import study_of
 

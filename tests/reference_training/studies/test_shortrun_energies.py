@@ -16,8 +16,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_energies as module
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.shortrun import by_beta
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run, write_rows
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run, write_rows
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import study_of
 

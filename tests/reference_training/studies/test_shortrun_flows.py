@@ -13,8 +13,7 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_flows as m
 from ebmguard.reference_training.studies.command import find
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run
 from tests.reference_training.studies import small
 
 INVERSES, COUNT = 18, 6

@@ -26,8 +26,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-
-CPU = torch.device("cpu")
+from tests.reference_training.parts import CPU, rng
 
 
 def evaluator_of(
@@ -35,10 +34,6 @@ def evaluator_of(
 ):
     settings = dataclasses.replace(SCENARIOS[scenario], **other)
     return Evaluator(settings, Members.of(betas, variants, seeds), CPU)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 class Quadratic(nn.Module):
@@ -155,7 +150,7 @@ def test_the_optimum_is_that_of_each_members_beta():
 def test_perfect_samples_reach_the_floor(data, floor):
     evaluator = evaluator_of(f"{data}-default", seeds=(0, 1))
     distribution = DISTRIBUTIONS[data]
-    perfect = torch.stack([distribution.sample(10_000, generator(seed)) for seed in (0, 1)])
+    perfect = torch.stack([distribution.sample(10_000, rng(seed)) for seed in (0, 1)])
     for row in evaluator.measure_samples(perfect):
         assert row["kl_sgld"] == pytest.approx(floor, rel=0.5)
         assert 0 < row["tv_sgld"] <= math.sqrt(row["kl_sgld"] / 2)  # Pinsker's inequality
@@ -168,7 +163,7 @@ def test_sample_metrics_are_those_of_the_kernel_estimate():
     """On the line, where the blurred truth is the mixture with wider components."""
     evaluator = evaluator_of("mixture1d-default")
     distribution = DISTRIBUTIONS["mixture1d"]
-    samples = 0.9 * distribution.sample(300, generator()) + 0.05
+    samples = 0.9 * distribution.sample(300, rng()) + 0.05
     axis = np.linspace(-1.6, 1.6, 200)
     width = bandwidth(distribution, evaluator.grid)
     found = stats.norm(samples.double().numpy().T, width).pdf(axis[:, None]).mean(1)
@@ -184,7 +179,7 @@ def test_sample_metrics_are_those_of_the_kernel_estimate():
 
 def test_samples_outside_the_grid_are_wrong():
     evaluator = evaluator_of("gmm-default", seeds=(0, 1, 2, 3))
-    inside = DISTRIBUTIONS["gmm"].sample(10_000, generator())
+    inside = DISTRIBUTIONS["gmm"].sample(10_000, rng())
     half, none, lost = inside.clone(), inside.clone(), inside.clone()
     half[::2] = 100.0
     none[:] = -100.0
