@@ -138,7 +138,9 @@ def trained(name: str, out: Path, ranks: Ranks) -> dict[str, Any]:
     }
     posterior = state.get("update", {}).get("posterior", {})
     network |= {f"posterior.{k}": x for k, x in posterior.items()}
-    rows = read_jsonl(out / "metrics.jsonl") if ranks.is_first else []
+    # The others' guards see noise that each rank draws by itself.
+    is_joined = ranks.is_first and trainer in (JEM, SHORTRUN)
+    rows = read_jsonl(out / "metrics.jsonl") if is_joined else []
     return {
         "network": network,
         "results": {k: results[k] for k in NUMBERS if k in results},

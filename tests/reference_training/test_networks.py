@@ -18,38 +18,6 @@ from ebmguard.reference_training.shortrun.network import EnergyNet
 aten = torch.ops.aten
 
 
-def conv(i, o, k):
-    return i * o * k * k + o
-
-
-def parameters_of_wrn(depth, width, in_channels, classes):
-    """Counted from the table of Zagoruyko and Komodakis (2016), without batch normalisation."""
-    n = (depth - 4) // 6
-    total = conv(in_channels, 16, 3)
-    channels = 16
-    for stage in (16 * width, 32 * width, 64 * width):
-        for _ in range(n):
-            total += conv(channels, stage, 3) + conv(stage, stage, 3)
-            channels_change = channels != stage
-            total += conv(channels, stage, 1) if channels_change else 0
-            channels = stage
-    return total + channels * classes + classes
-
-
-@pytest.mark.parametrize(("depth", "width"), [(10, 1), (10, 2), (16, 4), (28, 10)])
-def test_is_the_wide_residual_network_of_that_depth_and_width(depth, width):
-    with torch.device("meta"):
-        net = WideResNet(in_channels=3, classes=10, depth=depth, width=width)
-        out = net(torch.empty(4, 3, 32, 32))
-    assert sum(p.numel() for p in net.parameters()) == parameters_of_wrn(depth, width, 3, 10)
-    # depth counts the stem, two convolutions a block and, as its authors do, three shortcuts.
-    threes = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(threes) == depth - 3
-    assert all(m.bias is not None for m in threes)
-    assert out.shape == (4,)
-    assert not any("Norm" in type(m).__name__ for m in net.modules())
-
-
 # -- the function ------------------------------------------------------------------------------
 
 

@@ -137,6 +137,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
         ({"image_size": 3}, "image_size is 3, and the images have 8x8 pixels"),
         ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
+        ({"data": "cifar10", "data_root": "no"}, "no, which is not a folder"),
     ],
     "shortrun": [
         ({"beta_star": math.inf}, "beta_star is inf, expected a finite number"),

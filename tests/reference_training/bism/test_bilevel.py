@@ -247,13 +247,6 @@ def test_every_method_comes_close_to_the_datas_model(method, data):
     assert best - nats(model, held_out) < LEFT[method]
 
 
-def test_the_drift_is_that_of_the_unrolled_steps(data):
-    _, (trained, _) = data
-    for steps, moves in ((0, False), (5, True)):
-        _, update = begin("bidsm", unrolled_steps=steps)
-        assert bool(update(trained[:SIZE])["drift"] > 0) is moves
-
-
 def test_inner_steps_see_the_minibatches_that_are_drawn_for_them(data):
     _, (trained, _) = data
     v, *others = trained.split(SIZE)

@@ -15,7 +15,6 @@ from ebmguard.reference_training.bism.matching import (
     contrastive,
     denoising,
     multiscale_denoising,
-    score,
     sliced,
 )
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
@@ -130,11 +129,6 @@ def gaussian(v):
 
 def numbers(*shape: int, seed: int):
     return torch.randn(shape, generator=rng(seed), dtype=WIDE)
-
-
-def test_score_is_the_gradient():
-    v = numbers(6, 2, seed=0)
-    torch.testing.assert_close(score(gaussian, v), -v / SCALE**2)
 
 
 def test_sliced_is_the_fisher_divergence_but_for_the_datas_constant():

@@ -94,20 +94,6 @@ def test_fewer_images_are_the_first_of_the_same(root):
         load_faces(root, valid_images=9)
 
 
-def test_only_what_is_asked_for_is_decoded(root, monkeypatch):
-    decoded = []
-    face = celeba.face
-
-    def recorded(file):
-        decoded.append(file.name)
-        return face(file)
-
-    monkeypatch.setattr(celeba, "face", recorded)
-    load_faces(root, train_images=3, test_images=2)
-    names = [*shuffled(TRAIN)[:3], TRAIN + VALID + 1, TRAIN + VALID + 2]
-    assert sorted(decoded) == sorted(f"{number:06d}.jpg" for number in names)
-
-
 def test_decoded_images_are_kept_and_read_again(root, monkeypatch):
     first = load_faces(root, train_images=5)
     files = {file.name for file in (root / "ebmguard-cache").iterdir()}

@@ -18,7 +18,6 @@ from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.sweep.grid import run as sweep
 from ebmguard.sinks import read_jsonl
 from tests import forks
-from tests.ranks import torchrun
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, RingGrid, train
 from tests.reference_training.parts import (
@@ -26,7 +25,6 @@ from tests.reference_training.parts import (
     assert_same_run,
     kill_at_a_checkpoint,
     newest,
-    same,
     saved,
     steps_of,
 )
@@ -155,33 +153,6 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     go(RingConfig(out=cut, resume=True, iterations=at + 5))
     go(config_for(whole, iterations=at + 5))
     assert_same_run(whole, cut)
-
-
-def test_two_ranks_train_one_network_in_one_folder_and_resume(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    torchrun(*words(config_for(whole, iterations=10)))
-    assert steps_of(whole, "metrics.jsonl") == list(range(10))
-    first, second = (saved(whole, f".rank{rank}of2") for rank in (0, 1))
-    assert same(first["network"], second["network"])
-    assert not same(first["points"], second["points"])
-    shutil.copytree(whole, cut)
-    for rank in range(2):
-        newest(cut, f".rank{rank}of2").unlink()
-    torchrun(*words(config_for(cut, iterations=10)), "--resume")
-    for rank in range(2):
-        assert_same_run(whole, cut, f".rank{rank}of2")
-
-
-def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
-    results = go(config_for(tmp_path, spoiled=8))
-    assert results is not None
-    (rollback,) = results["rollbacks"]
-    assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 0, 12)
-    assert results["diverged_at"] is None
-    assert steps_of(tmp_path, "metrics.jsonl") == [*range(9), *range(12)]
-    attempts = [row["recovery/attempt"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
-    assert attempts == [0] * 9 + [1] * 12
-    assert all(torch.isfinite(x).all() for x in saved(tmp_path)["network"].values())
 
 
 def test_a_grid_is_the_commands_of_single_runs(tmp_path, whole, capsys):

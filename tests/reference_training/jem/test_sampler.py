@@ -95,21 +95,6 @@ def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
             assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_noise_is_that_of_the_settings_and_new_for_each_image():
-    still, noisy = draws(), draws(replace(SMALL, data_noise=0.03))
-    noise = []
-    for step in range(40):
-        for clean, x in zip(still.batch(step)[:2], noisy.batch(step)[:2], strict=True):
-            assert clean is not None
-            assert x is not None
-            noise.append((x - clean).flatten(1))
-    z = torch.cat(noise).double()  # 560 images of 108 numbers
-    assert z.std().item() == pytest.approx(0.03, rel=0.02)
-    assert abs(z.mean().item()) < 4 * 0.03 / z.numel() ** 0.5
-    correlations = torch.corrcoef(z) - torch.eye(len(z))
-    assert correlations.abs().max() < 6 / 108**0.5
-
-
 @pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (2, False), (0, True)])
 def test_images_are_augmented_where_the_data_set_has_it(pad, flip):
     data, rng = images(pad=pad, flip=flip), torch.Generator().manual_seed(2 * 3)
@@ -138,20 +123,6 @@ def network():
 
 def buffer(own, size=20, classes=1, reinit_rate=0.3):
     return ReplayBuffer(size, SHAPE, reinit_rate=reinit_rate, generator=own, classes=classes)
-
-
-def test_labels_climb_the_energy_of_their_class(network):
-    """Without noise, each chain raises its own logit more than it raises the others'."""
-    still = replace(SETTINGS, noise_std=0.0, step_size=20.0, sgld_steps=10)
-    own = rng(5)
-    chains = buffer(own, classes=4, reinit_rate=0.0)
-    chains.samples[:] = chains.samples[:1]  # all from the same start
-    x0 = chains.samples[:4].clone()
-    x = make_sampler(still, 4, own)(network, chains, torch.arange(4))
-    with torch.no_grad():
-        gain = network.classify(x) - network.classify(x0)
-    assert gain.argmax(dim=0).tolist() == [0, 1, 2, 3]
-    assert gain.argmax(dim=1).tolist() == [0, 1, 2, 3]
 
 
 def test_samples_and_buffer_do_not_share_memory(network):

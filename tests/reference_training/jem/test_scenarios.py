@@ -6,7 +6,6 @@ import dataclasses
 import math
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +15,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.options import GROUPS, from_words
 from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
-from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
-from ebmguard.reference_training.studies.jem_tables import page
-from ebmguard.sinks import read_jsonl
 from tests.parts import save_script
 from tests.reference_training.parts import JEM
 
@@ -176,50 +172,8 @@ def test_table_1_prints_beta():
     assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", "1234567")
-def test_every_scenario_trains_and_is_in_the_table(tmp_path, data_root, scenario):
-    """With its own SGLD, on a small network, in batches of an eighth."""
-    small: dict[str, Any] = {
-        "iterations": 30,
-        "eval_every": 15,
-        "quality_samples": 64,
-        "n_pos": 8,
-        "n_labelled": 8,
-    }
-    small |= {"depth": 10, "width": 1, "warmup": 10, "buffer_size": 500, "checkpoint_every": 7}
-    small |= {"n_neg": SCENARIOS[scenario].n_neg // 8, "train_images": 500}
-    images = {"valid_images": 100, "test_images": 100, "data_root": str(data_root)}
-    out = tmp_path / "whole"
-    where: dict[str, Any] = {"out": out, "data": "cifar10", "scenario": scenario, "device": "cpu"}
-    results = go(JemConfig(**where, **small, **images))
-    assert results is not None
-    assert (results["scenario"], results["steps"]) == (scenario, 30)
-    evaluations = read_jsonl(out / "evaluations.jsonl")
-    assert [row["step"] for row in evaluations] == [0, 15, 30]
-    for row in evaluations:
-        assert 0 <= row["test_accuracy"] <= 1
-        assert 0 <= row["valid_accuracy"] <= 1
-        assert row["buffer_samples"] == 64
-        assert row["buffer_is"] >= 1
-    (line,) = (line for line in page([load_run(out)]).splitlines() if "`whole`" in line)
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert {"cifar10", scenario, "30 of 30"} <= set(cells)
-
-
 def at(out="x", **settings):
     return JemConfig(**{"out": Path(out), **settings})
-
-
-def test_data_that_are_not_there_are_missed_before_there_is_a_folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
-    with pytest.raises(ConfigError, match=r"--data-root or the environment variable EBMGUARD_DATA"):
-        at(tmp_path / "run", data="cifar10").open()
-    with pytest.raises(ConfigError, match=f"{tmp_path}.*not a folder"):
-        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path / "no")).open()
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        at(tmp_path / "run", data="cifar10", data_root=str(tmp_path)).open()
-    assert not (tmp_path / "run").exists()
 
 
 def test_data_are_those_of_the_settings():

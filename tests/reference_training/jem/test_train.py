@@ -11,9 +11,7 @@ import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.nn import functional as F
 
-from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.config import JemConfig
@@ -21,7 +19,6 @@ from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.train import Jem, run
 from ebmguard.reference_training.jem.trainer import Trainer
-from ebmguard.reference_training.networks import WideResNet
 from ebmguard.reference_training.sweep.cell import Run
 from ebmguard.retrofit.rows import Rows
 from ebmguard.sinks import read_jsonl
@@ -37,44 +34,6 @@ from tests.reference_training.parts import (
 )
 
 config_for, go = JEM.config_for, JEM.go
-
-
-def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
-    """At beta* = 0 the run is JEM's: the same steps, written out without anything of ours."""
-    config = config_for(tmp_path / "run", beta_star=0.0, seed=1)
-    go(config)
-    data = load_data("digits")
-    torch.manual_seed(1)
-    net = WideResNet(width=1, early_stride=True).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(net.parameters(), lr=config.settings.lr, fused=True)
-    data_rng = torch.Generator().manual_seed(2)
-    rng = torch.Generator().manual_seed(3)
-    buffer = torch.rand(30, 1, 8, 8, generator=rng) * 2 - 1
-    for _ in range(config.settings.iterations):
-        index = torch.randint(1437, (8,), generator=data_rng)
-        noise = torch.randn(8, 1, 8, 8, generator=data_rng)
-        x_pos, y = data.scale(data.train_x[index]) + 0.03 * noise, data.train_y[index]
-        rows = torch.randint(30, (6,), generator=rng)
-        fresh = torch.rand(6, generator=rng) < 0.05
-        uniform = torch.rand(6, 1, 8, 8, generator=rng) * 2 - 1
-        x = torch.where(fresh[:, None, None, None], uniform, buffer[rows])
-        for _ in range(2):
-            x.requires_grad_()
-            (grad,) = torch.autograd.grad(net(x).sum(), x)
-            # alpha=, not 0.01 * noise: a fused multiply-add rounds once, a product and a sum twice.
-            moved = x.detach() + grad
-            x = torch.add(moved, torch.randn(6, 1, 8, 8, generator=rng), alpha=0.01)
-        for row, value in zip(rows.tolist(), x, strict=True):
-            buffer[row] = value
-        logits = net.classify(torch.cat([x_pos, x]))
-        f = logits.logsumexp(1)
-        loss = F.cross_entropy(logits[:8], y) + f[8:].mean() - f[:8].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    state = saved(tmp_path / "run")
-    assert same(state["network"], dict(net.state_dict()))
-    assert same(state["buffer"]["samples"], buffer)
 
 
 def test_run_folder_holds_the_run(tmp_path):

@@ -40,16 +40,6 @@ def test_densities_are_those_of_a_multivariate_normal() -> None:
         torch.testing.assert_close(fitted.log_prob(x[:9]), reference.log_prob(rows[:9]))
 
 
-def test_it_is_the_fit_to_images_with_the_noise_itself() -> None:
-    x = images(200)
-    generator = torch.Generator().manual_seed(1)
-    many = x.repeat(1000, 1, 1, 1)
-    noisy = many + 0.5 * torch.randn(many.shape, generator=generator)
-    fitted = Gaussian.fit(x, noise=0.5, independent=False)
-    drawn = torch.cov(noisy.flatten(1).double().T, correction=0)
-    torch.testing.assert_close(fitted.factor @ fitted.factor.T, drawn, rtol=0.02, atol=0.01)
-
-
 def test_few_images_and_constant_pixels_have_a_density() -> None:
     x = torch.full((2, 1, 3, 3), -1.0)
     fitted = Gaussian.fit(x, noise=0.03, independent=False)

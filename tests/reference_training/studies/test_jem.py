@@ -240,17 +240,6 @@ def test_the_best_of_a_run(rows):
         assert value == (pick(defined) if defined else None)
 
 
-def test_scores_by_features_that_change_are_the_last():
-    rows = [
-        (0.1, 0.1, 1.0, 0.2),
-        (0.5, 0.5, 3.0, 40.0),
-        (0.6, 0.6, 2.0, 30.0),
-        (0.7, 0.7, None, None),
-    ]
-    assert scores(run_with(rows, fixed=False)) == [0.7, 2.0, 30.0]
-    assert scores(run_with(rows)) == [0.7, 3.0, 0.2]
-
-
 @settings(max_examples=30)
 @given(
     st.dictionaries(

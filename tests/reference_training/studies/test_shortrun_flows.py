@@ -102,14 +102,6 @@ def test_shares_of_the_variance(inverses):
     assert one(inverses, images=m.NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
 
 
-def test_the_nearest_training_image_is_searched_among_all(inverses):
-    near, x = one(inverses, network=m.NEAREST), one(inverses, images=m.HELD_OUT)["target"]
-    train = RUN.data.scale(RUN.data.train_x)
-    errors = (train[None] - x[:, None]).square().flatten(2).mean(2)
-    assert near["errors"].tolist() == pytest.approx(errors.min(1).values.tolist(), rel=1e-5)
-    assert torch.equal(near["target"], train[errors.argmin(1)])
-
-
 @pytest.mark.parametrize(
     ("data", "others", "held"),
     [
@@ -146,24 +138,6 @@ def test_bits_of_a_linear_flow_are_those_of_its_box(bits):
         assert row["log2_det_per_dim"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_outside_of_the_flows_box_z_is_not_in_the_cube(bits):
-    free, cube = (one(bits, images=m.STORED, z=z) for z in (m.FREE, m.CUBE))
-    # Every digit has black pixels, at -1, where the flow does not come from within the cube.
-    assert (free["in_cube"], cube["in_cube"]) == (0, 1)
-    assert free["miss"] < 1e-3
-    expected = (cube["target"].abs() - FACTOR).clamp(min=0).square().mean().sqrt().item()
-    assert cube["miss"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_what_lies_in_the_box_has_a_density():
-    z = torch.full((2, 1, 8, 8), 0.5)
-    found = m.flow_bits(shrinking(), m.STORED, m.FREE, torch.zeros_like(z), z)
-    assert found["in_cube"] == 1
-    # M(z) is computed anew, and so is its distance from the image.
-    torch.testing.assert_close(found["x"], torch.full_like(found["x"], FACTOR / 2))
-    assert found["misses"].tolist() == pytest.approx([FACTOR / 2] * 2)
-
-
 def test_the_map_is_that_of_the_tempered_sampler():
     # β = β*/o is a half: f counts half in every step.
     run = shrinking(beta_star=10_000.0)
@@ -171,27 +145,6 @@ def test_the_map_is_that_of_the_tempered_sampler():
     assert found["bits"][0] == pytest.approx(4 + 3 * math.log2(1 - 0.1), abs=1e-6)
     found = one(small.study_of("reconstruction", run, count=3), network=m.TRAINED, z=m.FREE)
     assert found["largest"] == pytest.approx(1 / 0.9**3, rel=1e-4)
-
-
-def test_images_are_held_out_and_noise_is_as_said(bits):
-    stored, noisy, cells = (
-        one(bits, images=kind, z=m.CUBE)["target"] for kind in (m.STORED, m.NOISY, m.DEQUANTISED)
-    )
-    test = {tuple(row.tolist()) for row in RUN.data.scale(RUN.data.test_x).flatten(1)}
-    assert len({tuple(row.tolist()) for row in stored.flatten(1)} & test) == COUNT
-    assert (noisy - stored).std().item() == pytest.approx(RUN.settings.data_noise, rel=0.2)
-    apart = (cells - stored) * RUN.data.levels / 2
-    assert float(apart.abs().max()) <= 0.5 + 1e-5
-    assert apart.std().item() == pytest.approx(12**-0.5, rel=0.2)
-
-
-def test_its_own_images_are_where_its_starts_lead(bits):
-    drawn = one(bits, images=m.OWN)
-    assert drawn["in_cube"] == 1
-    assert drawn["misses"].tolist() == [0.0] * COUNT
-    # A uniform box of 2 FACTOR a side.
-    assert FACTOR * 0.99 < float(drawn["x"].abs().max()) <= FACTOR
-    assert drawn["x"].std().item() == pytest.approx(FACTOR * 3**-0.5, rel=0.05)
 
 
 def test_references_are_densities_of_the_same_images(bits):

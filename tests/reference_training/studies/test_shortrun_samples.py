@@ -20,8 +20,6 @@ from ebmguard.reference_training.studies import shortrun_samples as module
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.measures import (
     energy_distance,
-    means,
-    measure,
     nearest,
     saturation,
 )
@@ -43,19 +41,6 @@ def random_data(count: int, channels: int = 2, seed: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     shape = (count, channels, 3, 3)
     return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
-
-
-def test_images_in_numbers():
-    run = tiny_run(network=Quadratic(1.0))
-    own = run.data.scale(run.data.train_x[:4])
-    found = measure(run, 1.5 * own)
-    assert means(found)["f"] == pytest.approx(
-        -(1.5**2) / 2 * own.square().sum().item() / 4, rel=1e-5
-    )
-    # Cut to the cube, before it is compared, a stretched background is one again.
-    expected = (1.5 * own).clamp(-1, 1).sub(own).square().flatten(1).mean(dim=1).sqrt()
-    np.testing.assert_allclose(found["distance"], expected, rtol=1e-5)
-    assert (found.dtypes == np.float64).all()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 100])
@@ -246,16 +231,6 @@ def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
     of_starts = course(starts)
     assert pairs["length"].tolist() == pytest.approx(of_starts["length"].tolist(), rel=1e-4)
     assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
-
-
-def test_numbers_along_the_paths_are_those_of_their_images():
-    pairs = study_of("interpolation", tiny_run(network=Quadratic(1.0)), count=2).iloc[:-1]
-    for kind in ("path", "blend"):
-        for row in pairs.to_dict("records"):
-            f = -0.5 * row[f"{kind}_images"].square().flatten(1).sum(dim=-1)
-            np.testing.assert_allclose(row[f"f_along_{kind}"], f, rtol=1e-5)
-            assert row[f"f_{kind}"] == row[f"f_along_{kind}"][1:-1].mean()
-            assert row["f_ends"] == pytest.approx(f[[0, -1]].mean().item(), rel=1e-5)
 
 
 class Ridges(torch.nn.Module):

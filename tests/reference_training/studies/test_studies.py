@@ -262,12 +262,3 @@ def test_claims_on_beta_are_told_by_the_medians_of_seeds(name, column, values, v
     # Of Figure 15 there are rows of data too.
     others = [{"beta_star": None, column: 9.0}] if name == "15" else []
     assert command.find(name).verdict(frame_of([*rows, *others])).endswith(f": {verdict}")
-
-
-def test_some_images_are_drawn_without_replacement_and_scaled():
-    run = tiny_run()
-    drawn = shortrun.some_of(run, run.data.train_x, torch.Generator().manual_seed(0), 10)
-    rows = {tuple(image.flatten().tolist()) for image in drawn}
-    known = {tuple(image.flatten().tolist()) for image in run.data.scale(run.data.train_x)}
-    assert len(rows) == len(drawn) == 10
-    assert rows <= known

@@ -29,7 +29,6 @@ from tests.reference_training.parts import (
     CPU,
     TOY,
     assert_same_run,
-    results_of,
     saved,
     small_evaluations,
 )
@@ -190,26 +189,6 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(whole, tmp_path, monkeyp
         assert not (cut / "figures" / "grids.npz").exists()
     assert go(ToyConfig(out=cut, resume=True)) is not None
     assert_same_run(whole, cut)
-
-
-def test_results_are_means_over_the_last_five_evaluations(whole):
-    results = results_of(whole)
-    rows = read_jsonl(whole / "members.jsonl")
-    steps = sorted({row["step"] for row in rows})
-    assert steps == [2, 4, 6, 8, 10, 12]
-    for i, member in enumerate(results["members"]):
-        mine = [row for row in rows if row["member"] == i]
-        assert ["kl_sgld" in row for row in mine] == [False] + [True] * 5
-        for name in ("kl", "kl_sgld"):
-            assert member[name] == pytest.approx(np.mean([row[name] for row in mine[1:]]))
-        assert 0 < member["grad_scale"] <= 1
-        assert 1 / 20 <= member["ess"] <= 1 + 1e-6
-    guarded = read_jsonl(whole / "metrics.jsonl")
-    for step in steps:
-        gaps = [row["energy_gap"] for row in rows if row["step"] == step]
-        assert guarded[step - 1]["energy_gap"] == pytest.approx(np.mean(gaps), rel=1e-5)
-    assert results["diverged_at"] is None
-    assert len(table(results["members"]).splitlines()) == 4
 
 
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):

@@ -48,13 +48,6 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
     return torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
 
 
-def test_a_map_that_moves_nothing_is_inverted_by_its_first_step() -> None:
-    x = uniform(3, 1, 4, 4, seed=1)
-    found = invert(squashing, x, steps=0, step_size=1.0, z0=uniform(3, 1, 4, 4), iterations=1)
-    torch.testing.assert_close(found.z, x)
-    assert found.error.max() < 1e-30
-
-
 def test_the_inverse_of_a_quadratic_is_that_in_closed_form() -> None:
     x = uniform(5, 4, seed=1)
     found = invert(quadratic, x, steps=3, step_size=1.0, z0=uniform(5, 4))
@@ -82,12 +75,6 @@ def test_the_start_of_a_networks_run_is_found_again(inside: bool) -> None:
     found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
     torch.testing.assert_close(found.z, z, rtol=0, atol=1e-6)
     assert found.error.max() < 1e-12
-
-
-def test_of_a_piecewise_linear_network_the_gradient_is_the_residual() -> None:
-    f, z, x = network("leaky_relu"), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
-    residual, gradient = residual_and_gradient(f, z, x, steps=4, step_size=1.0)
-    torch.testing.assert_close(gradient, 2 * residual)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
