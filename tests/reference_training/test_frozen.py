@@ -219,7 +219,7 @@ def test_frozen_gives_each_parameter_its_own_back():
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def test_precision_is_that_of_the_settings():
+def test_precision_is_that_of_the_settings_and_only_bfloat16_casts():
     assert torch.get_float32_matmul_precision() == "highest"
     cudnn: Any = torch.backends.cudnn
     before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
@@ -237,9 +237,6 @@ def test_precision_is_that_of_the_settings():
     finally:
         torch.set_float32_matmul_precision("highest")
         cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = before
-
-
-def test_only_bfloat16_casts():
     assert autocast_type("bfloat16") is torch.bfloat16
     assert autocast_type("float32") is autocast_type("tf32") is None
 

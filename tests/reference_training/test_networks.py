@@ -127,7 +127,7 @@ def test_cost_of_jems_network():
 # -- energies ----------------------------------------------------------------------------------
 
 
-def test_energies_are_those_of_the_logits():
+def test_energies_are_those_of_the_logits_or_an_output_beside_them():
     torch.manual_seed(0)
     net = WideResNet(width=1).double()
     x, y = torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.tensor([3, 9, 0, 3])
@@ -136,9 +136,6 @@ def test_energies_are_those_of_the_logits():
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
     assert net(x, y).tolist() == [logits[i, c].item() for i, c in enumerate(y.tolist())]
     torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
-
-
-def test_an_unconditional_energy_is_an_output_beside_the_logits():
     torch.manual_seed(0)
     net = WideResNet(width=1, classes=3, unconditional=True)
     x = torch.randn(4, 1, 8, 8)

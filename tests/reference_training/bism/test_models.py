@@ -30,29 +30,17 @@ from tests.reference_training.parts import rng
 from .parts import binary_states, rbm
 
 
-def test_more_latents_than_can_be_summed_are_refused():
-    with pytest.raises(ConfigError, match="bits is 21, expected 1 to 20"):
-        GaussianBernoulliRBM(2, 21, rng()).log_z()
-
-
-def test_f_is_the_sum_over_the_latents():
+def test_f_posterior_and_log_z_of_an_rbm_are_sums_over_its_latents():
     model, v = rbm(), torch.randn(5, 2, generator=rng(1), dtype=torch.float64)
     states = binary_states(4)
     summed = (-model.energy(v[:, None], states)).logsumexp(1)
     torch.testing.assert_close(model(v), summed)
-
-
-def test_the_posterior_is_bayes_rule():
-    model, v = rbm(), torch.randn(5, 2, generator=rng(1), dtype=torch.float64)
-    states = binary_states(4)
     shares = (-model.energy(v[:, None], states)).softmax(1)
     torch.testing.assert_close(model.posterior_logits(v).sigmoid(), shares @ states)
-
-
-def test_log_z_is_that_of_quadrature():
-    model = rbm()
     by_quadrature = quadrature_log_z(model, (-20, -20), (20, 20)).item()
     assert model.log_z().item() == pytest.approx(by_quadrature, abs=1e-6)
+    with pytest.raises(ConfigError, match="bits is 21, expected 1 to 20"):
+        GaussianBernoulliRBM(2, 21, rng()).log_z()
 
 
 def test_gibbs_samples_have_the_models_moments():
@@ -131,16 +119,13 @@ def numbers(*shape: int, seed: int):
     return torch.randn(shape, generator=rng(seed), dtype=WIDE)
 
 
-def test_sliced_is_the_fisher_divergence_but_for_the_datas_constant():
+def test_sliced_and_multiscale_losses_of_a_gaussian_are_known():
     # Both coordinates' directions have unit covariance, so that nothing is left to chance.
     v = numbers(6, 2, seed=1)
     directions = [torch.tensor(u, dtype=WIDE).expand(6, 2) for u in product((-1, 1), repeat=2)]
     mean = sum(sliced(gaussian, v, u) for u in directions) / 4
     by_hand = (v / SCALE**2).square().sum(1) / 2 - (1 / SCALE**2).sum()
     torch.testing.assert_close(mean, by_hand)
-
-
-def test_one_level_of_many_is_denoising_at_the_held_level():
     v, noise = numbers(6, 2, seed=4), numbers(6, 2, seed=5)
     many = multiscale_denoising(gaussian, v, noise, torch.full((6,), 0.1, dtype=WIDE), held=0.1)
     # At this level the two residuals differ by the factor 1 / 0.1.

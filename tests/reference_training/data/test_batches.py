@@ -89,15 +89,12 @@ def test_an_epoch_visits_every_image_at_most_once_in_full_batches(count, batch, 
         assert set(visited) <= set(range(count))
 
 
-def test_batch_depends_on_the_step_alone():
+def test_a_batch_depends_on_the_step_and_the_seed_alone():
     straight = EpochOrder(50, 8, 3, CPU)
     batches = [straight.rows(step).clone() for step in range(40)]
     for step in (39, 0, 17, 18, 6, 5, 17):
         assert torch.equal(straight.rows(step), batches[step])
         assert torch.equal(EpochOrder(50, 8, 3, CPU).rows(step), batches[step])
-
-
-def test_epochs_and_seeds_differ():
     # Neighbours, and seeds that are alike in the lower 32 bits, which are all that a CPU uses.
     orders = [EpochOrder(100, 10, seed, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1)]
     seen = {tuple(epoch(order, number)) for order in orders for number in range(4)}

@@ -75,17 +75,6 @@ def test_scale_maps_bytes_to_minus_one_and_one(sixty):
     torch.testing.assert_close(scaled.double(), expected, rtol=0, atol=1e-7)
 
 
-def test_digits_come_in_their_order_with_sixteen_levels():
-    (train_x, train_y), (test_x, _) = read_digits().values()
-    data = load_data("digits", train_images=100, valid_images=50, test_images=7)
-    np.testing.assert_array_equal(data.valid_x, train_x[:50])
-    np.testing.assert_array_equal(data.train_x, train_x[50:150])
-    np.testing.assert_array_equal(data.train_y, train_y[50:150])
-    np.testing.assert_array_equal(data.test_x, test_x[:7])
-    assert torch.equal(data.scale(data.train_x), data.train_x.float().div(8).sub(1))
-    assert load_data("digits").valid_x.shape == (0, 1, 8, 8)
-
-
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
@@ -208,9 +197,22 @@ def assert_parts(found, train, test):
             np.testing.assert_array_equal(array, expected)
 
 
-def test_cifar100_is_read_with_its_fine_labels(tmp_path):
+def test_cifar100_has_its_fine_labels_and_other_files_are_not_parsed(tmp_path):
     files, parts = write_cifar100(tmp_path)
     assert_parts(read_cifar100(tmp_path, files), parts["train"], parts["test"])
+    path, trace = tmp_path / "cifar-100-python" / "test", tmp_path / "executed"
+    forged = pickle.dumps({b"data": Bomb(trace)})
+    path.write_bytes(forged)
+    with pytest.raises(ConfigError) as caught:
+        read_cifar100(tmp_path, files)
+    message = str(caught.value)
+    for part in (str(path), hashlib.md5(forged).hexdigest(), files.md5["test"]):
+        assert part in message
+    assert "fetch it again from https://www.cs.toronto.edu/~kriz/cifar.html" in message
+    assert not trace.exists()
+    # The checksums that count are the published ones.
+    with pytest.raises(ConfigError, match="expected 16019d7e3df5f24257cddd939b257f8d"):
+        read_cifar100(tmp_path)
 
 
 @pytest.mark.parametrize("folder", ["svhn", "."])
@@ -247,7 +249,7 @@ def test_mnist_is_read_from_idx_files(tmp_path):
     assert_parts(found, (train_x[:, None], train_y), (test_x[:, None], test_y))
 
 
-def test_digits_are_scikit_learns_in_the_order_of_its_split():
+def test_digits_are_scikit_learns_in_the_order_of_its_split_with_sixteen_levels():
     bundle = load_digits()
     train, test = train_test_split(
         range(1797), test_size=360, stratify=bundle.target, random_state=0
@@ -256,6 +258,14 @@ def test_digits_are_scikit_learns_in_the_order_of_its_split():
     found = read_digits()
     assert_parts(found, (images[train], bundle.target[train]), (images[test], bundle.target[test]))
     assert found["train"][0].max() == 16
+    (train_x, train_y), (test_x, _) = read_digits().values()
+    data = load_data("digits", train_images=100, valid_images=50, test_images=7)
+    np.testing.assert_array_equal(data.valid_x, train_x[:50])
+    np.testing.assert_array_equal(data.train_x, train_x[50:150])
+    np.testing.assert_array_equal(data.train_y, train_y[50:150])
+    np.testing.assert_array_equal(data.test_x, test_x[:7])
+    assert torch.equal(data.scale(data.train_x), data.train_x.float().div(8).sub(1))
+    assert load_data("digits").valid_x.shape == (0, 1, 8, 8)
 
 
 def frames():
@@ -306,23 +316,6 @@ class Bomb:
 
     def __reduce__(self):
         return open, (str(self.trace), "w")
-
-
-def test_file_that_is_not_the_published_one_is_not_parsed(tmp_path):
-    files, _ = write_cifar100(tmp_path)
-    path, trace = tmp_path / "cifar-100-python" / "test", tmp_path / "executed"
-    forged = pickle.dumps({b"data": Bomb(trace)})
-    path.write_bytes(forged)
-    with pytest.raises(ConfigError) as caught:
-        read_cifar100(tmp_path, files)
-    message = str(caught.value)
-    for part in (str(path), hashlib.md5(forged).hexdigest(), files.md5["test"]):
-        assert part in message
-    assert "fetch it again from https://www.cs.toronto.edu/~kriz/cifar.html" in message
-    assert not trace.exists()
-    # The checksums that count are the published ones.
-    with pytest.raises(ConfigError, match="expected 16019d7e3df5f24257cddd939b257f8d"):
-        read_cifar100(tmp_path)
 
 
 def test_real_cifar10(data_root):

@@ -46,7 +46,7 @@ def test_the_first_signal_waits_and_a_second_ctrl_c_does_not(monkeypatch, first)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_does_nothing_in_another_thread():
+def test_nothing_is_deferred_in_another_thread_nor_where_a_signal_is_ignored():
     before = signal.getsignal(signal.SIGINT)
     seen = []
 
@@ -58,10 +58,7 @@ def test_does_nothing_in_another_thread():
     thread.start()
     thread.join()
     assert seen == [(False, True)]
-
-
-def test_a_signal_that_is_ignored_stays_ignored():
-    """As nohup has it: the run goes on when the terminal is gone."""
+    # As nohup has it: the run goes on when the terminal is gone.
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with DeferredInterrupt() as interrupt:
@@ -165,10 +162,7 @@ def test_the_first_alert_of_each_level_is_kept_and_pointed_out(tmp_path, monkeyp
     assert {level: a["step"] for level, a in record.first_alerts.items()} == {"WARN": 2, "ERROR": 4}
     assert record.counts == {"INFO": 1, "WARN": 2, "ERROR": 2}
     assert run.task.shown({})["alert"] == "ERROR energy_blowup @5"
-
-
-def test_an_error_may_be_the_first_of_both_levels(tmp_path):
-    record = run_of(tmp_path).record
+    record = run_of(tmp_path / "other").record
     for level, step in ((Level.ERROR, 7), (Level.WARN, 8)):
         record.on_alert(alert(level, step))
     assert [each.step for each in record.take_alerts()] == [7]
@@ -258,11 +252,8 @@ def test_one_gpu_for_several_processes_is_refused(monkeypatch):
 started, folder, seen = rank_fixtures(ranks_process.__name__, 3)
 
 
-def test_they_know_who_they_are(seen):
+def test_they_know_who_they_are_and_tell_each_other(seen):
     assert [one["who"] for one in seen] == [[0, 3, True], [1, 3, False], [2, 3, False]]
-
-
-def test_they_tell_each_other(seen):
     for one in seen:
         assert one["average"].tolist() == [1, float("inf")]
         # None of the first, one row of the second, two of the third.
@@ -282,15 +273,12 @@ def test_the_first_rank_settles_the_settings_for_all(seen, folder):
     assert not (folder / "wrong").exists()
 
 
-def test_checkpoints_are_those_that_all_have(seen):
+def test_checkpoints_are_those_that_all_have_also_when_one_is_damaged(seen):
     expected = [f"step-{step:08d}.rank{rank}of3.pt" for step in (12, 16) for rank in range(3)]
     for rank, one in enumerate(seen):
         found = one["checkpoints"]
         assert found["names"] == expected
         assert found["newest"] == pytest.approx(16 + rank / 10)
-
-
-def test_they_go_back_together_when_one_files_is_damaged(seen):
     for rank, one in enumerate(seen):
         found = one["checkpoints"]
         assert found["back"] == pytest.approx(12 + rank / 10)

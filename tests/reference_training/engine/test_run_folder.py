@@ -87,7 +87,7 @@ def test_the_command_names_what_is_not_a_default_and_what_is_always_shown(values
     assert tyro.cli(Settings, args=typed) == dataclasses.replace(config, resume=False)
 
 
-def test_a_resumed_run_has_its_settings_again():
+def test_a_resumed_run_has_its_settings_but_for_length_device_and_threads():
     run = settings_at("x", betas=("0.1", "0.9"), noise_std=0.3, iterations=50, seed=2, resume=True)
     assert run.to_json().keys().isdisjoint({"out", "resume"})
     # What was derived from the settings, or is of another version, is no setting.
@@ -95,9 +95,6 @@ def test_a_resumed_run_has_its_settings_again():
     del stored["sgld_steps"]  # what is not stored keeps its default
     again = settings_at("y", resume=True).resumed(stored)
     assert again == dataclasses.replace(run, out=Path("y"), sgld_steps=20)
-
-
-def test_length_device_and_threads_may_change():
     stored = settings_at("x", iterations=50, device="cuda", threads=4).to_json()
     asked = {"iterations": 80, "device": "cpu", "threads": 2}
     assert settings_at("x", **asked).resumed(stored) == settings_at("x", **asked)
@@ -139,17 +136,6 @@ def test_opens_a_folder_and_opens_it_again(tmp_path):
     # What the folder says of the run is what the run now is; what else it says stays.
     assert folder.config == {**resumed.to_json(), "device_kind": "cpu", "version": 7}
     assert json.loads((out / "config.json").read_text()) == folder.config
-
-
-def test_what_cannot_be_meant_leaves_no_folder(tmp_path):
-    for values, says in (
-        ({"sgld_steps": -1}, "sgld_steps is -1"),
-        ({"device": "abacus"}, "device is 'abacus'"),
-        ({"resume": True}, "no run to resume"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            settings_at(tmp_path / "run", **values).open()
-        assert not (tmp_path / "run").exists()
 
 
 def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
@@ -292,7 +278,7 @@ def new(out):
     return RunFolder.create(out, {"lr": 0.1})
 
 
-def test_a_run_is_not_read_through_a_link_that_leads_out_of_it(tmp_path):
+def test_nothing_is_read_or_written_through_a_link_that_leads_out(tmp_path):
     new(tmp_path / "run")
     (tmp_path / "secret").write_text('{"step": 1, "energy_gap": 2.0}')
     for name, read in (
@@ -304,6 +290,13 @@ def test_a_run_is_not_read_through_a_link_that_leads_out_of_it(tmp_path):
         (tmp_path / "run" / name).symlink_to(tmp_path / "secret")
         with pytest.raises(ConfigError, match=rf"{name} cannot be read: it leads out of"):
             read()
+    folder = new(tmp_path / "other")
+    (tmp_path / "precious").write_text("precious")
+    for name in ("results.json.partial", "checkpoints/best.partial"):
+        (folder.path / name).symlink_to(tmp_path / "precious")
+    folder.write_results({"steps": 1})
+    folder.save("checkpoints/best.pt", {"step": 1})
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000001.npy", "figures/a.png"])
@@ -314,16 +307,6 @@ def test_a_run_with_links_for_files_is_not_resumed(tmp_path, name):
     (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
     with pytest.raises(ConfigError, match=rf"{name}: a link"):
         RunFolder.resume(tmp_path / "run").cut_rows({})
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_what_is_written_anew_is_not_written_through_a_link(tmp_path):
-    folder = new(tmp_path / "run")
-    (tmp_path / "precious").write_text("precious")
-    for name in ("results.json.partial", "checkpoints/best.partial"):
-        (folder.path / name).symlink_to(tmp_path / "precious")
-    folder.write_results({"steps": 1})
-    folder.save("checkpoints/best.pt", {"step": 1})
     assert (tmp_path / "precious").read_text() == "precious"
 
 

@@ -36,7 +36,7 @@ def drift(course, step):
         weight.add_(torch.randn(weight.shape, generator=rng))
 
 
-def test_steps_before_an_event_are_those_that_were_there():
+def test_accuracy_around_events_is_of_the_parameters_that_were_there_and_measured_once():
     course, calls = made()
     every_step, evaluated = {}, []
     for step in range(14):
@@ -53,9 +53,6 @@ def test_steps_before_an_event_are_those_that_were_there():
     assert evaluated == [8, 9]  # step 10 in its turn
     assert len(calls) == 4
     assert course.accuracy == {s: every_step[s] for s in (0, 5, 6, 7, 8, 9, 10)}
-
-
-def test_a_second_event_extends_the_watch_and_measures_nothing_twice():
     course, calls = made(before=2)
     evaluated = []
     for step in range(9):
@@ -131,7 +128,7 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
     assert course.results([], {}, None)["best_evaluations"] == course.best
 
 
-def test_results_of_a_lost_run():
+def test_results_of_a_lost_run_do_not_hide_what_is_not_finite():
     course, _ = made(before=1, after=1)
     course.accuracy.update({0: 0.1, 2: 0.9, 3: 0.8, 4: 0.3, 5: 0.1})
     rows = [
@@ -149,9 +146,6 @@ def test_results_of_a_lost_run():
     assert results["first_warn"] == {"accuracy_around": around, "step": 3, "rule": "r"}
     assert "first_error" not in results
     assert results["accuracy_around_divergence"] == [(3, 0.8), (4, 0.3), (5, 0.1)]
-
-
-def test_medians_do_not_hide_what_is_not_finite():
     course, _ = made()
     rows = [{"grad_scale": math.nan, "energy_gap": gap} for gap in (1.0, math.nan, 2.0)]
     results = course.results(rows, {}, None)
@@ -192,7 +186,7 @@ def changed(path, change):
     return load_run(path)
 
 
-def test_a_finished_run(tmp_path):
+def test_a_run_that_is_over_by_its_end_or_by_a_divergence(tmp_path):
     alerts = [
         {"level": "WARN", "step": 3, "rule": "energy_blowup"},
         {"level": "ERROR", "step": 9, "rule": "nonfinite"},
@@ -218,16 +212,13 @@ def test_a_finished_run(tmp_path):
     # Results of a shorter run are not those of the longer one.
     longer = changed(path, lambda config: config["settings"].update(iterations=60))
     assert (longer.results, longer.steps, longer.complete) == (None, 30, False)
-
-
-def test_a_diverged_run_is_over_before_its_last_iteration(tmp_path):
-    run = load_run(write_run(tmp_path / "x", diverged_at=12, steps=20, **SMALL))
+    run = load_run(write_run(tmp_path / "lost", diverged_at=12, steps=20, **SMALL))
     assert run.complete
     assert run.diverged_at == 12
     assert run.state() == "diverged at step 12 (epoch 1.2)"
 
 
-def test_a_run_in_progress_with_torn_lines(tmp_path):
+def test_a_run_in_progress_with_torn_lines_or_lost(tmp_path):
     path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         append(path / name, '{"step": 9')
@@ -250,10 +241,7 @@ def test_a_run_in_progress_with_torn_lines(tmp_path):
         None,
         {},
     )
-
-
-def test_a_run_that_is_lost_but_not_over(tmp_path):
-    path = write_run(tmp_path / "x", finished=False, steps=17, **SMALL)
+    path = write_run(tmp_path / "lost", finished=False, steps=17, **SMALL)
     rows = [{"step": step, "cross_entropy": 1.0} for step in range(11)]
     rows += [{"step": step, "p_x_y/energy_gap": math.inf} for step in range(11, 17)]
     write_lines(path / "metrics.jsonl", rows)

@@ -125,7 +125,7 @@ def buffer(own, size=20, classes=1, reinit_rate=0.3):
     return ReplayBuffer(size, SHAPE, reinit_rate=reinit_rate, generator=own, classes=classes)
 
 
-def test_samples_and_buffer_do_not_share_memory(network):
+def test_samples_share_no_memory_and_the_network_is_frozen(network):
     own = rng(5)
     chains = buffer(own)
     sample_q = make_sampler(SETTINGS, 6, own)
@@ -138,10 +138,7 @@ def test_samples_and_buffer_do_not_share_memory(network):
     chains.samples.fill_(7)
     sample_q(network, chains)
     assert torch.equal(first, kept)
-
-
-def test_the_network_is_frozen_while_samples_are_drawn(network):
-    """A compiled network computes what requires a gradient; test_frozen.py has what comes after."""
+    # A compiled network computes what requires a gradient; test_frozen.py has what comes after.
     own, seen = rng(5), []
     network.register_forward_pre_hook(
         lambda module, args: seen.append(

@@ -147,7 +147,7 @@ def test_settings_that_cannot_be_meant_are_refused(setting, value):
     assert problem.startswith(f"{setting} is {value}, expected")
 
 
-def test_the_first_line_of_table_2_is_the_best_of_table_1():
+def test_tables_1_and_2_agree_and_print_beta():
     line = TABLE_2["1"]
     assert line.at_zero == TABLE_1[0.0]
     others = {beta_star: scores for beta_star, scores in TABLE_1.items() if beta_star}
@@ -156,6 +156,10 @@ def test_the_first_line_of_table_2_is_the_best_of_table_1():
         best = pick(values, key=values.__getitem__)
         assert getattr(line.best_beta_star, metric) == best
         assert getattr(line.best, metric) == values[best]
+    scale = SCENARIOS["1"].output_scale
+    assert scale == 20_000
+    printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
+    assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
 
 
 def test_where_beta_is_better_in_table_2():
@@ -165,21 +169,8 @@ def test_where_beta_is_better_in_table_2():
     assert [line.best.fid < line.at_zero.fid for line in lines].count(True) == 4
 
 
-def test_table_1_prints_beta():
-    scale = SCENARIOS["1"].output_scale
-    assert scale == 20_000
-    printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
-    assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
-
-
 def at(out="x", **settings):
     return JemConfig(**{"out": Path(out), **settings})
-
-
-def test_data_are_those_of_the_settings():
-    data = at(train_images=100, valid_images=7, test_images=9, image_size=4).load_data()
-    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 7, 9]
-    assert data.sample_shape == (1, 4, 4)
 
 
 @pytest.mark.parametrize(
@@ -203,12 +194,9 @@ def test_command_line_makes_the_same_settings(settings):
     assert tyro.cli(from_words, args=words[3:]) == config
 
 
-def test_every_setting_is_in_one_group_of_the_help():
+def test_the_help_has_every_setting_once_and_the_defaults_that_count(capsys, monkeypatch):
     names = " ".join(GROUPS.values()).split()
     assert sorted(names) == sorted(field.name for field in dataclasses.fields(JemConfig))
-
-
-def test_the_help_says_the_defaults_that_count(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     with pytest.raises(SystemExit):
         tyro.cli(from_words, args=["--help"])
@@ -221,10 +209,13 @@ def test_the_help_says_the_defaults_that_count(capsys, monkeypatch):
     assert f"default: {at('x').beta_star}" in shown
 
 
-def test_data_may_lie_elsewhere_when_a_run_is_resumed():
+def test_what_a_resumed_run_takes_from_its_folder(tmp_path):
     stored = at(data="cifar10", data_root="/old").to_json()
     assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
     assert at(resume=True).resumed(stored).data_root == "/old"
+    (tmp_path / "config.json").write_text("{}")
+    for spec in ("own", "inception:weights.pth", str(tmp_path)):
+        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec
 
 
 def test_a_run_folder_cannot_name_code_that_resuming_runs(tmp_path, monkeypatch):
@@ -244,9 +235,3 @@ def test_a_run_folder_cannot_name_code_that_resuming_runs(tmp_path, monkeypatch)
     assert not opened
     at(resume=True, features="features.pt").resumed(stored).check()
     assert opened == ["features.pt"]
-
-
-def test_features_that_run_no_code_come_with_the_folder(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    for spec in ("own", "inception:weights.pth", str(tmp_path)):
-        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec

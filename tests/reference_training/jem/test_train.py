@@ -213,7 +213,7 @@ def rolled_back(tmp_path_factory):
     return out
 
 
-def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
+def test_a_run_goes_back_and_evaluations_that_come_again_say_so(rolled_back):
     results = results_of(rolled_back)
     (rollback,) = results["rollbacks"]
     assert (rollback["step"], rollback["restored_step"], rollback["attempt"]) == (AT, 0, 1)
@@ -225,9 +225,6 @@ def test_a_run_goes_back_and_comes_to_its_end(rolled_back):
     assert math.isfinite(results["median_abs_gap_last_100"])
     state = saved(rolled_back)
     assert all(torch.isfinite(value).all() for value in state["network"].values())
-
-
-def test_evaluations_that_come_again_say_so(rolled_back):
     rows = read_jsonl(rolled_back / "evaluations.jsonl")
     steps = [(row["step"], row.get("attempt", 0)) for row in rows]
     again = [(step, 1) for step in range(0, STEPS + 1, 3)]
@@ -239,7 +236,7 @@ def test_evaluations_that_come_again_say_so(rolled_back):
         assert found.tolist() == [last[step][name] for step in range(STEPS)]
 
 
-def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
+def test_accuracy_and_pictures_are_those_of_the_course_that_counts(rolled_back):
     error = results_of(rolled_back)["first_error"]
     assert error["step"] == AT
     assert "attempt" not in error
@@ -248,9 +245,6 @@ def test_the_accuracy_around_an_alert_is_that_of_its_own_course(rolled_back):
     around = dict(error["accuracy_around"])
     assert {AT - 1, AT} <= set(around)  # two copies of parameters are kept
     assert around == {step: before[step] for step in around}
-
-
-def test_tensorboard_shows_the_course_that_counts(rolled_back):
     events = EventAccumulator(str(rolled_back))
     events.Reload()
     (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith("cross_entropy"))

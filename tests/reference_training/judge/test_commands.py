@@ -185,15 +185,12 @@ def test_settings_that_cannot_be_meant(tmp_path):
             evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
 
 
-def test_the_data_are_where_the_run_had_them_unless_told_otherwise(tmp_path):
+def test_data_are_where_and_as_small_as_in_the_training(tmp_path):
     jem_folder(tmp_path / "run", stored={"data": "mnist", "data_root": str(tmp_path / "then")})
     with pytest.raises(ConfigError, match="then"):
         evaluate(tmp_path / "run")
     with pytest.raises(ConfigError, match="now"):
         evaluate(tmp_path / "run", data_root=str(tmp_path / "now"))
-
-
-def test_the_images_are_as_small_as_in_the_training(tmp_path):
     networks, _ = jem_folder(tmp_path, stored={"image_size": 4})
     data = load_data("digits", train_images=90, valid_images=20, test_images=40, image_size=4)
     logits = classify(networks["best"], data.scale(data.test_x), noise_std=0.03)

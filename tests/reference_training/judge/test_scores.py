@@ -53,27 +53,21 @@ def test_calibration_error_is_guos_formula(sharpness, bins):
     assert calibration_error(logits, labels, bins=bins) == pytest.approx(expected, abs=1e-12)
 
 
-def test_calibration_error_of_what_is_undefined_is_nan():
+def test_accuracy_counts_hits_and_the_calibration_of_what_is_undefined_is_nan():
+    logits = torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 5.0], [1.0, 0.0]])
+    assert accuracy(logits, torch.tensor([1, 0, 0, 0])) == 0.75
     logits = torch.zeros(4, 3)
     logits[1, 2] = math.nan
     assert math.isnan(calibration_error(logits, torch.zeros(4, dtype=torch.int64)))
 
 
-def test_accuracy_counts_hits():
-    logits = torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 5.0], [1.0, 0.0]])
-    assert accuracy(logits, torch.tensor([1, 0, 0, 0])) == 0.75
-
-
-def test_logits_are_those_of_the_images_over_several_batches():
+def test_logits_are_those_of_all_images_and_noise_is_the_same_every_time():
     network = WideResNet(width=1)
     images = torch.rand(BATCH + 3, 1, 4, 4)
     with torch.no_grad():
         expected = network.classify(images)
     actual = classify(network, images, noise_std=0.0)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_noise_has_its_size_and_is_the_same_every_time():
     images = torch.ones(2 * BATCH, 1, 8, 8)
     state = torch.get_rng_state()
     first, again = (torch.cat(as_seen(images, 0.03)) for _ in range(2))
@@ -138,7 +132,7 @@ def test_fid_is_the_definition_with_scipys_matrix_root():
     assert quality.measure(wild) == quality.measure(wild.clamp(-1, 1))
 
 
-def test_fixed_features_see_the_reference_images_once():
+def test_reference_images_are_seen_once_unless_features_are_in_training():
     seen = []
 
     def counting(x):
@@ -152,9 +146,6 @@ def test_fixed_features_see_the_reference_images_once():
     quality.measure(images[50:90] + 0.1)
     assert sum(seen) == 250 + 30 + 40
     assert quality.measure(images[:30]) == first
-
-
-def test_features_in_training_see_the_reference_images_each_time():
     factor = [1.0]
 
     def growing(x):
@@ -257,23 +248,17 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order_and_nan_where_there_is_n
         assert math.isnan(auroc(torch.tensor(one), torch.tensor(other)))
 
 
-def test_noise_fills_the_box(digits):
+def test_made_up_images_are_noise_colours_and_means(digits):
     x = other_images("uniform", digits, None)
     assert x.shape == digits.test_x.shape
     assert -1 <= float(x.min()) < -0.98
     assert 0.98 < float(x.max()) <= 1
     assert torch.equal(x, other_images("uniform", digits, None))
-
-
-def test_constant_images_have_one_colour_each():
     colour = torch.randint(0, 256, (30, 3, 4, 4), dtype=torch.uint8)
     data = replace(load_data("digits"), train_x=colour, test_x=colour, levels=255)
     x = other_images("constant", data, None)
     assert torch.equal(x, x[:, :, :1, :1].expand(30, 3, 4, 4))
     assert len(x[:, :, 0, 0].unique()) == 90
-
-
-def test_interpolated_images_are_means_of_two_test_images(digits):
     x = other_images("interpolated", digits, None)
     images = digits.scale(digits.test_x)
     used: list[int] = []
@@ -288,7 +273,7 @@ def test_interpolated_images_are_means_of_two_test_images(digits):
     assert sorted(used) == sorted([*range(20)] * 2)
 
 
-def test_another_data_set(digits, data_root):
+def test_other_data_sets_are_of_the_size_of_the_images(digits, data_root, faces):
     x = other_images("digits", replace(digits, name="mine"), None)
     assert torch.equal(x, digits.scale(digits.test_x))
     mnist = load_data("mnist", data_root, test_images=7)
@@ -299,9 +284,6 @@ def test_another_data_set(digits, data_root):
     colour = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
     with pytest.raises(ConfigError, match=r"\(1, 8, 8\).*\(3, 8, 8\)"):
         other_images("digits", replace(digits, name="mine", train_x=colour, test_x=colour), None)
-
-
-def test_faces_are_averaged_down_to_the_size_of_the_images(digits, faces):
     colour = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
     x = other_images("celeba64", replace(digits, train_x=colour, test_x=colour), str(faces))
     whole = load_data("celeba64", faces, train_images=1, valid_images=0, test_images=3)

@@ -40,14 +40,11 @@ def test_densities_are_those_of_a_multivariate_normal() -> None:
         torch.testing.assert_close(fitted.log_prob(x[:9]), reference.log_prob(rows[:9]))
 
 
-def test_few_images_and_constant_pixels_have_a_density() -> None:
+def test_constant_pixels_have_a_density_and_what_has_no_fit_is_refused() -> None:
     x = torch.full((2, 1, 3, 3), -1.0)
     fitted = Gaussian.fit(x, noise=0.03, independent=False)
     expected = torch.distributions.Normal(-1.0, 0.03).log_prob(torch.tensor(-1.0)) * 9
     assert float(fitted.log_prob(x)[0]) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_what_has_no_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="no samples"):
         Gaussian.fit(torch.zeros(0, 4), noise=0.03, independent=True)
     with pytest.raises(ConfigError, match="noise is 0"):

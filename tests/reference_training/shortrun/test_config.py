@@ -26,16 +26,13 @@ def at(out="x", **settings):
     return ShortRunConfig(**{"out": Path(out), **settings})
 
 
-def test_data_are_those_of_the_settings():
+def test_data_and_settings_are_those_of_the_presets_with_what_is_overridden():
     data = at(train_images=100, test_images=9, image_size=4).load_data()
     assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 0, 9]
     assert data.sample_shape == (1, 4, 4)
     whole = at().load_data()
     # None is put aside: the published script trains on every image.
     assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
-
-
-def test_settings_are_the_presets_with_what_is_overridden():
     assert at(data="cifar10").settings == PRESETS["cifar10"]
     changed = at(data="cifar10", nf=32, lr=0.5, init="persistent").settings
     assert changed == replace(PRESETS["cifar10"], nf=32, lr=0.5, init="persistent")
@@ -96,7 +93,7 @@ def test_a_network_to_start_from_is_looked_at_before_there_is_a_folder(tmp_path)
     replace(at(tmp_path / "b", **settings, nf=4), start_from="gone", resume=True).check()
 
 
-def test_the_published_script_number_by_number():
+def test_presets_sample_as_the_published_script_number_by_number():
     """train_cifar10_minimal.py of Nijkamp et al. (2019)."""
     published = {
         "image_size": None,
@@ -119,9 +116,6 @@ def test_the_published_script_number_by_number():
     ours = {"test_images", "buffer_size", "sample_every"}
     assert {field.name for field in fields(Preset)} == published.keys() | ours
     assert CIFAR10.output_scale == pytest.approx(20_000)
-
-
-def test_every_preset_samples_as_published_and_can_be_meant():
     for name, preset in PRESETS.items():
         assert preset.problems() == [], name
         sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")

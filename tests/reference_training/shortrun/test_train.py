@@ -185,7 +185,7 @@ def written(tmp_path_factory):
     return out, negatives, results
 
 
-def test_a_row_for_each_update(written):
+def test_a_row_for_each_update_and_samples_as_bytes(written):
     out, negatives, _ = written
     rows = read_jsonl(out / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(8))
@@ -195,10 +195,6 @@ def test_a_row_for_each_update(written):
         assert row["outside"] == pytest.approx(np.mean(np.abs(values) > 1))
         assert row["contrast"] == pytest.approx(np.std(values, ddof=1), rel=1e-5)
     assert 0 < rows[0]["outside"] < 0.5
-
-
-def test_samples_are_kept_as_bytes(written):
-    out, negatives, _ = written
     names = sorted(path.name for path in (out / "samples").iterdir())
     assert names == ["00000001.npy", "00000003.npy", "00000006.npy"]
     for name in names:

@@ -39,13 +39,16 @@ def test_numbers_are_the_recorded_ones():
 # -- for as long as in training, and for shorter and longer -----------------------------------
 
 
-def test_the_stops_of_the_author_response():
+def test_stops_and_counts_where_none_are_given():
     long = tiny_run("long", sgld_steps=10)
     frame = study_of("steps", long, tiny_run("drawn", sgld_steps=5, most_sgld_steps=6), count=2)
     assert list(of(frame).loc[of(frame)["run"] == "long"].index) == [
         *(0, 2, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20)
     ]
     assert frame["most_K"].unique().tolist() == [10, 6]
+    assert study_of("long-run", tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
+    more = study_of("long-run", tiny_run(network=Quadratic(0.1), test_images=100), count=None)
+    assert more["count"][0] == 64
 
 
 def test_chains_on_a_quadratic_have_a_closed_form():
@@ -83,12 +86,18 @@ def test_in_parts_all_chains_go_on(monkeypatch):
     assert found[3] == pytest.approx(0.9**6 * found[0], rel=1e-4)
 
 
-def test_chains_that_are_lost_have_no_numbers():
+def test_lost_chains_have_no_numbers_and_the_others_are_measured():
     frame = study_of("steps", tiny_run(network=Quadratic(-1e30)), count=2)
     assert math.isfinite(of(frame)["contrast"][0])
     assert of(frame).loc[3, ["contrast", "excess", "distance"]].isna().all()
     assert find("steps").verdict(frame).endswith("cannot be told.")
     find("steps").drawn(frame)
+    run = tiny_run(network=Cliff(), noise_std=1e-6, beta_star=0.0)
+    last = of(study_of("long-run", run), "from noise").loc[300]
+    positive = int((run.starts(32, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3)) > 0).sum())
+    assert 0 < positive < 32
+    assert last["finite"] == 32 - positive
+    assert last["contrast"] == pytest.approx(math.sqrt(1 / 3), rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -155,15 +164,6 @@ class Sum(torch.nn.Module):
         return x.flatten(1).sum(dim=1) / 10
 
 
-def test_some_chains_are_lost_and_the_others_are_measured():
-    run = tiny_run(network=Cliff(), noise_std=1e-6, beta_star=0.0)
-    last = of(study_of("long-run", run), "from noise").loc[300]
-    positive = int((run.starts(32, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3)) > 0).sum())
-    assert 0 < positive < 32
-    assert last["finite"] == 32 - positive
-    assert last["contrast"] == pytest.approx(math.sqrt(1 / 3), rel=0.05)
-
-
 def test_spread_is_that_of_numpy_over_what_is_finite():
     images = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     expected = np.sqrt(images.numpy().reshape(6, -1).var(axis=0, ddof=1).mean())
@@ -192,9 +192,3 @@ def test_chains_from_data_stay_where_they_are_beyond_no_quantile(network, settin
     names = ("contrast_above", "contrast_below", "f_above", "f_below")
     assert [name for name in names if last[name] >= 0.25] == beyond
     assert find("long-run").verdict(frame).endswith("does not hold." if beyond else ": holds.")
-
-
-def test_as_many_chains_as_test_images_where_no_count_is_given():
-    assert study_of("long-run", tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
-    more = study_of("long-run", tiny_run(network=Quadratic(0.1), test_images=100), count=None)
-    assert more["count"][0] == 64

@@ -55,7 +55,7 @@ def test_the_end_is_the_last_tenth(tmp_path, beta_star, weights):
     assert found["beta"] == pytest.approx(beta_star / 20_000)
 
 
-def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
+def test_runs_are_told_by_beta_star_and_seeds_count_as_one(tmp_path):
     gaps = {20.0: 0.9, 0.0: 0.1, 2.0: 0.5}
     runs = [run_of(tmp_path / f"{b:g}", b, [gap] * 20) for b, gap in gaps.items()]
     found, verdict = study_of("12", *runs), find("12").verdict
@@ -64,9 +64,6 @@ def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
     runs[-1] = run_of(tmp_path / "narrow", 2.0, [0.05] * 20)
     assert verdict(study_of("12", *runs)).endswith(": does not hold.")
     assert verdict(study_of("12", runs[0])).endswith(": cannot be told.")
-
-
-def test_seeds_count_as_one_beta_star(tmp_path):
     runs = [
         run_of(tmp_path / f"{i}", beta_star, [gap] * 10, seed=i % 4)
         for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6), (0, 2)])
@@ -154,7 +151,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 # -- Figures 13 and 14 ------------------------------------------------------------------------
 
 
-def test_what_is_not_finite_is_counted_and_left_out():
+def test_what_is_not_finite_is_counted_left_out_and_has_no_histogram():
     data = np.array([0.0, 1.0, 2.0])
     found = module.separation(data, np.array([1.0, math.nan, 3.0, -math.inf]))
     assert (found["mean"], found["std"], found["gap"], found["not_finite"]) == (2, 1, -1, 2)
@@ -162,6 +159,9 @@ def test_what_is_not_finite_is_counted_and_left_out():
     lost = module.separation(data, np.array([math.nan, math.inf]))
     assert all(math.isnan(lost[name]) for name in ("mean", "std", "above", "gap"))
     assert lost["not_finite"] == 2
+    frame = study_of("13", tiny_run(network=Quadratic(math.nan)), count=50)
+    (figure,) = find("13").drawn(frame).values()
+    assert figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"
 
 
 def test_negatives_are_the_chain_in_closed_form():
@@ -221,9 +221,3 @@ def test_chains_that_are_lost_are_counted_and_the_rest_is_drawn():
     sums = [patch.get_data().values.sum() for patch in axes.patches]
     assert sums == pytest.approx([100, 100, 0])
     assert_no_text_on_text(figure)
-
-
-def test_a_network_that_is_not_finite_has_no_histogram():
-    frame = study_of("13", tiny_run(network=Quadratic(math.nan)), count=50)
-    (figure,) = find("13").drawn(frame).values()
-    assert figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"

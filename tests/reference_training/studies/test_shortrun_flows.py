@@ -72,7 +72,7 @@ def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(invers
     assert free["largest"] == pytest.approx(largest, rel=1e-4)
 
 
-def test_what_is_reconstructed(inverses):
+def test_what_is_reconstructed_in_shares_of_the_variance(inverses):
     own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
     x, some = own["target"], own["target"][: m.CONTROLS].flatten(1)
     held_out = {tuple(image.flatten().tolist()) for image in RUN.data.scale(RUN.data.test_x)}
@@ -86,10 +86,6 @@ def test_what_is_reconstructed(inverses):
     assert torch.equal(one(inverses, network=m.UNTRAINED)["target"].flatten(1), some)
     # A row for each kind and network, in the cube and free, and for each baseline.
     assert len(inverses) == 8 + 3
-
-
-def test_shares_of_the_variance(inverses):
-    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
     train = RUN.data.scale(RUN.data.train_x).flatten(1)
     centred = own["target"].flatten(1) - train.mean(0)
     variance = centred.square().mean().item()
@@ -170,16 +166,13 @@ def test_without_noise_in_the_training_there_is_no_reading_of_it():
     assert find("likelihood").verdict(found).endswith(": cannot be told.")
 
 
-def test_fewer_bits_than_the_noise_has_are_no_likelihoods(bits):
+def test_fewer_bits_than_the_noise_are_no_likelihoods_and_infinities_are_not_drawn(bits):
     verdict = find("likelihood").verdict
     assert verdict(bits).endswith(": holds.")
     # A box of half a level has fewer bits than noise of a quarter of a level, and cannot hold it.
     flows = bits["density"] == m.FLOW
     less = bits.assign(mean=bits["mean"].where(~flows, bits["mean"] - 6))
     assert verdict(less).endswith(": does not hold.")
-
-
-def test_determinants_that_are_not_finite_are_not_drawn(bits):
     rows = bits.copy()
     rows.at[0, "bits"] = np.array([-math.inf, math.nan, *bits["bits"][0][2:]])
     (figure,) = find("likelihood").drawn(rows).values()

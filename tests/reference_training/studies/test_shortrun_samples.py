@@ -162,18 +162,23 @@ def test_quality_of_images_beyond_the_cube():
     assert all(math.isnan(lost[name]) for name in ("distance", "beyond"))
 
 
-def test_lost_samples_are_counted_and_red():
+def test_lost_samples_are_counted_and_red_and_single_pairs_drawn():
     frame = study_of("15", tiny_run(network=Quadratic(math.nan)))
     assert frame["not_finite"][1] == 64
     (figure,) = find("15").drawn(frame).values()
     assert (np.asarray(figure.axes[1].images[0].get_array())[10, 10] == (1, 0, 0)).all()
+    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
+        frame = study_of("interpolation", run, count=1)
+        (figure,) = find("interpolation").drawn(frame).values()
+        assert_no_text_on_text(figure)
+    assert find("interpolation").verdict(frame).endswith(": cannot be told.")
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_paths_go_from_the_second_start_to_the_first():
+def test_paths_go_on_a_circle_and_blends_straight():
     z1, z2 = uniform(2, 3, 1, 4, 4)
     path = between(z1, z2, arc(5))
     assert path.shape == (3, 5, 1, 4, 4)
@@ -183,9 +188,6 @@ def test_paths_go_from_the_second_start_to_the_first():
     blend = straight(path)
     assert torch.allclose(blend[:, 1], 0.75 * z2 + 0.25 * z1)
     assert torch.equal(blend[:, 0], path[:, 0])
-
-
-def test_a_straight_line_and_a_quarter_of_a_circle():
     z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
     circle = between(z1, z2, arc(21))
     found, line = course(circle), course(straight(circle))
@@ -195,9 +197,6 @@ def test_a_straight_line_and_a_quarter_of_a_circle():
     assert line["steps"].tolist() == [pytest.approx([0.05] * 20)]
     assert found["length"].item() == pytest.approx(math.pi / 2 / math.sqrt(2), rel=1e-3)
     assert found["halved"].item() == pytest.approx(0.5, abs=1e-3)
-
-
-def test_a_jump_is_as_large_at_twice_the_spacing():
     path = torch.zeros(2, 21, 1)
     path[0, 7:] = 1.0
     path[1, :, 0] = torch.linspace(0, 1, 21).square()
@@ -248,11 +247,3 @@ def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses()
     assert frame["length"].dropna().mean() > 2
     assert frame["f_path"].dropna().mean() > 10 * frame["f_blend"].dropna().mean()
     assert find("interpolation").verdict(frame).endswith(": holds.")
-
-
-def test_one_pair_and_lost_ones_can_be_drawn():
-    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
-        frame = study_of("interpolation", run, count=1)
-        (figure,) = find("interpolation").drawn(frame).values()
-        assert_no_text_on_text(figure)
-    assert find("interpolation").verdict(frame).endswith(": cannot be told.")

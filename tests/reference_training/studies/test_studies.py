@@ -193,7 +193,7 @@ def test_wrong_settings_are_refused_before_anything_is_opened(
     assert not seen
 
 
-def test_numbers_that_cannot_be_written_are_told(tmp_path, monkeypatch):
+def test_numbers_that_cannot_be_written_and_folders_without_a_run_are_told(tmp_path, monkeypatch):
     seen = fake(monkeypatch)
     (tmp_path / "x.json").mkdir()
     out = tmp_path / "x.png"
@@ -201,9 +201,6 @@ def test_numbers_that_cannot_be_written_are_told(tmp_path, monkeypatch):
     with pytest.raises(DiskError, match=r"x\.json"):
         command.run(config)
     assert seen == [([(tmp_path, "cpu")], config)]
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
 

@@ -24,7 +24,7 @@ def test_the_published_settings():
     np.testing.assert_allclose(gmm.centres[3], (-(0.5**0.5), 0.5**0.5))
 
 
-def test_gaussian_mixture_is_that_of_scipy():
+def test_mixtures_are_those_of_scipy():
     gmm = DISTRIBUTIONS["gmm"]
     x = np.random.default_rng(0).uniform(-1.6, 1.6, (50, 2))
     density = np.zeros(50)
@@ -34,9 +34,6 @@ def test_gaussian_mixture_is_that_of_scipy():
     ours = gmm.log_density(torch.from_numpy(x))
     np.testing.assert_allclose(ours, np.log(density), rtol=1e-12)
     assert gmm.pictured_log_density(torch.from_numpy(x)).equal(ours)
-
-
-def test_mixture_in_one_dimension_is_that_of_scipy():
     x = np.linspace(-1.6, 1.6, 31)
     parts = [(0.4, -1), (0.1, -1 / 3), (0.3, 1 / 3), (0.2, 1)]
     density = sum(w * stats.norm(centre, 0.15).pdf(x) for w, centre in parts)
@@ -152,18 +149,15 @@ def test_members_are_estimated_apart(name):
                 assert together[i, j].equal(kde(samples[i, j], grid, 0.1))
 
 
-def test_samples_outside_take_their_mass_with_them():
-    grid = Grid.of(DISTRIBUTIONS["gmm"], 100)
-    samples = torch.tensor([[0.0, 0.2], [1e30, 0.0], [0.0, -50.0], [0.3, 0.0]])
-    density = kde(samples, grid, 0.1)
-    assert density.sum().item() * grid.cell == pytest.approx(0.5)
-
-
-def test_published_kernel_widths():
+def test_kernels_have_their_published_widths_and_samples_outside_their_mass():
     for name, published in (("gmm", 0.0723), ("circles", 0.1455)):
         distribution = DISTRIBUTIONS[name]
         equal = dataclasses.replace(distribution, weights=(1,) * len(distribution.weights))
         assert bandwidth(equal, Grid.of(equal)) == pytest.approx(published, abs=5e-5)
+    grid = Grid.of(DISTRIBUTIONS["gmm"], 100)
+    samples = torch.tensor([[0.0, 0.2], [1e30, 0.0], [0.0, -50.0], [0.3, 0.0]])
+    density = kde(samples, grid, 0.1)
+    assert density.sum().item() * grid.cell == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("name", ["gmm", "mixture1d"])
@@ -197,7 +191,7 @@ def test_blurred_rings_are_those_of_the_rice_distribution():
         assert density[cell].item() == pytest.approx(exact, rel=1e-6)
 
 
-def test_is_the_published_grid_row_by_row():
+def test_grids_are_the_published_one_row_by_row_and_one_dimensional():
     grid = Grid.of(DISTRIBUTIONS["gmm"])
     axis = np.linspace(-1.6, 1.6, 200)
     np.testing.assert_allclose(grid.axis, axis)
@@ -205,9 +199,6 @@ def test_is_the_published_grid_row_by_row():
     np.testing.assert_allclose(grid.points[:, 0].reshape(grid.shape), x)
     np.testing.assert_allclose(grid.points[:, 1].reshape(grid.shape), y)
     assert grid.cell == pytest.approx((3.2 / 199) ** 2)
-
-
-def test_in_one_dimension():
     grid = Grid.of(DISTRIBUTIONS["mixture1d"], 50)
     assert grid.shape == (50,)
     assert grid.points.shape == (50, 1)

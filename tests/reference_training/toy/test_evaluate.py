@@ -231,7 +231,7 @@ def test_a_flat_density_and_the_optimum_are_as_far_off_as_the_page_says(scenario
         assert row["kl"] == pytest.approx(expected, abs=5e-4)
 
 
-def test_cells_without_mass():
+def test_cells_without_mass_have_no_part():
     p = torch.tensor([0.0, 0.0, -torch.inf])
     q = torch.tensor([0.0, -torch.inf, 0.0])
     assert kl(p, torch.zeros(3)).item() == pytest.approx(math.log(1.5))
@@ -240,6 +240,12 @@ def test_cells_without_mass():
     underflown = torch.tensor([0.0, 0.0, -1e4])
     assert kl(underflown, p).item() == 0
     assert kl(p, underflown).item() == 0
+    log_p = torch.tensor([0.0, -1.0, -2.0, -torch.inf])
+    f = torch.tensor([1.0, 0.5, 0.0, -torch.inf])
+    scale, r2 = energy_scale(f, log_p, log_p)
+    assert scale.item() == pytest.approx(0.5)
+    assert r2.item() == pytest.approx(1)
+    assert offset_r2(f, 0.5 * log_p, log_p.exp()).item() == pytest.approx(1)
 
 
 def test_members_do_not_mix_and_nan_stays():
@@ -257,12 +263,3 @@ def test_members_do_not_mix_and_nan_stays():
     assert scale.isnan().tolist() == [False, False, True, True]
     assert r2.isnan().tolist() == [True, False, True, True]
     assert offset_r2(q, torch.arange(4.0), p + 1).isnan().tolist() == [False, False, True, True]
-
-
-def test_empty_cells_have_no_part_in_the_line():
-    log_p = torch.tensor([0.0, -1.0, -2.0, -torch.inf])
-    f = torch.tensor([1.0, 0.5, 0.0, -torch.inf])
-    scale, r2 = energy_scale(f, log_p, log_p)
-    assert scale.item() == pytest.approx(0.5)
-    assert r2.item() == pytest.approx(1)
-    assert offset_r2(f, 0.5 * log_p, log_p.exp()).item() == pytest.approx(1)

@@ -64,14 +64,11 @@ def test_seeds_vary_fastest_then_betas_then_variants():
     assert members.spread(stacked, 1).shape == (2, 8)
 
 
-def test_strength_gives_every_member_its_own_exponent():
+def test_every_member_has_its_own_strength_and_schedule():
     members = Members.of(["0", "0.5"], ["default", "true"], [3, 4])
     strength = members.strength(200.0, 1000, CPU)
     assert strength["output_scale"] == 200.0
     assert strength["beta_star"].tolist() == [0, 0, 100, 100] * 2
-
-
-def test_a_schedule_moves_its_own_members_alone():
     strength = Members.of(["0.2", "0:0.8"], ["default"], [0]).strength(10.0, 100, CPU)
     assert strength["beta_star"](0).tolist() == [2.0, 0.0]
     assert strength["beta_star"](50).tolist() == pytest.approx([2.0, 4.0])
@@ -151,15 +148,12 @@ def test_members_are_networks_of_linear_layers(dim):
             )
 
 
-def test_the_published_sizes():
+def test_networks_have_the_published_sizes_and_start_as_their_seeds_say():
     """10,593 parameters (Nijkamp et al. 2020), less the last bias."""
     ensemble = EnsembleMLP([0])
     assert sum(p.numel() for p in ensemble.parameters()) == 10_593 - 1
     sizes = [2, *(weight.shape[-1] for weight in ensemble.weights)]
     assert sizes == [2, 32, 64, 64, 64, 1]
-
-
-def test_a_member_starts_as_its_seed_says_whoever_is_beside_it():
     many, one = EnsembleMLP([5, 6, 5]), EnsembleMLP([6])
     for together, single in zip(many.parameters(), one.parameters(), strict=True):
         assert torch.equal(together[0], together[2])

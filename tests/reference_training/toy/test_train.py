@@ -160,7 +160,7 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatch):
+def test_a_stop_at_the_very_end_loses_nothing(whole, tmp_path, monkeypatch):
     cut, results = tmp_path / "cut", Ensemble.results
 
     def interrupted(self):
@@ -173,10 +173,7 @@ def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatc
     assert (cut / "results.json").exists()
     assert go(ToyConfig(out=cut, resume=True)) is not None
     assert_same_run(whole, cut)
-
-
-def test_a_kill_after_the_last_checkpoint_loses_nothing(whole, tmp_path, monkeypatch):
-    cut = tmp_path / "cut"
+    cut = tmp_path / "killed"
     with monkeypatch.context() as killed:
 
         def torn(file, **arrays):
@@ -321,7 +318,7 @@ def test_a_member_is_lost_at_its_first_wide_gap(tmp_path, gap):
     assert ensemble.diverged_at.tolist() == [-1, 2, -1, 1]
 
 
-def test_means_are_over_the_last_five_and_keep_what_is_not_finite(tmp_path):
+def test_means_are_over_the_last_five_and_hide_no_lost_member(tmp_path):
     evaluations = [[100.0, math.nan, 1.0, 1.0], [100.0, math.inf, 2.0, 2.0]]
     evaluations += [[float(k), float(k), float(k), math.inf] for k in range(4)]
     evaluations.append([4.0, 4.0, math.nan, math.inf])
@@ -346,10 +343,7 @@ def test_means_are_over_the_last_five_and_keep_what_is_not_finite(tmp_path):
         np.testing.assert_array_equal(grids["negative_energy"], np.arange(12.0).reshape(4, 3))
         assert grids["negative_energy"].dtype == grids["samples"].dtype == np.float32
         assert (grids["samples"] == 13).all()
-
-
-def test_a_lost_member_ranks_last_and_a_run_without_a_loss_says_so(tmp_path):
-    ensemble = run_of(tmp_path, 1, [[3.0, math.nan, 1.0, 2.0]])
+    ensemble = run_of(tmp_path / "one", 1, [[3.0, math.nan, 1.0, 2.0]])
     assert math.isnan(ensemble.kl)
     looked_at(ensemble, 1)
     assert ensemble.kl == 3.0

@@ -102,28 +102,15 @@ def test_hessians_are_plain_second_derivatives_in_chunks_of_any_size(chunk: int)
     torch.testing.assert_close(hessians(f, x, chunk=chunk), expected)
 
 
-def test_a_singular_step_is_minus_infinity() -> None:
+def test_determinants_that_are_none() -> None:
     z = torch.randn(2, 3, dtype=torch.float64)
     found = log_abs_det(lambda x: -x.square().sum(1) / 2, z, steps=2, step_size=1.0)
     assert found.total.tolist() == [-math.inf, -math.inf]
     assert found.flips.tolist() == [0, 0]
-
-
-def test_what_is_not_finite_is_not_a_number() -> None:
     z = torch.tensor([[1.0, 2.0], [math.nan, 0.0]], dtype=torch.float64)
     total = log_abs_det(lambda x: -x.pow(4).sum(1), z, steps=1, step_size=0.1).total
     assert math.isfinite(total[0])
     assert math.isnan(total[1])
-
-
-def test_parameters_get_no_gradient_and_results_no_graph() -> None:
-    torch.manual_seed(0)
-    network = EnergyNet(in_channels=1, image_size=8, nf=4, activation="gelu")
-    z = torch.rand(2, 1, 8, 8, requires_grad=True)
-    found = log_abs_det(network, z, steps=2, step_size=1.0)
-    assert not found.x.requires_grad
-    assert not found.total.requires_grad
-    assert all(parameter.grad is None for parameter in network.parameters())
 
 
 def convolutional(channels: int, image_size: int) -> tuple[Energy, Tensor]:
@@ -193,22 +180,18 @@ def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
 # -- the map itself --
 
 
-def test_it_is_the_sampler_without_noise() -> None:
+def test_the_map_is_the_sampler_without_noise_and_its_derivative_known() -> None:
     network = _network()
     z = torch.rand(4, 1, 8, 8) * 2 - 1
     expected = sgld(network, z, steps=5, step_size=0.7, noise_std=0.0)
     torch.testing.assert_close(flow(network, z, steps=5, step_size=0.7), expected)
-
-
-def test_its_derivative_is_that_of_finite_differences() -> None:
-    network = _network()
     z = (torch.rand(2, 1, 8, 8, dtype=torch.float64) * 2 - 1).requires_grad_()
     assert torch.autograd.gradcheck(
         lambda z: flow(network.double(), z, steps=3, step_size=5.0), (z,), fast_mode=True
     )
 
 
-def test_a_graph_is_kept_only_where_it_is_asked_for() -> None:
+def test_graphs_are_kept_only_where_they_are_asked_for() -> None:
     network = _network()
     z = torch.rand(2, 1, 8, 8)
     # Parameters that require gradients do not make a graph of a sampler's run.
@@ -217,6 +200,9 @@ def test_a_graph_is_kept_only_where_it_is_asked_for() -> None:
     assert flow(network, z, steps=2, step_size=1.0).requires_grad
     with torch.no_grad():
         assert not flow(network, z, steps=2, step_size=1.0).requires_grad
+    found = log_abs_det(network, z, steps=2, step_size=1.0)
+    assert not found.x.requires_grad
+    assert not found.total.requires_grad
     assert all(parameter.grad is None for parameter in network.parameters())
 
 
