@@ -179,13 +179,15 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 }
 
 
+OF_ALL: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"device": "abacus"}, "device is 'abacus'"),
+    ({"resume": True}, "no run to resume"),
+)
+
+
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
-    [
-        (name, *case)
-        for name, own in REFUSED.items()
-        for case in (*own, ({"device": "abacus"}, "device is 'abacus'"))
-    ],
+    [(name, *case) for name, own in REFUSED.items() for case in (*own, *OF_ALL)],
 )
 def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, name, settings, says):
     with pytest.raises(ConfigError, match=says):

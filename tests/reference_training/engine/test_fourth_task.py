@@ -155,6 +155,18 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     assert_same_run(whole, cut)
 
 
+def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
+    results = go(config_for(tmp_path, spoiled=8))
+    assert results is not None
+    (rollback,) = results["rollbacks"]
+    assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 0, 12)
+    assert results["diverged_at"] is None
+    assert steps_of(tmp_path, "metrics.jsonl") == [*range(9), *range(12)]
+    attempts = [row["recovery/attempt"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert attempts == [0] * 9 + [1] * 12
+    assert all(torch.isfinite(x).all() for x in saved(tmp_path)["network"].values())
+
+
 def test_a_grid_is_the_commands_of_single_runs(tmp_path, whole, capsys):
     words = ["--out", str(tmp_path), "--lrs", "0.02", "0.05", "--print", "--", "--device", "cpu"]
     assert sweep(tyro.cli(RingGrid, args=words)) == 0
