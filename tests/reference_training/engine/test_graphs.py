@@ -92,18 +92,6 @@ def test_a_chain_is_warmed_up_by_its_first_steps(device):
 
 
 @with_graphs
-def test_replays_follow_inputs_networks_and_parameters(device):
-    networks, call = (Members().to(device), Members().to(device)), graphed(chain, device)
-    for step in range(6):
-        n = M if step % 2 else N  # two graphs for each network
-        x, noise = samples(n, step, device), draws(step, n, device)
-        for network in networks:
-            torch.testing.assert_close(call(network, x, noise), chain(network, x, noise))
-            with torch.no_grad():
-                network.weights[0].mul_(1.1)
-
-
-@with_graphs
 def test_what_is_the_graphs_memory_and_what_is_the_callers(device):
     network, call = Members().to(device), graphed(chain, device)
     x, noise = samples(N, 0, device), draws(0, N, device)

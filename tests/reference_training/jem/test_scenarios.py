@@ -179,12 +179,10 @@ def at(out="x", **settings):
         {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
         {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
         {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
-        {"data": "mnist", "image_size": 14},
-        {"action": "rollback", "finer_steps": True},
+        {"data": "mnist", "image_size": 14, "action": "rollback", "finer_steps": True},
         {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu", "norm": "layer"},
         {"optimizer": "sgd", "weight_decay": 5e-4, "dropout": 0.3, "unconditional": True},
-        {"labels_per_class": 4, "n_labelled": 64},
-        {"features": "runs/other", "seed": 3},
+        {"labels_per_class": 4, "n_labelled": 64, "features": "runs/other", "seed": 3},
     ],
 )
 def test_command_line_makes_the_same_settings(settings):

@@ -178,21 +178,6 @@ def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
     assert [row["step"] for row in made("17", tmp_path)[1]] == ["400", "500"]
 
 
-def test_the_table_has_the_gap_and_the_last_evaluation_and_the_published_size_comes_first(tmp_path):
-    gaps = np.arange(2000.0)
-    path = write_run(tmp_path / "x", beta_star=10, samples=(57,), gaps=gaps, **LONG)
-    _, (row,), _ = made("19", path)
-    assert (row["samples"], row["step"], row["gap"]) == ("epoch 5, iteration 7", "57", "57")
-    stored = np.load(path / "samples" / "00000057.npy") / 127.5 - 1
-    assert row["pixel mean"] == f"{stored.mean():.3g}"
-    assert row["pixel std"] == f"{stored.std():.3g}"
-    before = load_run(path).evaluations.iloc[5]
-    assert before.step == 50
-    assert (row["ACC (%)"], row["FID"]) == (f"{100 * before.accuracy:.1f}", f"{before.fid:.1f}")
-    published = write_run(tmp_path / "y", beta_star=10, samples=(703,), seed=1, every=10_000)
-    assert f"{published}: finished" in made("19", tmp_path)[2]
-
-
 SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
 
 number = st.one_of(st.floats(0, 1), st.just(math.nan))

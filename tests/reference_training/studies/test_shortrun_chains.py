@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from ebmguard.reference_training.studies import shortrun
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.shortrun_chains import over_saturated, spread, stops_of
+from ebmguard.reference_training.studies.shortrun_chains import over_saturated, stops_of
 from tests.reference_training.parts import Quadratic, tiny_run
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import study_of
@@ -162,16 +161,6 @@ class Sum(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.flatten(1).sum(dim=1) / 10
-
-
-def test_spread_is_that_of_numpy_over_what_is_finite():
-    images = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    expected = np.sqrt(images.numpy().reshape(6, -1).var(axis=0, ddof=1).mean())
-    assert spread(images) == pytest.approx(expected)
-    lost = torch.cat([images, torch.full((1, 1, 4, 4), torch.inf), 0 * images[:1] + torch.nan])
-    assert spread(lost) == pytest.approx(expected)
-    # Of the two that are left there is one; of one image there is no variance.
-    assert math.isnan(spread(lost[5:]))
 
 
 @pytest.mark.parametrize(

@@ -72,32 +72,6 @@ def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(invers
     assert free["largest"] == pytest.approx(largest, rel=1e-4)
 
 
-def test_what_is_reconstructed_in_shares_of_the_variance(inverses):
-    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
-    x, some = own["target"], own["target"][: m.CONTROLS].flatten(1)
-    held_out = {tuple(image.flatten().tolist()) for image in RUN.data.scale(RUN.data.test_x)}
-    assert len({tuple(image.flatten().tolist()) for image in x} & held_out) == INVERSES
-    permuted = one(inverses, images=m.PERMUTED)["target"].flatten(1)
-    torch.testing.assert_close(permuted.sort(1).values, some.sort(1).values)
-    # One order for all images: equal pixels of all images stay so, and pairs keep their distance.
-    apart = torch.cdist(permuted, permuted)
-    torch.testing.assert_close(apart, torch.cdist(some, some), rtol=1e-4, atol=1e-3)
-    assert not torch.equal(permuted, some)
-    assert torch.equal(one(inverses, network=m.UNTRAINED)["target"].flatten(1), some)
-    # A row for each kind and network, in the cube and free, and for each baseline.
-    assert len(inverses) == 8 + 3
-    train = RUN.data.scale(RUN.data.train_x).flatten(1)
-    centred = own["target"].flatten(1) - train.mean(0)
-    variance = centred.square().mean().item()
-    assert own["variance"] == pytest.approx(variance, rel=1e-5)
-    assert one(inverses, network="mean training image")["of_variance"] == pytest.approx(1)
-    assert own["of_variance"] == pytest.approx(own["errors"].mean() / variance, rel=1e-5)
-    few = torch.linalg.eigh(torch.cov(train.T)).eigenvectors[:, -16:]
-    left = (centred - centred @ few @ few.T).square().mean().item()
-    assert one(inverses, network="16 components")["error"] == pytest.approx(left, rel=1e-3)
-    assert one(inverses, images=m.NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
-
-
 @pytest.mark.parametrize(
     ("data", "others", "held"),
     [

@@ -20,7 +20,6 @@ from ebmguard.reference_training.studies.command import find, told
 from ebmguard.reference_training.studies.config import ToyFigure
 from ebmguard.reference_training.studies.toy import (
     FIGURES,
-    GOOD_WEIGHT,
     Spread,
     default_is_best,
     first_alert,
@@ -32,7 +31,6 @@ from ebmguard.reference_training.studies.toy import (
 )
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.sinks import read_jsonl
 from tests.reference_training.toy.fabricate import KL_AT_ZERO, made_up, write_run
 
 
@@ -164,28 +162,6 @@ def test_as_well_is_a_fifth_above_or_better(numbers, ratio, held):
     frame = numbers("mixture", kl, ("0.5",), seeds=1)
     assert frame["kl over"].tolist()[0] is None
     assert one_good_is_enough(frame) is held
-
-
-def test_the_weight_is_a_mean_over_the_whole_training(numbers, tmp_path):
-    numbers("mixture", betas=("0", "0.5"))
-    file = tmp_path / "gmm-good+exploding" / "members.jsonl"
-    rows = [
-        row | {GOOD_WEIGHT: 0.6 if row["step"] == 100 else 0.9 + 0.01 * row["member"]}
-        for row in read_jsonl(file)
-    ]
-
-    def found() -> list[float]:
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        run = load_run(file.parent)
-        frame = members([run, run], ToyFigure(name="mixture"))
-        assert [str(x) for x in frame[GOOD_WEIGHT][:2]] == ["0.5", "0.75"]
-        kept: list[float] = frame["weight of the whole training"][:2].tolist()
-        return kept
-
-    # Members 0 to 2 are of β = 0, members 3 to 5 of β = 0.5.
-    assert found() == pytest.approx([0.755, 0.77])
-    del rows[-1][GOOD_WEIGHT]
-    assert math.isnan(found()[1])
 
 
 def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp_path):
