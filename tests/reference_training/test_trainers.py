@@ -11,11 +11,13 @@ import pytest
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
     TRAINERS,
     Silent,
     assert_same_run,
     newest,
+    results_of,
     same,
     saved,
     small_evaluations,
@@ -98,6 +100,38 @@ def test_the_same_seed_is_the_same_bits_and_another_one_others(tmp_path, monkeyp
     a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
     for part in a.keys() & {"network", "model", "optimizer", "update", "buffer", "draws"}:
         assert not same(a[part], c[part]), part
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "settings"),
+    [
+        ("jem", "step", {"lr": 0.5, "stop_after": 4, "alert_window": 3, "alert_context": 2}),
+        ("shortrun", "update", {"lr": 10.0}),
+    ],
+)
+def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path, name, unit, settings):
+    trainer, reporter = TRAINERS[name], Silent()
+    config = trainer.config_for(tmp_path, beta_star=0.0, iterations=60, **settings)
+    results = trainer.go(config, reporter)
+    lost = results["diverged_at"]
+    assert results["steps"] == lost + settings.get("stop_after", 0) + 1 < 60
+    gaps = [row["energy_gap"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert not abs(gaps[lost]) <= 1e4
+    assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
+    assert any(f"diverged at {unit} {lost}: energy gap" in note for note in reporter.notes)
+    assert (tmp_path / "figures" / "samples_end.png").is_file()
+    # Its alerts are those that the guard wrote.
+    first_error = next(a for a in read_jsonl(tmp_path / "alerts.jsonl") if a["level"] == "ERROR")
+    assert {k: results["first_error"][k] for k in ("step", "message")} == {
+        k: first_error[k] for k in ("step", "message")
+    }
+    if name == "jem":
+        steps = [step for step, _ in results["accuracy_around_divergence"]]
+        assert steps == list(range(max(lost - 2, 0), lost + 4))[: len(steps)]
+        assert len(steps) >= 5
+    before = results_of(tmp_path)
+    trainer.go(trainer.config(out=tmp_path, resume=True))  # there is nothing left to do
+    assert results_of(tmp_path) == before
 
 
 # -- settings ----------------------------------------------------------------------------------

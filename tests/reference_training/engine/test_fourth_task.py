@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, RingGrid, train
 from tests.reference_training.parts import (
     Silent,
+    Trainer,
     assert_same_run,
     kill_at_a_checkpoint,
     newest,
@@ -29,14 +29,8 @@ from tests.reference_training.parts import (
     steps_of,
 )
 
-
-def config_for(out: Path, **settings: Any) -> RingConfig:
-    return RingConfig(out=out, device="cpu", **settings)
-
-
-def go(config: RingConfig, reporter: Any = None) -> dict[str, Any] | None:
-    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
-    return results
+RING = Trainer(train, RingConfig, {})
+config_for, go = RING.config_for, RING.go
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +151,6 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
 
 def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
     results = go(config_for(tmp_path, spoiled=8))
-    assert results is not None
     (rollback,) = results["rollbacks"]
     assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 0, 12)
     assert results["diverged_at"] is None

@@ -39,7 +39,6 @@ config_for, go = JEM.config_for, JEM.go
 def test_run_folder_holds_the_run(tmp_path):
     out = tmp_path / "run"
     results = go(config_for(out, valid_images=30, quality_samples=12))
-    assert results is not None
     assert steps_of(out, "metrics.jsonl") == list(range(8))
     assert steps_of(out, "accuracy.jsonl") == [0, 3, 6, 8]
     evaluations = read_jsonl(out / "evaluations.jsonl")
@@ -107,7 +106,6 @@ def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
 
 def test_a_classifier_alone_draws_no_samples(tmp_path):
     results = go(config_for(tmp_path, p_x_weight=0.0, quality_samples=10, iterations=30, lr=0.01))
-    assert results is not None
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     losses = [row["cross_entropy"] for row in rows]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
@@ -117,33 +115,6 @@ def test_a_classifier_alone_draws_no_samples(tmp_path):
     assert not list((tmp_path / "samples").iterdir())
     assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
     assert results["median_abs_gap_last_100"] is results["diverged_at"] is None
-
-
-LOST = {"beta_star": 0.0, "lr": 0.5, "iterations": 60}
-
-
-def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
-    out = tmp_path / "run"
-    config = config_for(out, **LOST, stop_after=4, alert_window=3, alert_context=2)
-    reporter = Silent()
-    results = go(config, reporter)
-    assert results is not None
-    lost = results["diverged_at"]
-    assert lost is not None
-    assert results["steps"] == lost + 4 + 1
-    gaps = [row["energy_gap"] for row in read_jsonl(out / "metrics.jsonl")]
-    assert not abs(gaps[lost]) <= 1e4
-    assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
-    steps = [step for step, _ in results["accuracy_around_divergence"]]
-    assert steps == list(range(max(lost - 2, 0), lost + 4))[: len(steps)]
-    assert len(steps) >= 5
-    assert any("diverged at step" in note for note in reporter.notes)
-    # Its alerts are those that the guard wrote.
-    first_error = next(a for a in read_jsonl(out / "alerts.jsonl") if a["level"] == "ERROR")
-    assert results["first_error"]["step"] == first_error["step"]
-    before = results_of(out)
-    go(JemConfig(out=out, resume=True))  # there is nothing left to do, and that is no error
-    assert results_of(out) == before
 
 
 def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
@@ -164,7 +135,6 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"iterations": 30, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
     results = go(config_for(whole, **settings))
-    assert results is not None
     assert (results["diverged_at"], results["steps"]) == (11, 19)
     written = {int(file.stem): np.load(file) for file in (whole / "samples").iterdir()}
     assert sorted(written) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
@@ -189,7 +159,6 @@ def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_pat
 
     monkeypatch.setattr(Draws, "batch", spoiled)
     results = go(config_for(tmp_path, n_labelled=5))
-    assert results is not None
     alerts = read_jsonl(tmp_path / "alerts.jsonl")
     assert [alert["step"] for alert in alerts] == [7] * len(alerts)
     assert results["first_warn"]["step"] == 7
@@ -297,7 +266,6 @@ def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
 def test_raise_ends_a_run_at_its_first_error(tmp_path):
     with nan_samples(AT):
         results = go(rollback_config(tmp_path, action="raise"))
-    assert results is not None
     assert (results["steps"], results["rollbacks"]) == (AT + 1, [])
     assert results["ended"] == results["first_error"]["message"]
     assert results["accuracy"] is not None
@@ -305,6 +273,5 @@ def test_raise_ends_a_run_at_its_first_error(tmp_path):
     # With warn nothing but the alert comes of it.
     with nan_samples(AT):
         warned = go(rollback_config(tmp_path / "warn", action="warn"))
-    assert warned is not None
     assert warned["first_error"]["step"] == AT
     assert warned["ended"] is None

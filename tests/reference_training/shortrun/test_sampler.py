@@ -14,7 +14,6 @@ from scipy import stats
 from ebmguard import guard
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
@@ -26,7 +25,6 @@ from tests.reference_training.parts import (
     CPU,
     SHORTRUN,
     Quadratic,
-    newest,
     rng,
     same,
     saved,
@@ -284,20 +282,6 @@ def test_the_network_is_that_of_the_newest_checkpoint(folder):
     assert run.device == CPU
     assert len(run.data.train_x) == 64
     assert len(run.data.test_x) == 32
-
-
-def test_what_is_no_run_is_refused(tmp_path, folder):
-    with pytest.raises(ConfigError, match=f"{tmp_path}/no holds no run"):
-        load_run(tmp_path / "no", CPU)
-    JemConfig(out=tmp_path / "jem", device="cpu").open()
-    with pytest.raises(ConfigError, match="jem is not a run of `ebmguard train shortrun`"):
-        load_run(tmp_path / "jem", CPU)
-    config_for(tmp_path / "new").open()
-    with pytest.raises(ConfigError, match="new has no checkpoint yet"):
-        load_run(tmp_path / "new", CPU)
-    newest(trained_folder(tmp_path / "torn")).write_bytes(b"torn")
-    with pytest.raises(ConfigError, match="step-00000006"):
-        load_run(tmp_path / "torn", CPU)
 
 
 def test_data_may_lie_elsewhere(tmp_path, monkeypatch):
