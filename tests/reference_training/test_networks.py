@@ -65,15 +65,14 @@ def published(state, x, *, early_stride=False, activation="leaky_relu", norm="no
     return pooled, pooled @ at("head.weight").T + at("head.bias")
 
 
-@pytest.mark.parametrize("size", [(32, 32), (27, 9)])
 @pytest.mark.parametrize(
-    "settings",
+    ("size", "settings"),
     [
-        {},
-        {"activation": "silu"},
-        *({"norm": name} for name in AXES),
-        {"dropout": 0.4},
-        {"early_stride": True},
+        ((32, 32), {}),
+        ((27, 9), {"activation": "silu"}),
+        *(((27, 9), {"norm": name}) for name in AXES),
+        ((32, 32), {"dropout": 0.4}),
+        ((27, 9), {"early_stride": True}),
     ],
     ids=str,
 )

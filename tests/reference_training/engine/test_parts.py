@@ -11,6 +11,8 @@ import threading
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ebmguard.alerts import Alert, Level
 from ebmguard.errors import ConfigError
@@ -206,8 +208,7 @@ def test_state_survives_a_file_and_time_before_a_resume_counts(tmp_path):
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-@pytest.mark.parametrize("count", [7, 8, 64, 1000])
+@given(st.integers(1, 7), st.integers(7, 1000))
 def test_parts_are_all_there_is_and_as_equal_as_can_be(world, count):
     ranks = [Ranks(rank, world) for rank in range(world)]
     things = list(range(count))

@@ -79,8 +79,7 @@ def test_of_each_class_the_first_images_are_labelled(epochs):
     assert epochs or max(seen.values()) > min(seen.values())
 
 
-@pytest.mark.parametrize("epochs", [True, False])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize(("epochs", "world"), [(True, 2), (False, 3)])
 def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
     settings = replace(SMALL, epochs=epochs, data_noise=0.1)
     one = draws(settings, pad=2, flip=True)

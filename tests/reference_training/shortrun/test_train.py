@@ -231,9 +231,6 @@ def test_medians_are_those_of_the_last_hundred_updates(tmp_path, monkeypatch):
     }
 
 
-# -- how a run is lost ------------------------------------------------------------------------
-
-
 # -- where it starts --------------------------------------------------------------------------
 
 

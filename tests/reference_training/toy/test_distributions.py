@@ -160,8 +160,7 @@ def test_kernels_have_their_published_widths_and_samples_outside_their_mass():
     assert density.sum().item() * grid.cell == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("name", ["gmm", "mixture1d"])
-@pytest.mark.parametrize("resolution", [20, 200])
+@pytest.mark.parametrize(("name", "resolution"), [("gmm", 20), ("mixture1d", 200)])
 def test_blurred_mixture_is_the_wider_mixture(name, resolution):
     distribution = DISTRIBUTIONS[name]
     grid = Grid.of(distribution, resolution)
