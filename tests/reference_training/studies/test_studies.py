@@ -194,6 +194,8 @@ def test_wrong_settings_are_refused_before_anything_is_opened(
 
 
 def test_numbers_that_cannot_be_written_and_folders_without_a_run_are_told(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="holds no run"):
+        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
     seen = fake(monkeypatch)
     (tmp_path / "x.json").mkdir()
     out = tmp_path / "x.png"
@@ -201,8 +203,6 @@ def test_numbers_that_cannot_be_written_and_folders_without_a_run_are_told(tmp_p
     with pytest.raises(DiskError, match=r"x\.json"):
         command.run(config)
     assert seen == [([(tmp_path, "cpu")], config)]
-    with pytest.raises(ConfigError, match="holds no run"):
-        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
 
 
 def refused(name: Any, words: str, runs: int = 1, count: int | None = None, **given: Any) -> None:
