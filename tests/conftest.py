@@ -53,7 +53,7 @@ COVERED_ELSEWHERE = (
     *("never_silent/test_steps.py", "never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
-    "reference_training/test_resume.py::test_the_same_seed_is_the_same_bits",
+    "reference_training/test_trainers.py::test_the_same_seed_is_the_same_bits",
     "reference_training/toy/test_train.py::test_each_member_is_as_if_trained_alone",
     *("report/test_fuzz.py", "retrofit/test_bit_identity.py", "retrofit/test_compiled.py"),
     *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),

@@ -1,3 +1,5 @@
+"""The networks against plain layers and published numbers."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -11,40 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.networks import WideResNet, evaluation_mode
+from ebmguard.reference_training.shortrun.network import EnergyNet
 
 aten = torch.ops.aten
-
-
-def conv(i, o, k):
-    return i * o * k * k + o
-
-
-def parameters_of_wrn(depth, width, in_channels, classes):
-    """Counted from the table of Zagoruyko and Komodakis (2016), without batch normalisation."""
-    n = (depth - 4) // 6
-    total = conv(in_channels, 16, 3)
-    channels = 16
-    for stage in (16 * width, 32 * width, 64 * width):
-        for _ in range(n):
-            total += conv(channels, stage, 3) + conv(stage, stage, 3)
-            channels_change = channels != stage
-            total += conv(channels, stage, 1) if channels_change else 0
-            channels = stage
-    return total + channels * classes + classes
-
-
-@pytest.mark.parametrize(("depth", "width"), [(10, 1), (10, 2), (16, 4), (28, 10)])
-def test_is_the_wide_residual_network_of_that_depth_and_width(depth, width):
-    with torch.device("meta"):
-        net = WideResNet(in_channels=3, classes=10, depth=depth, width=width)
-        out = net(torch.empty(4, 3, 32, 32))
-    assert sum(p.numel() for p in net.parameters()) == parameters_of_wrn(depth, width, 3, 10)
-    # depth counts the stem, two convolutions a block and, as its authors do, three shortcuts.
-    threes = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(threes) == depth - 3
-    assert all(m.bias is not None for m in threes)
-    assert out.shape == (4,)
-    assert not any("Norm" in type(m).__name__ for m in net.modules())
 
 
 # -- the function ------------------------------------------------------------------------------
@@ -94,15 +65,14 @@ def published(state, x, *, early_stride=False, activation="leaky_relu", norm="no
     return pooled, pooled @ at("head.weight").T + at("head.bias")
 
 
-@pytest.mark.parametrize("size", [(32, 32), (27, 9)])
 @pytest.mark.parametrize(
-    "settings",
+    ("size", "settings"),
     [
-        {},
-        {"activation": "silu"},
-        *({"norm": name} for name in AXES),
-        {"dropout": 0.4},
-        {"early_stride": True},
+        ((32, 32), {}),
+        ((27, 9), {"activation": "silu"}),
+        *(((27, 9), {"norm": name}) for name in AXES),
+        ((32, 32), {"dropout": 0.4}),
+        ((27, 9), {"early_stride": True}),
     ],
     ids=str,
 )
@@ -156,7 +126,7 @@ def test_cost_of_jems_network():
 # -- energies ----------------------------------------------------------------------------------
 
 
-def test_energies_are_those_of_the_logits():
+def test_energies_are_those_of_the_logits_or_an_output_beside_them():
     torch.manual_seed(0)
     net = WideResNet(width=1).double()
     x, y = torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.tensor([3, 9, 0, 3])
@@ -165,9 +135,6 @@ def test_energies_are_those_of_the_logits():
     torch.testing.assert_close(net(x), logits.exp().sum(1).log(), rtol=0, atol=1e-12)
     assert net(x, y).tolist() == [logits[i, c].item() for i, c in enumerate(y.tolist())]
     torch.testing.assert_close(net(x)[:2], net(x[:2]), rtol=0, atol=1e-12)
-
-
-def test_an_unconditional_energy_is_an_output_beside_the_logits():
     torch.manual_seed(0)
     net = WideResNet(width=1, classes=3, unconditional=True)
     x = torch.randn(4, 1, 8, 8)
@@ -246,3 +213,101 @@ def test_energies_in_bfloat16_are_close_and_in_order(depth):
     )  # of f, with respect to the features
     assert ((f - g).abs() < allowed * slope.norm(dim=1)).all()
     assert spearmanr(f, g).statistic > 0.99
+
+
+def network(**settings):
+    torch.manual_seed(0)
+    return EnergyNet(**{"in_channels": 3, "image_size": 32, "nf": 4, **settings})
+
+
+def images(count, channels, size):
+    shape = (count, channels, size, size)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@pytest.mark.parametrize(("nf", "parameters"), [(32, 693_569), (64, 2_763_393), (128, 11_031_809)])
+def test_the_published_numbers_of_parameters(nf, parameters):
+    assert sum(p.numel() for p in network(nf=nf).parameters()) == parameters
+
+
+def plain_layers(nf, act):
+    """The layers of the published script, for 32x32 images of 3 channels."""
+    return nn.Sequential(
+        nn.Conv2d(3, nf, 3, 1, 1),
+        act(),
+        nn.Conv2d(nf, nf * 2, 4, 2, 1),
+        act(),
+        nn.Conv2d(nf * 2, nf * 4, 4, 2, 1),
+        act(),
+        nn.Conv2d(nf * 4, nf * 8, 4, 2, 1),
+        act(),
+        nn.Conv2d(nf * 8, 1, 4, 1, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("activation", "act"), [("leaky_relu", lambda: nn.LeakyReLU(0.2)), ("gelu", nn.GELU)]
+)
+def test_the_published_network_layer_by_layer(activation, act):
+    net, plain = network(activation=activation), plain_layers(4, act)
+    torch.manual_seed(0)
+    same_seed = plain_layers(4, act)
+    for own, other, fresh in zip(
+        net.parameters(), plain.parameters(), same_seed.parameters(), strict=True
+    ):
+        # Initialised as PyTorch does, layer after layer.
+        assert torch.equal(own, fresh)
+        other.data.copy_(own.data)
+    x = images(5, 3, 32)
+    assert torch.equal(net(x), plain(x).squeeze())
+    gradients = [torch.autograd.grad(g(x).sum(), list(g.parameters())) for g in (net, plain)]
+    for one, another in zip(*gradients, strict=True):
+        assert torch.equal(one, another)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "widths", "last"),
+    [
+        (8, 1, [4, 8], 4),
+        (14, 1, [4, 8, 16], 3),
+        (28, 1, [4, 8, 16, 32], 3),
+        (32, 3, [4, 8, 16, 32], 4),
+        (64, 3, [4, 8, 16, 32, 32], 4),
+        (3, 1, [4], 3),
+    ],
+)
+def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, last):
+    net = network(image_size=size, in_channels=channels)
+    convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
+    assert [layer.out_channels for layer in convolutions] == [*widths, 1]
+    assert convolutions[-1].kernel_size == (last, last)
+    assert {layer.kernel_size for layer in convolutions[1:-1]} <= {(4, 4)}
+    assert {layer.stride for layer in convolutions[1:-1]} <= {(2, 2)}
+    x = images(2, channels, size).requires_grad_()
+    (gradient,) = torch.autograd.grad(net(x).sum(), x)
+    assert bool((gradient != 0).all(1).flatten(1).any(1).all())
+    # The last convolution sees every pixel that is left: each moves f.
+    assert bool((gradient.abs().sum((0, 1)) > 0).all())
+
+
+def test_bfloat16_is_close_to_float32_and_returns_float32():
+    exact, rough = network(nf=16), network(nf=16, autocast=torch.bfloat16)
+    x = images(24, 3, 32).requires_grad_()
+    f, g = exact(x), rough(x)
+    assert f.dtype == g.dtype == torch.float32
+    assert not torch.equal(f, g)
+    spread = f.std()
+    assert (f - g).abs().max() < 0.2 * spread
+    gradients = [torch.autograd.grad(h.sum(), x)[0].flatten(1) for h in (f, g)]
+    similar = torch.cosine_similarity(gradients[0], gradients[1], dim=1)
+    assert similar.min() > 0.99
+    # The head is computed in float32: its bias is one that bfloat16 would round to 1,000. Each of
+    # its additions rounds by half an eps of the sum.
+    shift, head = 1001.0, rough.head
+    with torch.no_grad():
+        assert head.bias is not None
+        head.bias.add_(shift)
+        shifted = rough(x)
+    atol = head.weight[0].numel() * shift * torch.finfo(torch.float32).eps / 2
+    assert atol < 1 / 2
+    torch.testing.assert_close(shifted - shift, g, rtol=0, atol=atol)

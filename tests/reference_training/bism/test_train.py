@@ -1,28 +1,33 @@
-"""`ebmguard train bism` from settings to a run folder."""
+"""`ebmguard train bism` from settings to a run folder, of RBMs and of deep models."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.config import BismConfig
+from ebmguard.reference_training.bism.config import DeepConfig
+from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
+from ebmguard.reference_training.bism.deep_train import SHORT_STD, SHORT_STEP, ShortRuns
 from ebmguard.reference_training.bism.images import Checkerboard, FlatImages
+from ebmguard.reference_training.bism.matching import score
+from ebmguard.reference_training.bism.posterior import BernoulliPosterior, Latent
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.train import told
 from ebmguard.reference_training.data import load_data
 from ebmguard.runs import load
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.parts import DEEP, RBM, rng
 
-from . import parts
-from .parts import rng
-
-go = partial(parts.go, BismConfig)
+from .parts import binary_states
 
 
 def test_the_checkerboards_density_is_that_of_its_samples():
@@ -58,7 +63,7 @@ def test_samples_of_flat_images_are_training_images():
 
 
 def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
-    go(tmp_path / "run", method="dsm")
+    RBM.run(tmp_path / "run", method="dsm")
     frames = load(tmp_path / "run")
     rows = frames.rows.droplevel("run")
     assert list(rows.index) == list(range(30))
@@ -70,7 +75,7 @@ def test_the_guard_sees_the_models_samples_beside_the_data(tmp_path):
 def test_a_density_of_noisy_data_is_watched_beside_noisy_data(tmp_path):
     # Beside clean ones the gap of such a model is up to 64 / 2, half the squares of the noise.
     options: dict[str, Any] = {"data": "digits", "method": "dsm", "noise_std": 1.0, "lr": 3e-3}
-    go(tmp_path / "run", **options, iterations=300, batch=100, evaluations=1)
+    RBM.run(tmp_path / "run", **options, iterations=300, batch=100, evaluations=1)
     gaps = load(tmp_path / "run").rows["energy_gap"]
     assert gaps.iloc[-50:].abs().mean() < 64 / 2 / 10
 
@@ -90,7 +95,7 @@ def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
 
         monkeypatch.setattr(GaussianBernoulliRBM, "gibbs", gibbs)
     options: dict[str, Any] = {"data": "digits", "method": "dsm", "lr": 1e-9, "batch": 200}
-    go(tmp_path / "run", **options, iterations=80, evaluations=1)
+    RBM.run(tmp_path / "run", **options, iterations=80, evaluations=1)
     alerts = (tmp_path / "run" / "alerts.jsonl").read_text()
     assert ("weights_degenerate" in alerts) == bool(rule)
     ess = load(tmp_path / "run").rows["ref/ess"]
@@ -102,9 +107,9 @@ def test_methods_side_by_side(tmp_path):
     with pytest.raises(ConfigError, match="nothing there holds"):
         page(tmp_path)
     few = {"iterations": 8, "evaluations": 1}
-    runs = [go(tmp_path / f"dsm_{i}", method="dsm", seed=i, **few) for i in range(3)]
+    runs = [RBM.run(tmp_path / f"dsm_{i}", method="dsm", seed=i, **few) for i in range(3)]
     assert "mdsm" not in page(tmp_path)
-    go(tmp_path / "mdsm_0", method="mdsm", **few)
+    RBM.run(tmp_path / "mdsm_0", method="mdsm", **few)
     *lines, _, noisy = page(tmp_path).splitlines()
     assert "noise of 0.1" in noisy
     by_method = {line.split("|")[1].strip(): line for line in lines}
@@ -117,12 +122,12 @@ def test_methods_side_by_side(tmp_path):
     assert by_method["mdsm"].split("|")[2].strip() == "1"
 
 
-def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
+def test_likelihoods_of_many_latents_are_bracketed_or_not_shown(tmp_path):
     digits: dict[str, Any] = {"data": "digits", "noise_std": 0.3, "temperatures": 200}
-    exact = go(tmp_path / "dsm", **digits, method="dsm", hidden=5, evaluations=1)
+    exact = RBM.run(tmp_path / "dsm", **digits, method="dsm", hidden=5, evaluations=1)
     assert "kl" not in exact
     assert "verdict" not in exact
-    found = go(tmp_path / "cd1", **digits, method="cd1", hidden=21)
+    found = RBM.run(tmp_path / "cd1", **digits, method="cd1", hidden=21)
     assert "log_likelihood" not in found
     assert found["bracket_holds"], found["verdict"]
     assert found["log_likelihood_high"] - found["log_likelihood_low"] < 1
@@ -132,13 +137,10 @@ def test_many_latents_are_bracketed_around_what_few_have_exactly(tmp_path):
     assert cells["cd1"] == " to ".join(ends)
     assert cells["dsm"] == f"{exact['log_likelihood']:.3f}"
     assert all("nats per sample" in told(results) for results in (exact, found))
-
-
-def test_no_likelihood_is_shown_where_the_sides_do_not_bracket_it(tmp_path):
     options: dict[str, Any] = {"data": "digits", "hidden": 21, "ais_chains": 4, "temperatures": 1}
     options |= {"iterations": 5, "evaluations": 1}
-    assert not go(tmp_path / "dsm", **options, method="dsm")["bracket_holds"]
-    assert "no bracket" in page(tmp_path)
+    assert not RBM.run(tmp_path / "none" / "dsm", **options, method="dsm")["bracket_holds"]
+    assert "no bracket" in page(tmp_path / "none")
 
 
 def test_on_the_command_line(tmp_path, capsys):
@@ -148,17 +150,157 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "hmc"}, "method is 'hmc'"),
-        ({"hidden": 0}, "hidden is 0, expected 1 or more"),
-        ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
-        ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
-        ({"batch": 0}, "batch is 0, expected 1 or more"),
-    ],
-)
-def test_settings_that_make_no_run_are_refused(tmp_path, options, message):
-    with pytest.raises(ConfigError, match=message):
-        go(tmp_path / "run", **options)
-    assert not (tmp_path / "run").exists()
+WIDE = torch.float64
+SHAPE, BATCH, BITS = (1, 8, 8), 4, 3
+
+
+def deep() -> DeepModel:
+    torch.manual_seed(0)
+    network = DeepEnergy(SHAPE, BITS, 2, 3, "latent").double()
+    return DeepModel(network, BernoulliPosterior(64, BITS).double())
+
+
+def images(count: int = BATCH, seed: int = 1) -> Tensor:
+    return torch.rand(count, *SHAPE, generator=rng(seed), dtype=WIDE)
+
+
+def joint(model: DeepModel, v: Tensor) -> Tensor:
+    """log p~(v, h) of every state of the bits, (B, 2^H)."""
+    states = binary_states(BITS)
+    rows = [-model.network.energy(v, h.expand(len(v), -1)) for h in states]
+    return torch.stack(rows, 1)
+
+
+def test_the_score_is_that_of_the_sum_over_bits_at_any_state():
+    model, v = deep(), images()
+
+    def exact(x):
+        return joint(model, x).logsumexp(1)
+
+    marginal = score(exact, v)
+
+    def log_joint(x, h):
+        return -model.network.energy(x, h)
+
+    for state in range(2**BITS):
+        h = binary_states(BITS)[state].expand(BATCH, -1)
+        of_joint = score(partial(log_joint, h=h), v)
+        of_posterior = score(lambda x, s=state: joint(model, x).log_softmax(1)[:, s], v)
+        torch.testing.assert_close(marginal, of_joint - of_posterior)
+
+
+def test_the_log_weight_is_f_less_the_divergence_of_the_posterior():
+    model, v = deep(), images()
+    q, latent = model.posterior, Latent(model.network.energy, model.posterior)
+    states = binary_states(BITS)
+    log_q = torch.stack([q.log_prob(q(v), h.expand(BATCH, -1)) for h in states], 1)
+    log_p = joint(model, v)
+    divergence = (log_q.exp() * (log_q - log_p.log_softmax(1))).sum(1)
+    elbo = (log_q.exp() * (log_p - log_q)).sum(1)
+    torch.testing.assert_close(elbo, log_p.logsumexp(1) - divergence)
+    torch.testing.assert_close(log_q.exp() @ states, model.means(v))
+    # Cold draws are all but bits: the mean of the log weight comes close to the exact one.
+    many, count = v.repeat(500, 1, 1, 1), 500
+    with torch.no_grad():
+        drawn = latent.log_weight(dict(q.named_parameters()), many, q.noise(len(many), rng()))
+    spread = drawn.view(count, BATCH).std(0) / math.sqrt(count)
+    assert ((drawn.view(count, BATCH).mean(0) - elbo).abs() < 5 * spread + 0.02 * elbo.abs()).all()
+
+
+@pytest.mark.parametrize("data", ["digits", "mnist", "cifar10"])
+def test_settings_are_the_published_ones(data, tmp_path):
+    s = DeepConfig(out=tmp_path, data=data).settings
+    assert s.update_problems() == []
+    assert (s.method, s.inner_steps, s.unrolled_steps, s.lower) == ("bimdsm", 5, 0, "fisher")
+    known = {
+        "mnist": (1e-4, (0.1, 3.0), "geometric", 64, 6, 100_000),
+        "cifar10": (5e-5, (0.05, 1.2), "linear", 128, 9, 300_000),
+    }
+    if data in known:
+        assert known[data] == (
+            s.lr, s.noise_range, s.noise_spacing, s.channels, s.blocks, s.iterations
+        )  # fmt: skip
+        assert (s.hidden, s.batch, s.widths, s.image_size) == (50, 100, (64, 128, 256), None)
+        small = DeepConfig(out=tmp_path, data=data, small=True).settings
+        assert small.channels < s.channels
+        assert small.noise_range == s.noise_range
+
+
+def test_a_visible_model_and_bits_follow_from_one_setting(tmp_path):
+    assert DeepConfig(out=tmp_path, model="wide").settings.method == "mdsm"
+    assert DeepConfig(out=tmp_path, posterior="bernoulli").settings.lower == "elbo"
+
+
+def test_the_frame_is_black():
+    data = DeepConfig(out=Path(), data="digits", image_size=4).load_data()
+    v = pixels(data, data.train_x[:5])
+    assert v.shape == (5, 1, 8, 8)
+    assert 0 <= v.min() <= v.max() <= 1
+    assert v[..., 2:6, 2:6].sum() == v.sum()
+
+
+def test_training_lowers_the_loss_of_test_images(tmp_path):
+    options = {"channels": 8, "train_images": 500, "lr": 2e-3, "iterations": 40, "evaluations": 8}
+    after = DEEP.run(tmp_path / "run", **options)["test_loss"]
+    first, *_ = read_jsonl(tmp_path / "run" / "evaluations.jsonl")
+    assert after < 0.9 * first["test_loss"]
+
+
+def test_visible_networks_are_of_the_same_size_and_of_the_published_one():
+    sizes = [
+        sum(p.numel() for p in DeepEnergy((1, 32, 32), 50, 64, 6, form).parameters())
+        for form in ("latent", "visible", "wide")
+    ]
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
+    assert 3 < sizes[2] / sizes[0] < 4
+
+
+COUNT, STEPS, STIFF = 4000, 5, 3.0
+
+
+class Tied(nn.Module):
+    """E = STIFF / 2 |h - v|^2, of v with as many entries as h."""
+
+    hidden = 2
+
+    def projected(self, v):
+        return v.flatten(1)
+
+    def of_projected(self, projected, h):
+        return STIFF / 2 * (h - projected).square().sum(1)
+
+    def energy(self, v, h):
+        return self.of_projected(self.projected(v), h)
+
+
+def agree(ends, mean, variance):
+    """Whether chains have a mean and a variance, but for six standard errors."""
+    off = (ends - mean).mean(0).abs().max().item()
+    assert off < 6 * math.sqrt(variance / COUNT)
+    spread = (ends - mean).var().item()
+    assert abs(spread / variance - 1) < 6 * math.sqrt(2 / ends.numel())
+
+
+def test_chains_end_where_a_quadratic_energy_takes_them():
+    runs = ShortRuns(Tied(), (1, 1, 2), STEPS, rng())
+    v = torch.tensor([0.3, -0.2]).view(1, 1, 1, 2).expand(COUNT, -1, -1, -1)
+    h = torch.tensor([1.0, 2.0]).expand(COUNT, -1)
+    flat = v.flatten(1)
+    # Each step takes the distance to 1 - SHORT_STEP STIFF of it, and adds noise.
+    kept = 1 - SHORT_STEP * STIFF
+    noise = SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
+    agree(runs.infer(v, h), flat + kept**STEPS * (h - flat), noise)
+    # In (v, h) the sum stays, and the difference shrinks twice as fast.
+    ends_v, ends_h = runs.synthesize(v, h)
+    kept = 1 - 2 * SHORT_STEP * STIFF
+    noise = 2 * SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
+    agree(ends_h - ends_v.flatten(1), kept**STEPS * (h - flat), noise)
+    agree(ends_h + ends_v.flatten(1), flat + h, 2 * SHORT_STD**2 * STEPS)
+
+
+def test_training_moves_samples_towards_images(tmp_path):
+    """The images are mostly black, chains begin at a mean of 1/2."""
+    options = {"method": "sr5", "train_images": 200, "lr": 1e-3, "channels": 4}
+    after = DEEP.run(tmp_path, iterations=100, evaluations=25, **options)
+    first, *_ = read_jsonl(tmp_path / "evaluations.jsonl")
+    assert after["reconstruction_error"] < 0.9 * first["reconstruction_error"]

@@ -68,7 +68,7 @@ def assert_faces(x, root, numbers):
     torch.testing.assert_close(x.double(), expected(root, numbers), rtol=0, atol=1.01)
 
 
-def test_the_published_split_cropped_and_resized(root):
+def test_the_published_split_cropped_and_resized_and_fewer_images_are_the_first(root):
     data = load_faces(root, valid_images=2)
     assert_faces(data.train_x, root, shuffled(TRAIN))
     assert_faces(data.valid_x, root, [TRAIN + 1, TRAIN + 2])
@@ -80,9 +80,6 @@ def test_the_published_split_cropped_and_resized(root):
     (root / "celeba").rename(root / "img_align_celeba")
     (root / "img_align_celeba" / "img_align_celeba").rename(root / "celeba")
     assert torch.equal(load_faces(root).train_x, data.train_x)
-
-
-def test_fewer_images_are_the_first_of_the_same(root):
     whole = load_faces(root)
     few = load_faces(root, train_images=4, test_images=1)
     assert torch.equal(few.train_x, whole.train_x[:4])
@@ -92,20 +89,6 @@ def test_fewer_images_are_the_first_of_the_same(root):
     assert torch.equal(load_faces(root, valid_images=3).train_x, whole.train_x)
     with pytest.raises(ConfigError, match=f"valid_images is 9, expected at most {VALID}"):
         load_faces(root, valid_images=9)
-
-
-def test_only_what_is_asked_for_is_decoded(root, monkeypatch):
-    decoded = []
-    face = celeba.face
-
-    def recorded(file):
-        decoded.append(file.name)
-        return face(file)
-
-    monkeypatch.setattr(celeba, "face", recorded)
-    load_faces(root, train_images=3, test_images=2)
-    names = [*shuffled(TRAIN)[:3], TRAIN + VALID + 1, TRAIN + VALID + 2]
-    assert sorted(decoded) == sorted(f"{number:06d}.jpg" for number in names)
 
 
 def test_decoded_images_are_kept_and_read_again(root, monkeypatch):

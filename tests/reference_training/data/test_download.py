@@ -22,8 +22,10 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import download, load
 from ebmguard.reference_training.data.files import PublishedFiles
 from ebmguard.reference_training.data.published import CIFAR10, read_cifar10
-from tests.reference_training.data.test_published import pickled
-from tests.reference_training.jem.parts import SMALL
+from tests.reference_training.data.test_load import pickled
+from tests.reference_training.parts import JEM
+
+SMALL = JEM.small
 
 BATCHES = ("data_batch_1", "test_batch")
 OWN = {"data": "cifar10", "iterations": 1, "depth": 10, "width": 1, "train_images": 8}

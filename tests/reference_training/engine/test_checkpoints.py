@@ -24,8 +24,7 @@ from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all
 from ebmguard.reference_training.engine.ranks import Ranks
 from tests.full_disk import small_disk
 from tests.parts import PATIENCE
-
-CPU = torch.device("cpu")
+from tests.reference_training.parts import CPU
 
 
 def state_of(step):

@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,27 +17,20 @@ from ebmguard.reference_training.engine import interrupt
 from ebmguard.reference_training.sweep.grid import run as sweep
 from ebmguard.sinks import read_jsonl
 from tests import forks
-from tests.ranks import torchrun
 from tests.reference_training.engine import ring
 from tests.reference_training.engine.ring import RingConfig, RingGrid, train
-from tests.reference_training.jem.parts import (
+from tests.reference_training.parts import (
     Silent,
+    Trainer,
     assert_same_run,
     kill_at_a_checkpoint,
     newest,
-    same,
     saved,
     steps_of,
 )
 
-
-def config_for(out: Path, **settings: Any) -> RingConfig:
-    return RingConfig(out=out, device="cpu", **settings)
-
-
-def go(config: RingConfig, reporter: Any = None) -> dict[str, Any] | None:
-    results: dict[str, Any] | None = train(*config.open(), reporter or Silent())
-    return results
+RING = Trainer(train, RingConfig, {})
+config_for, go = RING.config_for, RING.go
 
 
 @pytest.fixture(scope="module")
@@ -157,24 +149,8 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     assert_same_run(whole, cut)
 
 
-def test_two_ranks_train_one_network_in_one_folder_and_resume(tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    torchrun(*words(config_for(whole, iterations=10)))
-    assert steps_of(whole, "metrics.jsonl") == list(range(10))
-    first, second = (saved(whole, f".rank{rank}of2") for rank in (0, 1))
-    assert same(first["network"], second["network"])
-    assert not same(first["points"], second["points"])
-    shutil.copytree(whole, cut)
-    for rank in range(2):
-        newest(cut, f".rank{rank}of2").unlink()
-    torchrun(*words(config_for(cut, iterations=10)), "--resume")
-    for rank in range(2):
-        assert_same_run(whole, cut, f".rank{rank}of2")
-
-
 def test_a_rollback_is_recorded_and_the_rows_come_again(tmp_path):
     results = go(config_for(tmp_path, spoiled=8))
-    assert results is not None
     (rollback,) = results["rollbacks"]
     assert (rollback["step"], rollback["restored_step"], results["steps"]) == (8, 0, 12)
     assert results["diverged_at"] is None

@@ -18,9 +18,9 @@ from ebmguard import guard
 from ebmguard.reference_training.engine.graphs import graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
+from tests.reference_training.parts import CPU
 from tests.replay import capture_as_replays
 
-CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
 )
@@ -89,18 +89,6 @@ def test_a_chain_is_warmed_up_by_its_first_steps(device):
     for _ in range(2):
         captured(network, samples(M, 0, device), draws(0, M, device))
         assert len(calls) == 3 + 4  # and those of the capture
-
-
-@with_graphs
-def test_replays_follow_inputs_networks_and_parameters(device):
-    networks, call = (Members().to(device), Members().to(device)), graphed(chain, device)
-    for step in range(6):
-        n = M if step % 2 else N  # two graphs for each network
-        x, noise = samples(n, step, device), draws(step, n, device)
-        for network in networks:
-            torch.testing.assert_close(call(network, x, noise), chain(network, x, noise))
-            with torch.no_grad():
-                network.weights[0].mul_(1.1)
 
 
 @with_graphs

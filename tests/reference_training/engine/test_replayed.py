@@ -13,9 +13,9 @@ from ebmguard.errors import DivergenceError
 from ebmguard.reference_training.engine import graphs
 from ebmguard.reference_training.engine.graphs import Replayed
 from ebmguard.samplers import sgld
+from tests.reference_training.parts import CPU
 from tests.replay import capture_as_replays
 
-CPU = torch.device("cpu")
 G, N, M = 3, 7, 5
 
 

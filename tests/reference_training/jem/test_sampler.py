@@ -1,18 +1,114 @@
-"""The sampler against SGLD written by hand, and what it may touch."""
+"""Images and samples of a step: where they come from, and what they may touch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from ebmguard import guard
+from ebmguard.reference_training.data import ImageData, augment
+from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
+from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.sampler import make_sampler
-from ebmguard.reference_training.jem.scenarios import DEFAULT
+from ebmguard.reference_training.jem.scenarios import DEFAULT, Scenario
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import ReplayBuffer
+from tests.reference_training.parts import rng
 from tests.replay import Replay, capture_as_replays
+
+COUNT = 50
+SMALL = replace(DEFAULT, n_pos=8, n_labelled=6, data_noise=0.0)
+
+
+def images(*, pad: int = 0, flip: bool = False, side: int = 6) -> ImageData:
+    """Random images whose labels are their numbers."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randint(256, (COUNT, 3, side, side), generator=rng, dtype=torch.uint8)
+    y = torch.arange(COUNT)
+    return ImageData("made up", x, y, x[:0], y[:0], x[:4], y[:4], COUNT, 255, pad, flip)
+
+
+def draws(
+    settings: Scenario = SMALL, seed: int = 3, ranks: Ranks = ONE_RANK, **augmentation: Any
+) -> Draws:
+    return Draws(images(**augmentation), settings, seed, ranks)
+
+
+def recognised(x: torch.Tensor) -> list[int]:
+    """Which images these are, by their pixels."""
+    known = (images().train_x.double() / 127.5 - 1).float()
+    distances = (x[:, None] - known[None]).abs().flatten(2).amax(-1)
+    assert bool((distances.amin(-1) < 1e-6).all())
+    return [int(i) for i in distances.argmin(-1)]
+
+
+def test_every_image_comes_once_in_an_epoch_and_labelled_ones_have_epochs_of_their_own():
+    found, positives, labelled = draws(), [], []
+    for step in range(24):
+        x_pos, x_lab, labels = found.batch(step)
+        assert x_lab is not None
+        assert (x_pos.shape, x_lab.shape) == ((8, 3, 6, 6), (6, 3, 6, 6))
+        assert recognised(x_lab) == labels.tolist()
+        assert labels.dtype == torch.int64
+        positives += recognised(x_pos)
+        labelled += labels.tolist()
+    # 50 images are 6 batches of 8, or 8 of 6, and 2 left over.
+    for images_seen in (positives, labelled):
+        epochs = [images_seen[i : i + 48] for i in range(0, len(images_seen), 48)]
+        assert all(len(set(epoch)) == 48 and epoch != sorted(epoch) for epoch in epochs)
+        assert len({tuple(epoch) for epoch in epochs}) == len(epochs) > 2
+    assert labelled[:48] != positives[:48]
+
+
+@pytest.mark.parametrize("epochs", [True, False])
+def test_of_each_class_the_first_images_are_labelled(epochs):
+    data = replace(images(), train_y=torch.arange(COUNT) % 5, classes=5)
+    found = Draws(data, replace(SMALL, epochs=epochs), 3, ONE_RANK, labels_per_class=2)
+    seen = Counter[int]()
+    for step in range(20):
+        x_pos, x_lab, labels = found.batch(step)
+        rows = recognised(x_lab)
+        assert labels.tolist() == [row % 5 for row in rows]
+        seen.update(rows)
+        assert max(recognised(x_pos)) > 9
+    assert sorted(seen) == list(range(10))  # 0 to 4 are the first of each, 5 to 9 the second
+    assert epochs or max(seen.values()) > min(seen.values())
+
+
+@pytest.mark.parametrize(("epochs", "world"), [(True, 2), (False, 3)])
+def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
+    settings = replace(SMALL, epochs=epochs, data_noise=0.1)
+    one = draws(settings, pad=2, flip=True)
+    parts = [draws(settings, ranks=Ranks(rank, world), pad=2, flip=True) for rank in range(world)]
+    for step in range(10):
+        whole = one.batch(step)
+        batches = [part.batch(step) for part in parts]
+        for one_side, sides in zip(whole, zip(*batches, strict=True), strict=True):
+            assert one_side is not None
+            assert torch.equal(torch.cat([side for side in sides if side is not None]), one_side)
+            sizes = [len(side) for side in sides if side is not None]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (2, False), (0, True)])
+def test_images_are_augmented_where_the_data_set_has_it(pad, flip):
+    data, rng = images(pad=pad, flip=flip), torch.Generator().manual_seed(2 * 3)
+    found = draws(replace(SMALL, epochs=False), pad=pad, flip=flip)
+    changed = False
+    for step in range(5):
+        for x in found.batch(step)[:2]:
+            assert x is not None
+            rows = torch.randint(COUNT, (len(x),), generator=rng)
+            expected = augment(data.train_x[rows], pad=pad, flip=flip, generator=rng)
+            torch.randn(x.shape, generator=rng)
+            assert torch.equal(x, data.scale(expected))
+            changed |= not torch.equal(expected, data.train_x[rows])
+    assert changed == bool(pad or flip)
+
 
 SETTINGS = replace(DEFAULT, sgld_steps=3, step_size=0.7, noise_std=0.05)
 SHAPE = (3, 8, 8)
@@ -24,32 +120,14 @@ def network():
     return WideResNet(in_channels=3, classes=4, width=1)
 
 
-def generator(seed=5):
-    return torch.Generator().manual_seed(seed)
+def buffer(own, size=20, classes=1, reinit_rate=0.3):
+    return ReplayBuffer(size, SHAPE, reinit_rate=reinit_rate, generator=own, classes=classes)
 
 
-def buffer(rng, size=20, classes=1, reinit_rate=0.3):
-    return ReplayBuffer(size, SHAPE, reinit_rate=reinit_rate, generator=rng, classes=classes)
-
-
-def test_labels_climb_the_energy_of_their_class(network):
-    """Without noise, each chain raises its own logit more than it raises the others'."""
-    still = replace(SETTINGS, noise_std=0.0, step_size=20.0, sgld_steps=10)
-    rng = generator()
-    chains = buffer(rng, classes=4, reinit_rate=0.0)
-    chains.samples[:] = chains.samples[:1]  # all from the same start
-    x0 = chains.samples[:4].clone()
-    x = make_sampler(still, 4, rng)(network, chains, torch.arange(4))
-    with torch.no_grad():
-        gain = network.classify(x) - network.classify(x0)
-    assert gain.argmax(dim=0).tolist() == [0, 1, 2, 3]
-    assert gain.argmax(dim=1).tolist() == [0, 1, 2, 3]
-
-
-def test_samples_and_buffer_do_not_share_memory(network):
-    rng = generator()
-    chains = buffer(rng)
-    sample_q = make_sampler(SETTINGS, 6, rng)
+def test_samples_share_no_memory_and_the_network_is_frozen(network):
+    own = rng(5)
+    chains = buffer(own)
+    sample_q = make_sampler(SETTINGS, 6, own)
     x = sample_q(network, chains)
     stored = chains.samples.clone()
     x.zero_()
@@ -59,17 +137,14 @@ def test_samples_and_buffer_do_not_share_memory(network):
     chains.samples.fill_(7)
     sample_q(network, chains)
     assert torch.equal(first, kept)
-
-
-def test_the_network_is_frozen_while_samples_are_drawn(network):
-    """A compiled network computes what requires a gradient; test_frozen.py has what comes after."""
-    rng, seen = generator(), []
+    # A compiled network computes what requires a gradient; test_frozen.py has what comes after.
+    own, seen = rng(5), []
     network.register_forward_pre_hook(
         lambda module, args: seen.append(
             module.training or any(p.requires_grad for p in module.parameters())
         )
     )
-    make_sampler(SETTINGS, 6, rng)(network, buffer(rng))
+    make_sampler(SETTINGS, 6, own)(network, buffer(own))
     assert seen == [False] * 3
     assert network.training
     assert all(p.requires_grad and p.grad is None for p in network.parameters())
@@ -77,11 +152,11 @@ def test_the_network_is_frozen_while_samples_are_drawn(network):
 
 def test_the_number_of_steps_is_asked_for_at_every_call(network):
     asked = [3, 12, 6]
-    rng, twin = generator(), generator()
+    own, twin = rng(5), rng(5)
     answers = iter(asked)
-    sample_q = make_sampler(SETTINGS, 2, rng, lambda: next(answers))
+    sample_q = make_sampler(SETTINGS, 2, own, lambda: next(answers))
     for steps in asked:
-        chains, same = buffer(rng), buffer(twin)
+        chains, same = buffer(own), buffer(twin)
         x = sample_q(network, chains)
         x0, _ = same.sample(2)
         noise = torch.randn(steps, 2, *SHAPE, generator=twin)
@@ -97,9 +172,9 @@ def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch
     capture_as_replays(monkeypatch)
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: Replay.recording)
-    rng = generator()
-    g = guard(None, make_sampler(SETTINGS, 6, rng), beta_star=0.5)
-    g.sampler(network, buffer(rng))
+    own = rng(5)
+    g = guard(None, make_sampler(SETTINGS, 6, own), beta_star=0.5)
+    g.sampler(network, buffer(own))
     assert g.state_dict()["measured"]["settled"]["output_scale"] == pytest.approx(
         2 * 0.7 / 0.05**2, rel=0.01
     )

@@ -1,21 +1,25 @@
-"""The scenarios of Appendix M.1, written down a second time; and what a run may change of them."""
+"""Scenarios of Appendix M.1, written down a second time, and the settings beside them."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
+import tyro
 
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
+from ebmguard.reference_training.jem.options import GROUPS, from_words
 from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
-from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
-from ebmguard.reference_training.studies.jem_tables import page
-from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import go
+from tests.parts import save_script
+from tests.reference_training.parts import JEM
+
+go = JEM.go
 
 # Appendix M.1: 1 is the default set-up of JEM; 2 takes 5 SGLD steps for 20; 3 takes 8 negatives for
 # 64; 4 and 5 have an output scale of 40,000 and 10,000 for 20,000; 6 has 4 times the SGLD step
@@ -143,7 +147,7 @@ def test_settings_that_cannot_be_meant_are_refused(setting, value):
     assert problem.startswith(f"{setting} is {value}, expected")
 
 
-def test_the_first_line_of_table_2_is_the_best_of_table_1():
+def test_tables_1_and_2_agree_and_print_beta():
     line = TABLE_2["1"]
     assert line.at_zero == TABLE_1[0.0]
     others = {beta_star: scores for beta_star, scores in TABLE_1.items() if beta_star}
@@ -152,6 +156,10 @@ def test_the_first_line_of_table_2_is_the_best_of_table_1():
         best = pick(values, key=values.__getitem__)
         assert getattr(line.best_beta_star, metric) == best
         assert getattr(line.best, metric) == values[best]
+    scale = SCENARIOS["1"].output_scale
+    assert scale == 20_000
+    printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
+    assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
 
 
 def test_where_beta_is_better_in_table_2():
@@ -161,39 +169,67 @@ def test_where_beta_is_better_in_table_2():
     assert [line.best.fid < line.at_zero.fid for line in lines].count(True) == 4
 
 
-def test_table_1_prints_beta():
-    scale = SCENARIOS["1"].output_scale
-    assert scale == 20_000
-    printed = ["0.000000", "0.000025", "0.000050", "0.000100", "0.000200", "0.000500"]
-    assert [f"{beta_star / scale:.6f}" for beta_star in TABLE_1] == printed
+def at(out="x", **settings):
+    return JemConfig(**{"out": Path(out), **settings})
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scenario", "1234567")
-def test_every_scenario_trains_and_is_in_the_table(tmp_path, data_root, scenario):
-    """With its own SGLD, on a small network, in batches of an eighth."""
-    small: dict[str, Any] = {
-        "iterations": 30,
-        "eval_every": 15,
-        "quality_samples": 64,
-        "n_pos": 8,
-        "n_labelled": 8,
-    }
-    small |= {"depth": 10, "width": 1, "warmup": 10, "buffer_size": 500, "checkpoint_every": 7}
-    small |= {"n_neg": SCENARIOS[scenario].n_neg // 8, "train_images": 500}
-    images = {"valid_images": 100, "test_images": 100, "data_root": str(data_root)}
-    out = tmp_path / "whole"
-    where: dict[str, Any] = {"out": out, "data": "cifar10", "scenario": scenario, "device": "cpu"}
-    results = go(JemConfig(**where, **small, **images))
-    assert results is not None
-    assert (results["scenario"], results["steps"]) == (scenario, 30)
-    evaluations = read_jsonl(out / "evaluations.jsonl")
-    assert [row["step"] for row in evaluations] == [0, 15, 30]
-    for row in evaluations:
-        assert 0 <= row["test_accuracy"] <= 1
-        assert 0 <= row["valid_accuracy"] <= 1
-        assert row["buffer_samples"] == 64
-        assert row["buffer_is"] >= 1
-    (line,) = (line for line in page([load_run(out)]).splitlines() if "`whole`" in line)
-    cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert {"cifar10", scenario, "30 of 30"} <= set(cells)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beta_star": 0.5, "lr": 1e-3, "sgld_steps": 7},
+        {"data": "cifar10", "data_root": "/data sets", "scenario": "3", "precision": "bfloat16"},
+        {"class_conditional": True, "p_x_y_weight": 0.5, "n_labelled": 0, "compile": "yes"},
+        {"data": "mnist", "image_size": 14, "action": "rollback", "finer_steps": True},
+        {"energy_l2": 0.1, "clip_norm": 1.0, "activation": "silu", "norm": "layer"},
+        {"optimizer": "sgd", "weight_decay": 5e-4, "dropout": 0.3, "unconditional": True},
+        {"labels_per_class": 4, "n_labelled": 64, "features": "runs/other", "seed": 3},
+    ],
+)
+def test_command_line_makes_the_same_settings(settings):
+    config = at("runs/a b", **settings)
+    words = shlex.split(config.command())
+    assert words[:3] == ["ebmguard", "train", "jem"]
+    assert tyro.cli(from_words, args=words[3:]) == config
+
+
+def test_the_help_has_every_setting_once_and_the_defaults_that_count(capsys, monkeypatch):
+    names = " ".join(GROUPS.values()).split()
+    assert sorted(names) == sorted(field.name for field in dataclasses.fields(JemConfig))
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit):
+        tyro.cli(from_words, args=["--help"])
+    shown = capsys.readouterr().out
+    assert "None" not in shown
+    for group in GROUPS:
+        assert f"{group} options" in shown
+    settings = [at("x").settings, at("x", scenario="1").settings]
+    assert f"default: {settings[0].lr} on digits, {settings[1].lr} in scenario 1" in shown
+    assert f"default: {at('x').beta_star}" in shown
+
+
+def test_what_a_resumed_run_takes_from_its_folder(tmp_path):
+    stored = at(data="cifar10", data_root="/old").to_json()
+    assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
+    assert at(resume=True).resumed(stored).data_root == "/old"
+    (tmp_path / "config.json").write_text("{}")
+    for spec in ("own", "inception:weights.pth", str(tmp_path)):
+        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec
+
+
+def test_a_run_folder_cannot_name_code_that_resuming_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save_script(torch.nn.Identity(), "features.pt")
+    opened: list[str] = []
+    load = torch.jit.load
+
+    def noted(file, **options):
+        opened.append(file)
+        return load(file, **options)
+
+    monkeypatch.setattr(torch.jit, "load", noted)
+    stored = at(features="features.pt", quality_samples=8).to_json()
+    with pytest.raises(ConfigError, match=r"features .*features\.pt.*these --features if"):
+        at(resume=True).resumed(stored).check()
+    assert not opened
+    at(resume=True, features="features.pt").resumed(stored).check()
+    assert opened == ["features.pt"]

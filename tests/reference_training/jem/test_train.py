@@ -1,77 +1,44 @@
-"""A run: same bits again, exact resume, what is written, and that the loop is JEM's."""
+"""A run: that the loop is JEM's, what is written, how it is lost, taken back and resumed."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
-from torch.nn import functional as F
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.draws import Draws
-from ebmguard.reference_training.jem.train import Jem
+from ebmguard.reference_training.jem.runs import load_run
+from ebmguard.reference_training.jem.train import Jem, run
 from ebmguard.reference_training.jem.trainer import Trainer
-from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.sweep.cell import Run
 from ebmguard.retrofit.rows import Rows
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import (
+from tests.reference_training.parts import (
+    JEM,
     Silent,
     assert_same_run,
-    config_for,
-    go,
+    nan_samples,
     results_of,
     same,
     saved,
     steps_of,
 )
 
-
-def test_unguarded_loop_written_by_hand_gives_the_same_bits(tmp_path):
-    """At beta* = 0 the run is JEM's: the same steps, written out without anything of ours."""
-    config = config_for(tmp_path / "run", beta_star=0.0, seed=1)
-    go(config)
-    data = load_data("digits")
-    torch.manual_seed(1)
-    net = WideResNet(width=1, early_stride=True).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.Adam(net.parameters(), lr=config.settings.lr, fused=True)
-    data_rng = torch.Generator().manual_seed(2)
-    rng = torch.Generator().manual_seed(3)
-    buffer = torch.rand(30, 1, 8, 8, generator=rng) * 2 - 1
-    for _ in range(config.settings.iterations):
-        index = torch.randint(1437, (8,), generator=data_rng)
-        noise = torch.randn(8, 1, 8, 8, generator=data_rng)
-        x_pos, y = data.scale(data.train_x[index]) + 0.03 * noise, data.train_y[index]
-        rows = torch.randint(30, (6,), generator=rng)
-        fresh = torch.rand(6, generator=rng) < 0.05
-        uniform = torch.rand(6, 1, 8, 8, generator=rng) * 2 - 1
-        x = torch.where(fresh[:, None, None, None], uniform, buffer[rows])
-        for _ in range(2):
-            x.requires_grad_()
-            (grad,) = torch.autograd.grad(net(x).sum(), x)
-            # alpha=, not 0.01 * noise: a fused multiply-add rounds once, a product and a sum twice.
-            moved = x.detach() + grad
-            x = torch.add(moved, torch.randn(6, 1, 8, 8, generator=rng), alpha=0.01)
-        for row, value in zip(rows.tolist(), x, strict=True):
-            buffer[row] = value
-        logits = net.classify(torch.cat([x_pos, x]))
-        f = logits.logsumexp(1)
-        loss = F.cross_entropy(logits[:8], y) + f[8:].mean() - f[:8].mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    state = saved(tmp_path / "run")
-    assert same(state["network"], dict(net.state_dict()))
-    assert same(state["buffer"]["samples"], buffer)
+config_for, go = JEM.config_for, JEM.go
 
 
 def test_run_folder_holds_the_run(tmp_path):
     out = tmp_path / "run"
     results = go(config_for(out, valid_images=30, quality_samples=12))
-    assert results is not None
     assert steps_of(out, "metrics.jsonl") == list(range(8))
     assert steps_of(out, "accuracy.jsonl") == [0, 3, 6, 8]
     evaluations = read_jsonl(out / "evaluations.jsonl")
@@ -139,7 +106,6 @@ def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
 
 def test_a_classifier_alone_draws_no_samples(tmp_path):
     results = go(config_for(tmp_path, p_x_weight=0.0, quality_samples=10, iterations=30, lr=0.01))
-    assert results is not None
     rows = read_jsonl(tmp_path / "metrics.jsonl")
     losses = [row["cross_entropy"] for row in rows]
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
@@ -149,33 +115,6 @@ def test_a_classifier_alone_draws_no_samples(tmp_path):
     assert not list((tmp_path / "samples").iterdir())
     assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
     assert results["median_abs_gap_last_100"] is results["diverged_at"] is None
-
-
-LOST = {"beta_star": 0.0, "lr": 0.5, "iterations": 60}
-
-
-def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path):
-    out = tmp_path / "run"
-    config = config_for(out, **LOST, stop_after=4, alert_window=3, alert_context=2)
-    reporter = Silent()
-    results = go(config, reporter)
-    assert results is not None
-    lost = results["diverged_at"]
-    assert lost is not None
-    assert results["steps"] == lost + 4 + 1
-    gaps = [row["energy_gap"] for row in read_jsonl(out / "metrics.jsonl")]
-    assert not abs(gaps[lost]) <= 1e4
-    assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
-    steps = [step for step, _ in results["accuracy_around_divergence"]]
-    assert steps == list(range(max(lost - 2, 0), lost + 4))[: len(steps)]
-    assert len(steps) >= 5
-    assert any("diverged at step" in note for note in reporter.notes)
-    # Its alerts are those that the guard wrote.
-    first_error = next(a for a in read_jsonl(out / "alerts.jsonl") if a["level"] == "ERROR")
-    assert results["first_error"]["step"] == first_error["step"]
-    before = results_of(out)
-    go(JemConfig(out=out, resume=True))  # there is nothing left to do, and that is no error
-    assert results_of(out) == before
 
 
 def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
@@ -196,7 +135,6 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     settings = {"iterations": 30, "stop_after": 7, "eval_every": 1000, "n_neg": 70}
     results = go(config_for(whole, **settings))
-    assert results is not None
     assert (results["diverged_at"], results["steps"]) == (11, 19)
     written = {int(file.stem): np.load(file) for file in (whole / "samples").iterdir()}
     assert sorted(written) == [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
@@ -221,8 +159,119 @@ def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_pat
 
     monkeypatch.setattr(Draws, "batch", spoiled)
     results = go(config_for(tmp_path, n_labelled=5))
-    assert results is not None
     alerts = read_jsonl(tmp_path / "alerts.jsonl")
     assert [alert["step"] for alert in alerts] == [7] * len(alerts)
     assert results["first_warn"]["step"] == 7
     assert set(steps_of(tmp_path, "accuracy.jsonl")) >= {6, 7}  # alert_context
+
+
+STEPS, AT = 15, 10
+
+
+def rollback_config(out: Path, **settings: Any) -> JemConfig:
+    own = {"action": "rollback", "iterations": STEPS, "dropout": 0.1}
+    return config_for(out, **{**own, **settings})
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory):
+    """The folder of a run with a NaN at step 10, which went back to step 1."""
+    out = tmp_path_factory.mktemp("runs") / "rolled-back"
+    with nan_samples(AT):
+        go(rollback_config(out))
+    return out
+
+
+def test_a_run_goes_back_and_evaluations_that_come_again_say_so(rolled_back):
+    results = results_of(rolled_back)
+    (rollback,) = results["rollbacks"]
+    assert (rollback["step"], rollback["restored_step"], rollback["attempt"]) == (AT, 0, 1)
+    assert rollback["rule"] == "nonfinite"
+    assert rollback in read_jsonl(rolled_back / "recovery.jsonl")
+    assert results["steps"] == STEPS
+    # The gap of step 10 was NaN; that step came again.
+    assert results["diverged_at"] is results["ended"] is None
+    assert math.isfinite(results["median_abs_gap_last_100"])
+    state = saved(rolled_back)
+    assert all(torch.isfinite(value).all() for value in state["network"].values())
+    rows = read_jsonl(rolled_back / "evaluations.jsonl")
+    steps = [(row["step"], row.get("attempt", 0)) for row in rows]
+    again = [(step, 1) for step in range(0, STEPS + 1, 3)]
+    assert steps == [*((step, 0) for step in (0, 3, 6, 9)), *again]
+    last = {row["step"]: row for row in read_jsonl(rolled_back / "metrics.jsonl")}
+    counted, values = series(rolled_back, ["energy_gap", "cross_entropy"])
+    assert counted.tolist() == list(range(STEPS))
+    for name, found in values.items():
+        assert found.tolist() == [last[step][name] for step in range(STEPS)]
+
+
+def test_accuracy_and_pictures_are_those_of_the_course_that_counts(rolled_back):
+    error = results_of(rolled_back)["first_error"]
+    assert error["step"] == AT
+    assert "attempt" not in error
+    rows = read_jsonl(rolled_back / "accuracy.jsonl")
+    before = {row["step"]: row["test_accuracy"] for row in rows if "attempt" not in row}
+    around = dict(error["accuracy_around"])
+    assert {AT - 1, AT} <= set(around)  # two copies of parameters are kept
+    assert around == {step: before[step] for step in around}
+    events = EventAccumulator(str(rolled_back))
+    events.Reload()
+    (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith("cross_entropy"))
+    assert [scalar.step for scalar in events.Scalars(tag)] == list(range(STEPS))
+    images = EventAccumulator(str(rolled_back / "trainer"))
+    images.Reload()
+    shown = [image.step for image in images.Images("samples")]
+    assert shown == sorted(set(shown))
+
+
+@pytest.mark.parametrize("stopped", [AT + 2, 4])
+def test_a_run_stopped_after_its_rollback_resumes_to_the_same_bits(tmp_path, rolled_back, stopped):
+    class After(Silent):
+        """Presses Ctrl-C at a step of the second course."""
+
+        def step(self, done, state):
+            if self.states and done < self.states[-1][0]:
+                self.interrupt_after = stopped
+            super().step(done, state)
+
+    out = tmp_path / "cut"
+    with nan_samples(AT):
+        assert go(rollback_config(out), After()) is None
+    assert saved(out)["guards"]["p_x"]["recovery"]["attempt"] == 1
+    assert go(JemConfig(out=out, resume=True)) is not None
+    assert_same_run(rolled_back, out)
+
+
+def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
+    # So large a rate that no tenth of it trains.
+    hopeless: dict[str, Any] = {"lr": 1e6, "iterations": 100}
+    assert run(rollback_config(tmp_path / "run", **hopeless)) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(results["rollbacks"]) == 5
+    assert "budget of rollbacks is spent" in results["ended"]
+    assert results["steps"] < 100
+    printed = capsys.readouterr().out
+    assert printed.count("Rollback ") == 5
+    assert "ENDED by the guard" in printed
+    found = load_run(tmp_path / "run")
+    assert found.complete
+    assert found.state().startswith("diverged at step 1 ")
+    # A sweep that asks for more does not try again.
+    longer = rollback_config(tmp_path / "run", **hopeless | {"iterations": 200})
+    over = Run(tmp_path / "run", ("unused",), longer).over()
+    assert over is not None
+    assert over.startswith("ended by its guard after ")
+
+
+def test_raise_ends_a_run_at_its_first_error(tmp_path):
+    with nan_samples(AT):
+        results = go(rollback_config(tmp_path, action="raise"))
+    assert (results["steps"], results["rollbacks"]) == (AT + 1, [])
+    assert results["ended"] == results["first_error"]["message"]
+    assert results["accuracy"] is not None
+    assert load_run(tmp_path).state().startswith("ended by its guard after ")
+    # With warn nothing but the alert comes of it.
+    with nan_samples(AT):
+        warned = go(rollback_config(tmp_path / "warn", action="warn"))
+    assert warned["first_error"]["step"] == AT
+    assert warned["ended"] is None

@@ -22,7 +22,9 @@ from ebmguard.reference_training.jem.trainer import (
     make_network,
 )
 from ebmguard.reference_training.networks import WideResNet
-from tests.reference_training.jem.parts import config_for, in_float64, largest_difference
+from tests.reference_training.parts import JEM, in_float64, largest_difference
+
+config_for = JEM.config_for
 
 STEPS = 3
 
@@ -276,7 +278,7 @@ def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
     assert torch.equal(chains, trainer.buffer.samples) == (not config.has_samples)
 
 
-def test_each_guard_watches_its_own_energies(tmp_path):
+def test_each_guard_watches_its_own_energies_and_steps(tmp_path):
     config = config_for(tmp_path, p_x_y_weight=1.0)
     trainer = made(config, log_dir=tmp_path)
     for step in range(4):
@@ -291,6 +293,10 @@ def test_each_guard_watches_its_own_energies(tmp_path):
     assert p_x.last["energy_gap"] != gap
     assert (tmp_path / "metrics.jsonl").is_file()
     assert (tmp_path / "p_x_y" / "metrics.jsonl").is_file()
+    trainer = made(config_for(tmp_path))
+    trainer.step(0)
+    last = trainer.loss_fn.guard.last
+    assert last["sampler/steps"] == last["sampler/evaluations"] == trainer.settings.sgld_steps
 
 
 def test_a_network_is_that_of_its_seed_and_of_its_data(tmp_path):
@@ -331,13 +337,6 @@ def test_ranks_have_chains_of_their_own(tmp_path):
     assert correlations.abs().max() < 5 / math.sqrt(starts[0].numel())
     # One process is rank 0 of one: its stream does not depend on how many there are.
     assert torch.equal(made(config).buffer.samples[:10], starts[0])
-
-
-def test_the_sampler_asks_the_guard_for_its_steps(tmp_path):
-    trainer = made(config_for(tmp_path))
-    trainer.step(0)
-    last = trainer.loss_fn.guard.last
-    assert last["sampler/steps"] == last["sampler/evaluations"] == trainer.settings.sgld_steps
 
 
 def test_steps_become_finer_where_that_is_asked_for(tmp_path):

@@ -15,7 +15,6 @@ from torch import Tensor
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.networks import WideResNet
 
-CPU = torch.device("cpu")
 SETTINGS = {"sgld_steps": 2, "reinit_rate": 0.5, "eval_noise": 0.03}
 SETTINGS |= {"train_images": 90, "valid_images": 20, "test_images": 40}
 

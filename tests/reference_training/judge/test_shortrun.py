@@ -1,16 +1,34 @@
-"""`ebmguard evaluate shortrun`: scores of the right images, and what is refused."""
+"""`ebmguard evaluate` of short-run and latent-variable models: scores of the right images."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
 
+from ebmguard.cli import main
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.bism.config import DeepConfig
+from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
+from ebmguard.reference_training.bism.deep_train import train
+from ebmguard.reference_training.bism.posterior import GaussianPosterior
 from ebmguard.reference_training.data import load_data
+from ebmguard.reference_training.judge import bism
+from ebmguard.reference_training.judge.bism import (
+    EvaluateBism,
+    Sampler,
+    as_images,
+    from_images,
+    linear_accuracy,
+)
+from ebmguard.reference_training.judge.chains import anneal, temperatures
 from ebmguard.reference_training.judge.features import Features, load_features
 from ebmguard.reference_training.judge.shortrun import (
     EvaluateShortRun,
@@ -21,9 +39,9 @@ from ebmguard.reference_training.judge.shortrun import (
     table,
 )
 from ebmguard.reference_training.shortrun.trained import load_run
-from tests.reference_training.judge.parts import CPU, jem_folder
 from tests.reference_training.judge.parts import frechet as frechet_distance
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run, trained_folder
+from tests.reference_training.judge.parts import jem_folder
+from tests.reference_training.parts import CPU, Quadratic, rng, tiny_run, trained_folder
 
 
 def moments(x):
@@ -148,3 +166,145 @@ def test_likelihood_needs_no_features(tmp_path, capsys):
     f = 0.5 * trained.energies(trained.data.scale(trained.data.test_x)).mean()
     assert found["log_z"] == pytest.approx([volume + float(f)] * 2, abs=0.5)
     assert found["verdict"] in capsys.readouterr().out
+
+
+WIDE = torch.float64
+
+
+def test_the_published_course_of_temperatures():
+    course = temperatures(2700)
+    assert (course[:500], course[500]) == ([100.0] * 500, 100.0)
+    assert course[2499] == pytest.approx(1)
+    assert (course[2500], course[-1]) == (1.0, 0.0)
+    assert all(b <= a * (1 + 1e-12) for a, b in pairwise(course))
+    cool = temperatures(2700, 1.0)
+    assert cool[:2501] == pytest.approx([1.0] * 2501)
+    assert cool[2501:] == course[2501:]
+
+
+def test_annealed_chains_end_where_a_gaussian_is_densest():
+    centre, std = 0.3, 0.05
+    ends = anneal(
+        lambda x: -((x - centre) / std).square().sum(1) / 2,
+        torch.randn(200, 2, generator=rng(), dtype=WIDE),
+        2000,
+        0.0,
+        rng(1),
+    )
+    assert (ends - centre).abs().mean() < std / 2
+    # The last step is Tweedie's: of a Gaussian seen through noise, its own mean comes out.
+    noisy = torch.randn(200, 2, generator=rng(2), dtype=WIDE)
+    step = anneal(lambda x: -(x - centre).square().sum(1) / 2 / 0.1**2, noisy, 0, 0.1, rng(3))
+    torch.testing.assert_close(step, torch.full_like(step, centre))
+
+
+class Pull(DeepEnergy):  # type: ignore[misc]
+    """E = |v - mean of h|^2 / 0.01 + |h - 1/4|^2 / 0.001: latents say how bright v is."""
+
+    def energy(self, v, h):
+        bright = (v - h.mean(1)[:, None, None, None]).square().flatten(1).sum(1)
+        return (bright + 10 * (h - 0.25).square().sum(1)) / 0.01
+
+
+def test_each_way_to_sample_is_of_its_density():
+    data = load_data("digits", train_images=50, test_images=20)
+    torch.manual_seed(0)
+    posterior = GaussianPosterior((1, 8, 8), 3, (2, 2, 2))
+    with torch.no_grad():  # every image's h are 0.6, but for a little
+        posterior[-1].weight.zero_()
+        posterior[-1].bias.copy_(torch.tensor([0.6, 0.6, 0.6, -5.0, -5.0, -5.0]))
+    model = DeepModel(Pull((1, 8, 8), 3, 2, 3, "latent"), posterior)
+    sampler = Sampler(model, data, 0.0, 600, rng())
+
+    def off(v, h):  # of an image's mean: a pixel's own noise is 0.07
+        assert v.shape == (20, 1, 8, 8)
+        return (v.mean((1, 2, 3)) - h).abs().max()
+
+    for h in (0.2, 0.9):
+        assert off(sampler.given(torch.full((20, 3), h)), h) < 0.05
+    of_images = from_images(data, model.means, sampler.given, rng(1), 20)
+    assert off(of_images, 0.6) < 0.05
+    for each in (sampler, replace(sampler, hottest=1.0)):
+        assert off(each.marginal(20), 0.6) < 0.05
+    # In (v, h) it is the model's own h that counts, not the posterior's.
+    assert off(sampler.joint(20), 0.25) < 0.15
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_the_frame_comes_off(size):
+    data = load_data("digits", train_images=5, test_images=5, image_size=size)
+    images = as_images(data, pixels(data, data.train_x))
+    torch.testing.assert_close(images, data.scale(data.train_x))
+
+
+def test_the_linear_classifier_is_of_what_it_is_given():
+    data = load_data("digits", train_images=200, test_images=100)
+
+    def label(x):  # by its place, since bytes alone do not say it
+        known = data.train_y if len(x) == 200 else data.test_y
+        return torch.nn.functional.one_hot(known, 10).float()
+
+    assert linear_accuracy(data, label) == 1
+    assert linear_accuracy(data, lambda x: torch.zeros(len(x), 2)) < 0.2
+    # A scale of each entry changes nothing, since it is taken off.
+    by_pixels = linear_accuracy(data, lambda x: data.scale(x).flatten(1))
+    assert by_pixels == linear_accuracy(data, lambda x: 1e4 * data.scale(x).flatten(1) + 7)
+    x, y = (data.scale(data.train_x).flatten(1), data.train_y)
+    plain = LogisticRegression(max_iter=1000).fit(x, y)
+    own = plain.score(data.scale(data.test_x).flatten(1), data.test_y)
+    assert by_pixels == pytest.approx(own, abs=0.08)
+
+
+def judged_run(out: Path, **options: object) -> Path:
+    settings = {"iterations": 3, "batch": 10, "train_images": 60, "test_images": 30, "channels": 2}
+    train(*DeepConfig(out=out, evaluations=1, inner_steps=1, **(settings | options)).open())
+    return out
+
+
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        ({}, ["marginal", "cool", "joint", "from_images"]),
+        ({"posterior": "bernoulli"}, ["marginal", "cool", "from_images"]),
+        ({"model": "wide"}, ["marginal", "cool"]),
+        ({"method": "sr2"}, ["short_run", "long_run", "from_images"]),
+    ],
+    ids=["gaussian", "bernoulli", "wide", "short_run"],
+)
+def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
+    folder = judged_run(tmp_path / "run", **options)
+    jem_folder(tmp_path / "judge")
+    words = ["evaluate", "bism", str(folder), "--features", str(tmp_path / "judge")]
+    assert main([*words, "--samples", "12", "--chain-steps", "3"]) == 0
+    said = capsys.readouterr().out
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert list(found["scores"]) == [*kinds, "held_out", "noise"]
+    assert [row["samples"] for row in found["scores"].values()] == [12] * (len(kinds) + 2)
+    assert (folder / "figures" / f"samples_{kinds[0]}.png").is_file()
+    has_latents = "model" not in options
+    assert ("accuracy" in found) == has_latents == ("linear classifier" in said)
+    assert (folder / "figures" / "samples_interpolated.png").is_file() == has_latents
+    assert bism.load_run(folder, CPU, "elsewhere")[0].data_root == "elsewhere"
+    trained, model, *_ = bism.load_run(folder, CPU, None)
+    assert trained.data_root is None
+    assert found["parameters"] == sum(p.numel() for p in model.network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 1}, "samples is 1, expected 2 or more"),
+        ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
+        ({"features": "own"}, 'features is "own", and the model has no classifier'),
+        ({"likelihood": True}, "likelihood is on, expected it off"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        EvaluateBism(**{"run": Path("run"), "features": "judge", **options}).check()
+
+
+def test_a_run_of_another_trainer_is_refused(tmp_path):
+    jem_folder(tmp_path / "judge")
+    with pytest.raises(ConfigError, match="holds no run of `ebmguard train bism deep`"):
+        bism.load_run(tmp_path / "judge", CPU, None)

@@ -16,12 +16,9 @@ from ebmguard.reference_training.likelihood import (
     enumerated_log_z,
     quadrature_log_z,
 )
+from tests.reference_training.parts import rng
 
 WIDE = torch.float64
-
-
-def rng(seed: int = 0) -> Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # Seeds from 100 on: the walks of the tests must not get the noise of their starts once more.

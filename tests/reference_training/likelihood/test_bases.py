@@ -1,14 +1,26 @@
-"""Bases against PyTorch's own distributions, and the noise that Gaussians are fitted with."""
+"""Bases, verdicts and oracles against closed forms."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.likelihood import Bernoulli, Gaussian
-from tests.reference_training.likelihood.parts import rng
+from ebmguard.reference_training.likelihood import (
+    Bernoulli,
+    Bracket,
+    Estimate,
+    Gaussian,
+    bracket_log_z,
+    enumerated_log_z,
+    quadrature_log_z,
+)
+from tests.reference_training.likelihood.parts import WIDE, modes
+from tests.reference_training.parts import rng
 
 
 def images(count: int) -> Tensor:
@@ -28,24 +40,11 @@ def test_densities_are_those_of_a_multivariate_normal() -> None:
         torch.testing.assert_close(fitted.log_prob(x[:9]), reference.log_prob(rows[:9]))
 
 
-def test_it_is_the_fit_to_images_with_the_noise_itself() -> None:
-    x = images(200)
-    generator = torch.Generator().manual_seed(1)
-    many = x.repeat(1000, 1, 1, 1)
-    noisy = many + 0.5 * torch.randn(many.shape, generator=generator)
-    fitted = Gaussian.fit(x, noise=0.5, independent=False)
-    drawn = torch.cov(noisy.flatten(1).double().T, correction=0)
-    torch.testing.assert_close(fitted.factor @ fitted.factor.T, drawn, rtol=0.02, atol=0.01)
-
-
-def test_few_images_and_constant_pixels_have_a_density() -> None:
+def test_constant_pixels_have_a_density_and_what_has_no_fit_is_refused() -> None:
     x = torch.full((2, 1, 3, 3), -1.0)
     fitted = Gaussian.fit(x, noise=0.03, independent=False)
     expected = torch.distributions.Normal(-1.0, 0.03).log_prob(torch.tensor(-1.0)) * 9
     assert float(fitted.log_prob(x)[0]) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_what_has_no_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="no samples"):
         Gaussian.fit(torch.zeros(0, 4), noise=0.03, independent=True)
     with pytest.raises(ConfigError, match="noise is 0"):
@@ -81,3 +80,129 @@ def test_a_bernoulli_is_that_of_pytorch() -> None:
     torch.testing.assert_close(drawn, means, rtol=0, atol=4 * 0.5 / 20_000**0.5)
     # A bit that was always 0 may be 1 all the same.
     assert Bernoulli.fit(torch.zeros(8, 1)).log_prob(torch.ones(1, 1)).exp() == pytest.approx(0.1)
+
+
+NONE = torch.zeros(0, dtype=WIDE)
+
+
+def side(
+    log_z: float, *, spread: float = 0.1, f: float = 0.0, is_reverse: bool = False
+) -> Estimate:
+    """Of 100 chains whose log weights are `spread` above or below log Z."""
+    signs = torch.tensor([1.0, -1.0], dtype=WIDE).repeat(50)
+    log_weights = (-log_z if is_reverse else log_z) + spread * signs
+    return Estimate(log_weights, NONE, f + signs, NONE, NONE, is_reverse)
+
+
+def judged(
+    low: float = 3.0, high: float = 3.1, *, starts="exact", within=1.0, **reverse
+) -> Bracket:
+    return Bracket(side(low), side(high, is_reverse=True, **reverse), starts, within)
+
+
+def carried_by_one() -> Bracket:
+    found = judged()
+    heavy = found.reverse.log_weights.clone()
+    heavy[0] += 50
+    return replace(found, reverse=replace(found.reverse, log_weights=heavy))
+
+
+def test_numbers_are_those_of_the_weights():
+    found = side(2.0, spread=0.3)
+    assert found.log_z == pytest.approx(2 + math.log(math.cosh(0.3)))
+    ratio = torch.tensor([math.exp(0.3), math.exp(-0.3)]) / math.cosh(0.3)
+    assert found.ess == pytest.approx(100 / float(ratio.square().mean()))
+    error = float(ratio.std(correction=0)) / 10
+    assert found.standard_error == pytest.approx(error)
+    both = judged(2.0, 2.2)
+    assert both.lower == pytest.approx(both.forward.log_z - 2 * both.forward.standard_error)
+    assert both.upper == pytest.approx(both.reverse.log_z + 2 * both.reverse.standard_error)
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [("exact", "3.125"), ("long-run", "have forgotten where they"), ("data", "is no bound")],
+)
+def test_two_that_agree_bracket(starts, said):
+    found = judged(starts=starts)
+    assert found.problems == []
+    assert found.verdict.startswith("these two bracket log Z within 0.13 nats, 2.985..3.1")
+    assert said in found.verdict or starts == "exact"
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (judged(3, 5), "apart"),
+        (judged(3, 3.2, within=0.1), "bracket log Z within 0.1 nats: they are"),
+        (judged(3, 2), "below the forward one"),
+        (carried_by_one(), "reverse has 1.0 effective chains of 100"),
+        (judged(f=5.0), "mean f is 5, the model's"),
+        (judged(math.inf), "the forward estimate is inf"),
+        (judged(high=math.nan), "the reverse estimate is nan"),
+    ],
+)
+def test_the_reason_is_said_where_they_do_not(found, said):
+    assert found.verdict.startswith("they do not bracket log Z within")
+    assert said in found.verdict
+
+
+def test_data_that_are_not_the_models_are_found_out():
+    known = modes()
+    options = {"temperatures": 100, "chains": 200}
+    x = known.samples(400)
+    exact = bracket_log_z(known.path, x[:200], starts="exact", **options, generator=rng(1))
+    assert exact.problems == []
+    assert exact.lower < known.log_z < exact.upper
+    wrong = x[x[:, 0] < 0][:150]
+    data = bracket_log_z(known.path, wrong, starts="data", **options, generator=rng(1))
+    assert "not like samples of the model" in data.verdict
+
+
+@pytest.mark.parametrize("wrong", [{"starts": "long"}, {"within": 0.0}, {"within": math.nan}])
+def test_what_cannot_be_meant_is_refused(wrong):
+    with pytest.raises(ConfigError, match="expected one of exact, long-run, data"):
+        judged(**wrong)
+
+
+@pytest.mark.parametrize("bits", [1, 5, 16])
+def test_independent_bits_are_a_product(bits):
+    logits = torch.linspace(-2, 3, bits, dtype=torch.float64)
+    expected = torch.nn.functional.softplus(logits).sum()
+    torch.testing.assert_close(enumerated_log_z(lambda h: h @ logits, bits), expected)
+
+
+def test_latents_of_several_visible_states_are_summed_at_once():
+    pull = torch.randn(5, 3)
+    found = enumerated_log_z(lambda h: h @ pull.T, 3, like=pull)
+    expected = torch.nn.functional.softplus(pull.double()).sum(1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [((-9,), (9,)), ((-9.0, -8.0), (9.0, 9.5))], ids=["1d", "2d"]
+)
+def test_a_gaussian_is_integrated(low, high):
+    found = quadrature_log_z(lambda x: -x.square().sum(1) / 2, low, high, points=300)
+    # Of an analytic function that is 0 at the ends the midpoint rule is exact to rounding.
+    assert float(found) == pytest.approx(len(low) / 2 * math.log(2 * math.pi), abs=1e-12)
+
+
+def test_a_box_is_what_is_integrated():
+    found = quadrature_log_z(lambda x: x[:, 0] * 0 + 2, (0, 0), (3, 0.5), points=7)
+    assert float(found) == pytest.approx(2 + math.log(1.5))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "points"),
+    [((0,), (0,), 9), ((0, 0), (1,), 9), ((0, 0, 0), (1, 1, 1), 9), ((), (), 9), ((0,), (1,), 0)],
+)
+def test_what_is_no_box_is_refused(low, high, points):
+    with pytest.raises(ConfigError, match="expected one or two numbers each"):
+        quadrature_log_z(lambda x: x.sum(1), low, high, points=points)
+
+
+@pytest.mark.parametrize("bits", [0, 21])
+def test_what_cannot_be_enumerated_is_refused(bits):
+    with pytest.raises(ConfigError, match=f"bits is {bits}, expected 1 to 20"):
+        enumerated_log_z(lambda h: h.sum(1), bits)

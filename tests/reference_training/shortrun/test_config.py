@@ -1,66 +1,38 @@
-"""Settings of the short-run trainer: what is refused, resumed runs, and the published ones."""
+"""`ebmguard train shortrun`: its settings, the published ones, and what the command says."""
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import shlex
+import signal
 from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.shortrun.config import CIFAR10, PRESETS, Preset, ShortRunConfig
-from tests.reference_training.shortrun.parts import trained_folder
+from ebmguard.reference_training.shortrun.train import told
+from tests.reference_training.parts import SHORTRUN, Silent, newest, trained_folder
 
 
 def at(out="x", **settings):
     return ShortRunConfig(**{"out": Path(out), **settings})
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"beta_star": float("inf")}, "beta_star is inf, expected a finite number"),
-        (
-            {"beta_star": 20_000.0},
-            "beta_star is 20000.0, expected less than the output scale, 20000",
-        ),
-        ({"beta_star": 3.0, "noise_std": 1.0}, "expected less than the output scale, 2: f is"),
-        ({"init": "persistent", "buffer_size": 63}, "buffer_size is 63, expected the batch, 64"),
-        ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, gelu"),
-        ({"optimizer": "lion"}, "optimizer is 'lion', expected one of adam, sgd"),
-        ({"most_sgld_steps": 99}, "most_sgld_steps is 99, expected sgld_steps, 100, or more"),
-        ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
-        ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
-        ({"device": "abacus"}, "device is 'abacus'"),
-        ({"start_from": "no/run"}, "no/run holds no run"),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, settings, says):
-    with pytest.raises(ConfigError, match=says):
-        at(tmp_path / "run", **{"device": "cpu", **settings}).open()
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_batch_is_divided_among_the_ranks():
-    at(batch=6).check(Ranks(0, 3))
-    with pytest.raises(ConfigError, match="batch is 64, expected a multiple of the 3 processes"):
-        at().check(Ranks(0, 3))
-
-
-def test_data_are_those_of_the_settings():
+def test_data_and_settings_are_those_of_the_presets_with_what_is_overridden():
     data = at(train_images=100, test_images=9, image_size=4).load_data()
     assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 0, 9]
     assert data.sample_shape == (1, 4, 4)
     whole = at().load_data()
     # None is put aside: the published script trains on every image.
     assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
-
-
-def test_settings_are_the_presets_with_what_is_overridden():
     assert at(data="cifar10").settings == PRESETS["cifar10"]
     changed = at(data="cifar10", nf=32, lr=0.5, init="persistent").settings
     assert changed == replace(PRESETS["cifar10"], nf=32, lr=0.5, init="persistent")
@@ -121,7 +93,7 @@ def test_a_network_to_start_from_is_looked_at_before_there_is_a_folder(tmp_path)
     replace(at(tmp_path / "b", **settings, nf=4), start_from="gone", resume=True).check()
 
 
-def test_the_published_script_number_by_number():
+def test_presets_sample_as_the_published_script_number_by_number():
     """train_cifar10_minimal.py of Nijkamp et al. (2019)."""
     published = {
         "image_size": None,
@@ -144,9 +116,6 @@ def test_the_published_script_number_by_number():
     ours = {"test_images", "buffer_size", "sample_every"}
     assert {field.name for field in fields(Preset)} == published.keys() | ours
     assert CIFAR10.output_scale == pytest.approx(20_000)
-
-
-def test_every_preset_samples_as_published_and_can_be_meant():
     for name, preset in PRESETS.items():
         assert preset.problems() == [], name
         sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")
@@ -169,3 +138,76 @@ def test_every_preset_samples_as_published_and_can_be_meant():
 )
 def test_what_cannot_be_meant_is_said_once(changes, says):
     assert replace(CIFAR10, **changes).problems() == [says]
+
+
+config_for = SHORTRUN.config_for
+
+
+@pytest.fixture(autouse=True)
+def _quiet(monkeypatch):
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+
+
+def words(out, **settings):
+    return shlex.split(config_for(out, **settings).command())[1:]
+
+
+def test_a_run_says_how_it_went(tmp_path, capsys):
+    assert main(words(tmp_path / "run")) == 0
+    out = tmp_path / "run"
+    text = capsys.readouterr().out
+    results = json.loads((out / "results.json").read_text())
+    lines = text.splitlines()
+    assert lines[0] == f"results in {out}"
+    assert lines[1] == "finished 6 steps without divergence"
+    medians = results["median_last_100"]
+    assert lines[-1] == (
+        f"medians of the last 100 updates: energy gap {medians['energy_gap']:.3g}, "
+        f"GradScale {medians['grad_scale']:.3g}, ESS {medians['ess']:.3g}"
+    )
+    # Resumed when there is nothing left to do, it says so again.
+    assert main(["train", "shortrun", "--out", str(out), "--resume"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == lines[2:]
+
+
+def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):
+    class Stopping(Silent):
+        def step(self, done, state):
+            if done == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
+    out = tmp_path / "a run"
+    assert main(words(out)) == 130
+    said = capsys.readouterr().out
+    assert said.startswith("stopped; go on with: ebmguard train shortrun --out ")
+    assert said.endswith("--resume\n")
+    assert newest(out).name == "step-00000002.pt"
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
+    # The very words that it said.
+    assert main(shlex.split(said.removeprefix("stopped; go on with: "))[1:]) == 0
+    assert "finished 6 steps" in capsys.readouterr().out
+
+
+def test_the_ways_to_end(tmp_path):
+    def words(**changes):
+        nothing = dict.fromkeys(("ended", "diverged_at", "first_warn", "first_error"))
+        return [*loop.course({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
+
+    same = {"message": "E b"}  # is said once
+    assert words() == ["finished 7 steps without divergence"]
+    lost = words(diverged_at=6, first_warn={"message": "WARN a"}, first_error=same)
+    assert lost == ["DIVERGED at step 6", "first warn: WARN a", "first error: E b"]
+    ended = words(ended="E b", diverged_at=6, first_warn=same, first_error=same)
+    assert ended == ["ENDED by the guard after 7 steps: E b"]
+    lost = words(diverged_at=6, first_warn=same, first_error=same)
+    assert lost == ["DIVERGED at step 6", "first error: E b"]
+
+
+def test_without_a_guard_weights_are_what_they_would_be():
+    medians = {"energy_gap": 0.1234, "grad_scale": 0.5, "ess": None}
+    medians |= {"ref/grad_scale": 0.75, "ref/ess": 0.25}
+    for beta_star, said in ((0.02, "GradScale 0.5"), (0.0, "GradScale 0.75, ESS 0.25")):
+        found = told({"median_last_100": medians, "beta_star": beta_star})
+        assert found == f"medians of the last 100 updates: energy gap 0.123, {said}"

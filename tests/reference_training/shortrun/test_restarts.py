@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reference_training.jem.parts import assert_same_run
+from tests.reference_training.parts import assert_same_run
 
 KILLS = 3
 STEPS, EVERY = 120, 10

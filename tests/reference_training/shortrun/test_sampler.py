@@ -1,11 +1,8 @@
-"""The short-run chain against plain loops and closed forms, and how its steps are divided.
-
-On a CPU graphs are stand-ins that replay recorded operations on the same storages
-(`tests/replay.py`): they show what is captured, and what a replay reads and overwrites.
-"""
+"""The short-run chain against plain loops and closed forms, in training and of opened runs."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -15,17 +12,29 @@ import torch
 from scipy import stats
 
 from ebmguard import guard
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
+from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
 from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.shortrun.parts import config_for
+from tests.reference_training.parts import (
+    CPU,
+    SHORTRUN,
+    Quadratic,
+    rng,
+    same,
+    saved,
+    tiny_run,
+    trained_folder,
+)
 from tests.replay import Replay, capture_as_replays
 
-CPU = torch.device("cpu")
+config_for = SHORTRUN.config_for
+
 SETTINGS = replace(CIFAR10, step_size=0.7, noise_std=0.05, sgld_steps=4, most_sgld_steps=4)
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
@@ -252,3 +261,82 @@ def test_k_is_uniform_on_its_range():
     before = fixed.state_dict()["counts"]
     assert {fixed.sgld_steps() for _ in range(10)} == {3}
     assert torch.equal(before, fixed.state_dict()["counts"])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of six updates at a beta of one tenth."""
+    return trained_folder(tmp_path_factory.mktemp("runs") / "tenth", beta_star=2000.0, seed=3)
+
+
+def test_the_network_is_that_of_the_newest_checkpoint(folder):
+    run = load_run(folder, CPU)
+    assert run.step == 6
+    assert same(dict(run.network.state_dict()), saved(folder)["network"])
+    assert not run.network.training
+    assert not any(p.requires_grad for p in run.network.parameters())
+    assert run.settings == config_for(folder, beta_star=2000.0).settings
+    assert (run.config.beta_star, run.config.seed, run.path) == (2000.0, 3, folder)
+    assert run.name == "tenth"
+    assert run.drift == pytest.approx(0.9)
+    assert run.device == CPU
+    assert len(run.data.train_x) == 64
+    assert len(run.data.test_x) == 32
+
+
+def test_data_may_lie_elsewhere(tmp_path, monkeypatch):
+    """Elsewhere than in the training: another folder is named, and looked into."""
+    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
+    out = trained_folder(tmp_path / "run")
+    stored = json.loads((out / "config.json").read_text())
+    stored["data"] = "mnist"
+    (out / "config.json").write_text(json.dumps(stored | {"data_root": "/gone"}))
+    with pytest.raises(ConfigError, match="/gone, which is not a folder"):
+        load_run(out, CPU)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/here, which is not a folder"):
+        load_run(out, CPU, data_root=str(tmp_path / "here"))
+
+
+@pytest.mark.parametrize("beta_star", [0.0, 2000.0])
+def test_chains_are_those_of_the_training_under_its_guard(beta_star):
+    run = tiny_run(beta_star=beta_star, sgld_steps=7)
+    with torch.no_grad():
+        run.network.head.weight.mul_(30)
+    x0 = run.starts(5, rng(4))
+    noise = torch.randn(7, 5, 1, 8, 8, generator=rng(9))
+    g = guard(
+        None,
+        make_sampler(run.settings, CPU),
+        beta_star=beta_star,
+        output_scale=run.settings.output_scale,
+    )
+    expected = g.sampler(run.network, x0, noise)
+    x = run.chains(x0, 7, rng(9))
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-6)
+    assert not x.requires_grad
+    if beta_star:  # the drift is large enough to tell the factor
+        plain = tiny_run(beta_star=0.0).chains(x0, 7, rng(9))
+        assert (plain - x).abs().max() > 1e-4
+
+
+def test_a_step_four_times_as_large_has_four_times_the_drift_and_twice_the_noise():
+    """One step of a quadratic: x + 4 s (1 - β) f' + 2 n z; and any factor keeps o."""
+    f = Quadratic(0.05, mean=0.3)
+    run = tiny_run(network=f, beta_star=2000.0)
+    x0 = run.starts(6, rng(4))
+    z = torch.randn(1, 6, 1, 8, 8, generator=rng(9))[0]
+    gradient = -0.05 * (x0 - 0.3)
+    for factor, drift, noise in ((1.0, 0.9, 0.01), (4.0, 3.6, 0.02), (0.25, 0.225, 0.005)):
+        x = run.chains(x0, 1, rng(9), step_factor=factor)
+        torch.testing.assert_close(x, x0 + drift * gradient + noise * z)
+
+
+def test_noise_in_parts_makes_one_chain(monkeypatch):
+    run = tiny_run(noise_std=0.1)
+    x0, generator = run.starts(5, rng(4)), rng(9)
+    noise = torch.cat([torch.randn(k, *x0.shape, generator=generator) for k in (3, 3, 2)])
+    settings = replace(run.settings, step_size=run.step_size)
+    monkeypatch.setattr(trained_module, "CHUNK", 3)
+    x = run.chains(x0, 8, rng(9))
+    torch.testing.assert_close(x, chain(settings, run.network, x0, noise))
+    assert torch.equal(run.chains(x0, 0, rng(4)), x0)

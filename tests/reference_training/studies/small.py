@@ -14,8 +14,7 @@ from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.reference_training.studies.command import find, numbers, told
 from ebmguard.reference_training.studies.config import ShortRunFigure
 from ebmguard.sinks import to_json
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run, write_rows
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run, write_rows
 
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "numbers.json").read_text(encoding="utf-8")

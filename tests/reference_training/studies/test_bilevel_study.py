@@ -14,14 +14,13 @@ import torch
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.config import BismConfig, UpdateSettings
-from ebmguard.reference_training.bism.matching import denoising
 from ebmguard.reference_training.bism.methods import Levels, Update
 from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.studies.bilevel import exact_posterior, gradient_bias, measured
 from ebmguard.reference_training.studies.command import find, run
 from ebmguard.reference_training.studies.config import BilevelFigure
-from tests.reference_training.bism.parts import rbm, rng
-from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.bism.parts import rbm
+from tests.reference_training.parts import assert_no_text_on_text, rng
 from tests.reference_training.studies.small import assert_recorded
 
 STD = 0.3
@@ -59,23 +58,6 @@ def begin(steps: int, seed: int = 0):
     model, generator = rbm(seed=seed), rng(seed)
     settings = UpdateSettings(noise_std=STD, lr=0.02, inner_steps=10, unrolled_steps=steps)
     return model, Update(model, settings, generator), generator
-
-
-def test_the_gradient_with_the_exact_posterior_is_score_matching_of_f():
-    model, update, generator = begin(2)
-    v = torch.randn(30, 2, generator=rng(1)).double()
-    levels = update.levels(v)
-    # The numbers that the upper level is going to draw: latents first, then the noise of v.
-    held = rng()
-    held.set_state(generator.get_state())
-    norms, _ = gradient_bias(model, levels)
-    assert update.posterior is not None
-    update.posterior.noise(30, held)
-    noise = torch.randn(v.shape, generator=held, dtype=v.dtype)
-    loss = denoising(model, v, noise, STD).mean()
-    slopes = torch.autograd.grad(loss, list(model.parameters()))
-    expected = torch.cat([x.reshape(-1) for x in slopes]).norm().item()
-    assert norms["gradient"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("steps", "seed"), [(0, 0), (3, 0), (3, 1)])

@@ -16,8 +16,7 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_energies as module
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.shortrun import by_beta
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run, write_rows
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run, write_rows
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import study_of
 
@@ -56,7 +55,7 @@ def test_the_end_is_the_last_tenth(tmp_path, beta_star, weights):
     assert found["beta"] == pytest.approx(beta_star / 20_000)
 
 
-def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
+def test_runs_are_told_by_beta_star_and_seeds_count_as_one(tmp_path):
     gaps = {20.0: 0.9, 0.0: 0.1, 2.0: 0.5}
     runs = [run_of(tmp_path / f"{b:g}", b, [gap] * 20) for b, gap in gaps.items()]
     found, verdict = study_of("12", *runs), find("12").verdict
@@ -65,9 +64,6 @@ def test_runs_are_told_by_beta_star_and_the_claim_is_answered(tmp_path):
     runs[-1] = run_of(tmp_path / "narrow", 2.0, [0.05] * 20)
     assert verdict(study_of("12", *runs)).endswith(": does not hold.")
     assert verdict(study_of("12", runs[0])).endswith(": cannot be told.")
-
-
-def test_seeds_count_as_one_beta_star(tmp_path):
     runs = [
         run_of(tmp_path / f"{i}", beta_star, [gap] * 10, seed=i % 4)
         for i, (beta_star, gap) in enumerate([(0, 1), (0, 2), (0, 9), (2, 4), (2, 6), (0, 2)])
@@ -155,7 +151,7 @@ def test_what_cannot_be_drawn_is_refused(tmp_path):
 # -- Figures 13 and 14 ------------------------------------------------------------------------
 
 
-def test_what_is_not_finite_is_counted_and_left_out():
+def test_what_is_not_finite_is_counted_left_out_and_has_no_histogram():
     data = np.array([0.0, 1.0, 2.0])
     found = module.separation(data, np.array([1.0, math.nan, 3.0, -math.inf]))
     assert (found["mean"], found["std"], found["gap"], found["not_finite"]) == (2, 1, -1, 2)
@@ -163,6 +159,9 @@ def test_what_is_not_finite_is_counted_and_left_out():
     lost = module.separation(data, np.array([math.nan, math.inf]))
     assert all(math.isnan(lost[name]) for name in ("mean", "std", "above", "gap"))
     assert lost["not_finite"] == 2
+    frame = study_of("13", tiny_run(network=Quadratic(math.nan)), count=50)
+    (figure,) = find("13").drawn(frame).values()
+    assert figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"
 
 
 def test_negatives_are_the_chain_in_closed_form():
@@ -184,16 +183,6 @@ def test_negatives_are_the_chain_in_closed_form():
     squares = (run.data.scale(run.data.train_x).double() - m).square().flatten(1).sum(1)
     data_mean = -a / 2 * (squares.mean().item() + 64 * 0.25)
     assert found["data_mean"][0] == pytest.approx(data_mean, rel=0.01)
-
-
-def test_fewer_images_than_asked_for_and_the_same_from_the_same_seed():
-    run = tiny_run(train_images=40)
-    found, again = (study_of(name, run, count=1000, seed=3) for name in ("14", "13"))
-    assert len(found["f_pos"][0]) == len(found["f_neg"][0]) == found["images"][0] == 40
-    for name in ("f_neg", "f_pos"):
-        np.testing.assert_array_equal(found[name][0], again[name][0])
-    other = study_of("13", run, count=1000, seed=4)
-    assert not np.array_equal(found["f_neg"][0], other["f_neg"][0])
 
 
 class Exploding(nn.Module):
@@ -222,9 +211,3 @@ def test_chains_that_are_lost_are_counted_and_the_rest_is_drawn():
     sums = [patch.get_data().values.sum() for patch in axes.patches]
     assert sums == pytest.approx([100, 100, 0])
     assert_no_text_on_text(figure)
-
-
-def test_a_network_that_is_not_finite_has_no_histogram():
-    frame = study_of("13", tiny_run(network=Quadratic(math.nan)), count=50)
-    (figure,) = find("13").drawn(frame).values()
-    assert figure.axes[0].texts[0].get_text() == "f is finite nowhere on data"

@@ -13,8 +13,7 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_flows as m
 from ebmguard.reference_training.studies.command import find
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run
 from tests.reference_training.studies import small
 
 INVERSES, COUNT = 18, 6
@@ -73,44 +72,6 @@ def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(invers
     assert free["largest"] == pytest.approx(largest, rel=1e-4)
 
 
-def test_what_is_reconstructed(inverses):
-    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
-    x, some = own["target"], own["target"][: m.CONTROLS].flatten(1)
-    held_out = {tuple(image.flatten().tolist()) for image in RUN.data.scale(RUN.data.test_x)}
-    assert len({tuple(image.flatten().tolist()) for image in x} & held_out) == INVERSES
-    permuted = one(inverses, images=m.PERMUTED)["target"].flatten(1)
-    torch.testing.assert_close(permuted.sort(1).values, some.sort(1).values)
-    # One order for all images: equal pixels of all images stay so, and pairs keep their distance.
-    apart = torch.cdist(permuted, permuted)
-    torch.testing.assert_close(apart, torch.cdist(some, some), rtol=1e-4, atol=1e-3)
-    assert not torch.equal(permuted, some)
-    assert torch.equal(one(inverses, network=m.UNTRAINED)["target"].flatten(1), some)
-    # A row for each kind and network, in the cube and free, and for each baseline.
-    assert len(inverses) == 8 + 3
-
-
-def test_shares_of_the_variance(inverses):
-    own = one(inverses, network=m.TRAINED, images=m.HELD_OUT)
-    train = RUN.data.scale(RUN.data.train_x).flatten(1)
-    centred = own["target"].flatten(1) - train.mean(0)
-    variance = centred.square().mean().item()
-    assert own["variance"] == pytest.approx(variance, rel=1e-5)
-    assert one(inverses, network="mean training image")["of_variance"] == pytest.approx(1)
-    assert own["of_variance"] == pytest.approx(own["errors"].mean() / variance, rel=1e-5)
-    few = torch.linalg.eigh(torch.cov(train.T)).eigenvectors[:, -16:]
-    left = (centred - centred @ few @ few.T).square().mean().item()
-    assert one(inverses, network="16 components")["error"] == pytest.approx(left, rel=1e-3)
-    assert one(inverses, images=m.NOISE)["variance"] == pytest.approx(1 / 3, rel=0.15)
-
-
-def test_the_nearest_training_image_is_searched_among_all(inverses):
-    near, x = one(inverses, network=m.NEAREST), one(inverses, images=m.HELD_OUT)["target"]
-    train = RUN.data.scale(RUN.data.train_x)
-    errors = (train[None] - x[:, None]).square().flatten(2).mean(2)
-    assert near["errors"].tolist() == pytest.approx(errors.min(1).values.tolist(), rel=1e-5)
-    assert torch.equal(near["target"], train[errors.argmin(1)])
-
-
 @pytest.mark.parametrize(
     ("data", "others", "held"),
     [
@@ -147,24 +108,6 @@ def test_bits_of_a_linear_flow_are_those_of_its_box(bits):
         assert row["log2_det_per_dim"].tolist() == pytest.approx(expected, abs=1e-6)
 
 
-def test_outside_of_the_flows_box_z_is_not_in_the_cube(bits):
-    free, cube = (one(bits, images=m.STORED, z=z) for z in (m.FREE, m.CUBE))
-    # Every digit has black pixels, at -1, where the flow does not come from within the cube.
-    assert (free["in_cube"], cube["in_cube"]) == (0, 1)
-    assert free["miss"] < 1e-3
-    expected = (cube["target"].abs() - FACTOR).clamp(min=0).square().mean().sqrt().item()
-    assert cube["miss"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_what_lies_in_the_box_has_a_density():
-    z = torch.full((2, 1, 8, 8), 0.5)
-    found = m.flow_bits(shrinking(), m.STORED, m.FREE, torch.zeros_like(z), z)
-    assert found["in_cube"] == 1
-    # M(z) is computed anew, and so is its distance from the image.
-    torch.testing.assert_close(found["x"], torch.full_like(found["x"], FACTOR / 2))
-    assert found["misses"].tolist() == pytest.approx([FACTOR / 2] * 2)
-
-
 def test_the_map_is_that_of_the_tempered_sampler():
     # β = β*/o is a half: f counts half in every step.
     run = shrinking(beta_star=10_000.0)
@@ -172,27 +115,6 @@ def test_the_map_is_that_of_the_tempered_sampler():
     assert found["bits"][0] == pytest.approx(4 + 3 * math.log2(1 - 0.1), abs=1e-6)
     found = one(small.study_of("reconstruction", run, count=3), network=m.TRAINED, z=m.FREE)
     assert found["largest"] == pytest.approx(1 / 0.9**3, rel=1e-4)
-
-
-def test_images_are_held_out_and_noise_is_as_said(bits):
-    stored, noisy, cells = (
-        one(bits, images=kind, z=m.CUBE)["target"] for kind in (m.STORED, m.NOISY, m.DEQUANTISED)
-    )
-    test = {tuple(row.tolist()) for row in RUN.data.scale(RUN.data.test_x).flatten(1)}
-    assert len({tuple(row.tolist()) for row in stored.flatten(1)} & test) == COUNT
-    assert (noisy - stored).std().item() == pytest.approx(RUN.settings.data_noise, rel=0.2)
-    apart = (cells - stored) * RUN.data.levels / 2
-    assert float(apart.abs().max()) <= 0.5 + 1e-5
-    assert apart.std().item() == pytest.approx(12**-0.5, rel=0.2)
-
-
-def test_its_own_images_are_where_its_starts_lead(bits):
-    drawn = one(bits, images=m.OWN)
-    assert drawn["in_cube"] == 1
-    assert drawn["misses"].tolist() == [0.0] * COUNT
-    # A uniform box of 2 FACTOR a side.
-    assert FACTOR * 0.99 < float(drawn["x"].abs().max()) <= FACTOR
-    assert drawn["x"].std().item() == pytest.approx(FACTOR * 3**-0.5, rel=0.05)
 
 
 def test_references_are_densities_of_the_same_images(bits):
@@ -218,16 +140,13 @@ def test_without_noise_in_the_training_there_is_no_reading_of_it():
     assert find("likelihood").verdict(found).endswith(": cannot be told.")
 
 
-def test_fewer_bits_than_the_noise_has_are_no_likelihoods(bits):
+def test_fewer_bits_than_the_noise_are_no_likelihoods_and_infinities_are_not_drawn(bits):
     verdict = find("likelihood").verdict
     assert verdict(bits).endswith(": holds.")
     # A box of half a level has fewer bits than noise of a quarter of a level, and cannot hold it.
     flows = bits["density"] == m.FLOW
     less = bits.assign(mean=bits["mean"].where(~flows, bits["mean"] - 6))
     assert verdict(less).endswith(": does not hold.")
-
-
-def test_determinants_that_are_not_finite_are_not_drawn(bits):
     rows = bits.copy()
     rows.at[0, "bits"] = np.array([-math.inf, math.nan, *bits["bits"][0][2:]])
     (figure,) = find("likelihood").drawn(rows).values()

@@ -1,17 +1,28 @@
-"""Samples of runs from the same noise, and paths between them: affine flows, jumps, plain sums."""
+"""Images in numbers, samples from the same noise, and paths between them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from itertools import combinations, product
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import NearestNeighbors
+from torch import Tensor
 
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.studies import measures
 from ebmguard.reference_training.studies import shortrun_samples as module
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.measures import energy_distance
+from ebmguard.reference_training.studies.measures import (
+    energy_distance,
+    nearest,
+    saturation,
+)
 from ebmguard.reference_training.studies.shortrun_samples import (
     POINTS,
     arc,
@@ -19,10 +30,82 @@ from ebmguard.reference_training.studies.shortrun_samples import (
     course,
     straight,
 )
-from tests.reference_training.pictures import assert_no_text_on_text
-from tests.reference_training.shortrun.parts import Quadratic, tiny_run
+from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import study_of
+
+LEVELS = 16
+
+
+def random_data(count: int, channels: int = 2, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, channels, 3, 3)
+    return torch.randint(0, LEVELS + 1, shape, generator=generator, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 100])
+def test_the_nearest_image_is_that_of_sklearn(monkeypatch, rows):
+    monkeypatch.setattr(measures, "ROWS", rows)
+    data = random_data(20)
+    x = torch.randn(9, 2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    neighbours = NearestNeighbors(n_neighbors=1).fit(data.flatten(1).double() / 8 - 1)
+    distances, places = neighbours.kneighbors(x.clamp(-1, 1).flatten(1))
+    found, place = nearest(x, data, LEVELS)
+    np.testing.assert_allclose(found, distances[:, 0] / 18**0.5, rtol=1e-12)
+    assert place.tolist() == places[:, 0].tolist()
+
+
+def test_an_image_of_the_data_is_at_distance_0_and_one_off_is_not():
+    data = random_data(50)
+    x = data.float() / 8 - 1
+    assert nearest(x, data, LEVELS)[0].tolist() == [0.0] * 50
+    # The shortcut by a product of matrices alone would lose this among its rounding errors.
+    x[4, 0, 0, 0] += 1e-3 if x[4, 0, 0, 0] < 1 else -1e-3
+    assert nearest(x, data, LEVELS)[0][4].item() == pytest.approx(1e-3 / 18**0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_an_image_that_is_not_finite_has_no_numbers(value):
+    x = torch.zeros(2, 1, 3, 3)
+    x[0, 0, 1, 1] = value
+    assert saturation(x, LEVELS).isna().all(axis=1).tolist() == [True, False]
+    assert nearest(x, random_data(5, 1), LEVELS)[0].isnan().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (4, 2, 3, 4)])
+def test_data_that_cannot_be_compared_are_refused(shape):
+    data = torch.zeros(shape, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"images of \(2, 3, 3\) cannot be compared with data of"):
+        nearest(torch.zeros(1, 2, 3, 3), data, LEVELS)
+
+
+def test_saturation_of_images_made_by_hand():
+    x = torch.tensor(
+        [
+            [[[-1.0, 1.0], [-1.0, 1.0]]],  # at the ends, and not beyond them
+            [[[-1.5, 0.0], [0.0, 1.25]]],
+            [[[0.5, 0.5], [0.5, 0.5]]],
+            [[[-0.9, 0.95], [0.0, 0.9375]]],  # within half a level of an end: 1 - 1/16 and more
+        ]
+    )
+    found = saturation(x, LEVELS)
+    assert found["excess"].tolist() == [0.0, 0.1875, 0.0, 0.0]
+    assert found["ends"].tolist() == [1.0, 0.5, 0.0, 0.5]
+    second = math.sqrt((1.5**2 + 1.25**2) / 4 - 0.0625**2)
+    assert found["contrast"][:3].tolist() == pytest.approx([1.0, second, 0.0], rel=1e-12)
+
+
+def test_the_energy_distance_is_that_of_a_loop():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn((5, 1, 2, 3), generator=generator, dtype=torch.float64)
+    y = 1 + torch.randn((4, 1, 2, 3), generator=generator, dtype=torch.float64)
+
+    def mean(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+        return fmean(math.sqrt(float((p - q).square().mean())) for p, q in pairs)
+
+    expected = 2 * mean(product(x, y)) - mean(combinations(x, 2)) - mean(combinations(y, 2))
+    assert energy_distance(x, y) == pytest.approx(expected)
+    assert math.isnan(energy_distance(x[:1], y))
 
 
 def test_numbers_are_the_recorded_ones():
@@ -79,18 +162,23 @@ def test_quality_of_images_beyond_the_cube():
     assert all(math.isnan(lost[name]) for name in ("distance", "beyond"))
 
 
-def test_lost_samples_are_counted_and_red():
+def test_lost_samples_are_counted_and_red_and_single_pairs_drawn():
     frame = study_of("15", tiny_run(network=Quadratic(math.nan)))
     assert frame["not_finite"][1] == 64
     (figure,) = find("15").drawn(frame).values()
     assert (np.asarray(figure.axes[1].images[0].get_array())[10, 10] == (1, 0, 0)).all()
+    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
+        frame = study_of("interpolation", run, count=1)
+        (figure,) = find("interpolation").drawn(frame).values()
+        assert_no_text_on_text(figure)
+    assert find("interpolation").verdict(frame).endswith(": cannot be told.")
 
 
 def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
-def test_paths_go_from_the_second_start_to_the_first():
+def test_paths_go_on_a_circle_and_blends_straight():
     z1, z2 = uniform(2, 3, 1, 4, 4)
     path = between(z1, z2, arc(5))
     assert path.shape == (3, 5, 1, 4, 4)
@@ -100,9 +188,6 @@ def test_paths_go_from_the_second_start_to_the_first():
     blend = straight(path)
     assert torch.allclose(blend[:, 1], 0.75 * z2 + 0.25 * z1)
     assert torch.equal(blend[:, 0], path[:, 0])
-
-
-def test_a_straight_line_and_a_quarter_of_a_circle():
     z1, z2 = torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0]]).double()
     circle = between(z1, z2, arc(21))
     found, line = course(circle), course(straight(circle))
@@ -112,9 +197,6 @@ def test_a_straight_line_and_a_quarter_of_a_circle():
     assert line["steps"].tolist() == [pytest.approx([0.05] * 20)]
     assert found["length"].item() == pytest.approx(math.pi / 2 / math.sqrt(2), rel=1e-3)
     assert found["halved"].item() == pytest.approx(0.5, abs=1e-3)
-
-
-def test_a_jump_is_as_large_at_twice_the_spacing():
     path = torch.zeros(2, 21, 1)
     path[0, 7:] = 1.0
     path[1, :, 0] = torch.linspace(0, 1, 21).square()
@@ -150,16 +232,6 @@ def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
     assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
 
 
-def test_numbers_along_the_paths_are_those_of_their_images():
-    pairs = study_of("interpolation", tiny_run(network=Quadratic(1.0)), count=2).iloc[:-1]
-    for kind in ("path", "blend"):
-        for row in pairs.to_dict("records"):
-            f = -0.5 * row[f"{kind}_images"].square().flatten(1).sum(dim=-1)
-            np.testing.assert_allclose(row[f"f_along_{kind}"], f, rtol=1e-5)
-            assert row[f"f_{kind}"] == row[f"f_along_{kind}"][1:-1].mean()
-            assert row["f_ends"] == pytest.approx(f[[0, -1]].mean().item(), rel=1e-5)
-
-
 class Ridges(torch.nn.Module):
     """f with a maximum at every pixel of -0.8 and of 0.8: its flow sorts pixels by their sign."""
 
@@ -175,11 +247,3 @@ def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses()
     assert frame["length"].dropna().mean() > 2
     assert frame["f_path"].dropna().mean() > 10 * frame["f_blend"].dropna().mean()
     assert find("interpolation").verdict(frame).endswith(": holds.")
-
-
-def test_one_pair_and_lost_ones_can_be_drawn():
-    for run in (tiny_run(), tiny_run(network=Quadratic(-1e30))):
-        frame = study_of("interpolation", run, count=1)
-        (figure,) = find("interpolation").drawn(frame).values()
-        assert_no_text_on_text(figure)
-    assert find("interpolation").verdict(frame).endswith(": cannot be told.")

@@ -1,26 +1,30 @@
-"""Every study of the same small runs: its numbers are those that were recorded, and it is drawn.
-
-numbers.json has them as the code before this one made them, rounded to six digits; of arrays the
-first, the middle and the last number; those of JEM runs as tables have them, and jem_tables.md is
-a whole page. On another processor chains differ in their last digits.
-"""
+"""Every study of the same small runs: its recorded numbers, its pictures and its command."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from matplotlib.image import imread
 
+from ebmguard.cli import COMMANDS, main
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.jem.runs import find_runs
+from ebmguard.reference_training.plots.canvas import new_figure
+from ebmguard.reference_training.studies import command, shortrun
 from ebmguard.reference_training.studies.command import MODULES, find, numbers
-from ebmguard.reference_training.studies.config import JemFigure, ToyFigure
+from ebmguard.reference_training.studies.config import JemFigure, ShortRunFigure, ToyFigure
 from ebmguard.reference_training.studies.jem_tables import page
-from ebmguard.reference_training.studies.study import text
+from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
+from ebmguard.sinks import to_json
 from tests.reference_training.jem import fabricate as jem
 from tests.reference_training.jem.fabricate import OWN, made_up_evaluation
-from tests.reference_training.pictures import assert_no_text_on_text
+from tests.reference_training.parts import assert_no_text_on_text, tiny_run, trained_folder
 from tests.reference_training.studies.small import RECORDED, assert_recorded
 from tests.reference_training.toy.fabricate import write_run
 
@@ -82,3 +86,176 @@ def test_jem(name: Any, jem_runs):
 
 def test_tables_of_jem_runs(jem_runs):
     assert page(jem_runs) == (Path(__file__).parent / "jem_tables.md").read_text(encoding="utf-8")
+
+
+def test_every_study_has_its_word_and_its_place_in_the_table():
+    figures = (words[1] for words in COMMANDS if words[0] == "figure")
+    assert sorted("|".join(figures).split("|")) == sorted(command.MODULES)
+    for name in command.MODULES:
+        study = command.find(name)
+        assert min(map(len, (study.title, study.source, study.columns)))
+
+
+def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
+    path = trained_folder(tmp_path / "run")
+    capsys.readouterr()
+    picture = tmp_path / "there.png"
+    config = ShortRunFigure(name="12", runs=(path,), out=picture, device="cpu")
+    assert command.run(config) == 0
+    printed = capsys.readouterr().out
+    assert "- run: digits, β* = 0.02, K = 3, 6 updates, nf " in printed
+    assert "| β* = 0.02 |" in printed
+    assert "with every step up of β*: cannot be told.\n" in printed
+    assert printed.endswith(f"picture: {picture}\nnumbers: {tmp_path / 'there.json'}\n")
+    assert imread(picture).shape[1] > 500
+    (row,) = json.loads((tmp_path / "there.json").read_text())["rows"]
+    assert row["updates"] == len(row["f_pos"]) == 6
+
+
+def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
+    small: dict[str, Any] = {"iterations": 60, "steps_per_epoch": 10, "depth": 10, "width": 1}
+    jem.write_run(tmp_path / "runs" / "x", scenario="2", diverged_at=20, **small)
+    jem.write_run(tmp_path / "runs" / "y", beta_star=10, samples=(10, 20), **small)
+    monkeypatch.chdir(tmp_path)
+    assert main(["figure", "20", "--runs", "runs"]) == 0
+    printed = capsys.readouterr().out
+    assert "| x " in printed
+    assert "diverged in the first epoch" in printed
+    assert printed.endswith("picture: figure_20.png\nnumbers: figure_20.json\n")
+    assert imread(tmp_path / "figure_20.png").shape[1] > 1000
+    assert main(["figure", "19", "--runs", "runs", "--out", "there.png"]) == 0
+    assert "epoch 2, iteration 0" in capsys.readouterr().out
+    assert (tmp_path / "there.png").stat().st_size > 10_000
+
+
+def test_numbers_as_text_and_as_plain_values():
+    rows = [
+        {"about": "a: digits", "run": "a", "f": np.nan, "n": 1234, "images": torch.zeros(2)},
+        {"about": "b: digits", "run": "b", "f": np.inf, "course": np.array([1.5, np.nan])},
+    ]
+    frame = frame_of(rows)
+    assert text(frame) == (
+        "- a: digits\n- b: digits\n\n"
+        "| run |         f |     n |\n"
+        "| --- | --------: | ----: |\n"
+        "| a   | undefined | 1,234 |\n"
+        "| b   |         ∞ |     – |"
+    )
+    assert to_json(plain(frame)) == [
+        {"about": "a: digits", "run": "a", "f": "NaN", "n": 1234},
+        {"about": "b: digits", "run": "b", "f": "Infinity", "course": [1.5, "NaN"]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "rises"), [([1], None), ([1, 2, 3], True), ([1, 1], False), ([1, np.nan], None)]
+)
+def test_whether_values_ascend(values, rises):
+    assert ascending(values) is rises
+
+
+def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A study that draws nothing; what it was called with is kept."""
+    seen: list[Any] = []
+
+    def numbers(runs: Any, config: Any) -> Any:
+        seen.append((runs, config))
+        return frame_of([{"run": "a"}])
+
+    study = Study("title", "source", shortrun.opened, numbers, lambda *_: new_figure(1, 1), "")
+    monkeypatch.setattr(command, "find", lambda _: study)
+    monkeypatch.setattr(shortrun, "load_run", lambda path, device, root: (path, device.type))
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"count": 0}, "count is 0, expected 1 or more"),
+        ({"threads": -2}, "threads is -2, expected 0 or more"),
+        ({"runs": (), "seed": -1}, r"seed is -1, expected 0 or more(.|\n)*runs is empty, expected"),
+        ({"out": "x.json"}, r"a picture's name ends in one of .*png"),
+        ({"out": "no/x.png"}, r"x\.png cannot be written: expected a file in a folder"),
+        ({"out": "folder.png"}, r"folder\.png cannot be written: expected a file"),
+        ({"device": "quantum"}, "device is 'quantum'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_opened(
+    settings, words, tmp_path, monkeypatch
+):
+    seen = fake(monkeypatch)
+    monkeypatch.setattr(shortrun, "load_run", lambda *_: pytest.fail("a run was opened"))
+    (tmp_path / "folder.png").mkdir()
+    given = {"runs": (tmp_path,), "out": "x.png", **settings}
+    given["out"] = tmp_path / given["out"]
+    with pytest.raises(ConfigError, match=words):
+        command.run(ShortRunFigure(name="long-run", **given))
+    assert not seen
+
+
+def test_numbers_that_cannot_be_written_and_folders_without_a_run_are_told(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="holds no run"):
+        command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=tmp_path / "x.png"))
+    seen = fake(monkeypatch)
+    (tmp_path / "x.json").mkdir()
+    out = tmp_path / "x.png"
+    config = ShortRunFigure(name="long-run", runs=(tmp_path,), out=out, device="cpu")
+    with pytest.raises(DiskError, match=r"x\.json"):
+        command.run(config)
+    assert seen == [([(tmp_path, "cpu")], config)]
+
+
+def refused(name: Any, words: str, runs: int = 1, count: int | None = None, **given: Any) -> None:
+    """The study of so many runs ends in an error of these words."""
+    own = [tiny_run(f"kept{i}", activation="gelu", **given) for i in range(runs)]
+    with pytest.raises(ConfigError, match=words):
+        command.find(name).numbers(own, ShortRunFigure(name=name, runs=(), count=count))
+
+
+@pytest.mark.parametrize(
+    "name", ["13", "14", "15", "steps", "interpolation", "reconstruction", "likelihood"]
+)
+def test_persistent_chains_are_refused(name):
+    what = f"^Figure {name} draws negatives as in training"
+    words = what + ".*kept0 were persistent and are not kept.*--init noise"
+    refused(name, words, init="persistent", buffer_size=20)
+
+
+@pytest.mark.parametrize(
+    ("name", "room"),
+    [
+        ("steps", 12),
+        ("interpolation", 4),
+        ("reconstruction", 4),
+        ("likelihood", 4),
+        ("long-run", 4),
+    ],
+)
+def test_more_runs_than_there_is_room_for_are_refused(name, room):
+    refused(name, f"room for {room} runs, and {room + 1} were given", runs=room + 1)
+
+
+@pytest.mark.parametrize("name", ["reconstruction", "likelihood", "long-run"])
+def test_more_images_than_are_held_out_are_refused(name):
+    refused(name, "33 held-out images were asked for, .*kept0 have 32", count=33)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "values", "verdict"),
+    [
+        ("13", "above", (0.6, 0.2, 0.3, 0.9), "holds."),
+        ("13", "above", (0.2, 0.3, 0.4, 0.1), "does not hold."),
+        ("15", "distance", (0.1, 0.4, 0.2, 0.9), "holds."),
+        ("15", "distance", (0.1, 0.4, np.nan, 0.9), "cannot be told."),
+        ("14", "rise", (0.1, 2.0, None, 3.0), "holds."),
+        ("14", "rise", (0.1, -2.0, None, 3.0), "does not hold."),
+    ],
+)
+def test_claims_on_beta_are_told_by_the_medians_of_seeds(name, column, values, verdict):
+    rows = [
+        {"beta_star": beta_star, column: value}
+        for beta_star, value in zip((0.0, 2.0, 2.0, 3.0), values, strict=True)
+    ]
+    # Of Figure 15 there are rows of data too.
+    others = [{"beta_star": None, column: 9.0}] if name == "15" else []
+    assert command.find(name).verdict(frame_of([*rows, *others])).endswith(f": {verdict}")

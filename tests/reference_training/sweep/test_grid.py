@@ -112,7 +112,7 @@ def test_printed_commands_make_what_is_not_finished(tmp_path, capsys):
         assert config.out == cell.config.out
 
 
-def test_finished_runs_are_those_with_the_steps_that_are_asked_for(tmp_path):
+def test_finished_runs_have_the_steps_that_are_asked_for_and_ensembles_go_on(tmp_path):
     def cell(name, iterations):
         words = f"{DIGITS} {tmp_path}/{name} -- --iterations {iterations}"
         return parse(words).cells()[0]
@@ -132,9 +132,6 @@ def test_finished_runs_are_those_with_the_steps_that_are_asked_for(tmp_path):
     (cell("whole", 9).out / "results.json").write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
         cell("whole", 9).over()
-
-
-def test_an_ensemble_goes_on_when_a_member_diverges(tmp_path):
     config = ToyConfig(out=tmp_path / "toy", iterations=20, evaluations=2)
     run = Run(config.out, (), config)
     members = [{"diverged_at": 4}, {"diverged_at": None}]

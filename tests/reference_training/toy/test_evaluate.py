@@ -26,8 +26,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-
-CPU = torch.device("cpu")
+from tests.reference_training.parts import CPU, rng
 
 
 def evaluator_of(
@@ -35,10 +34,6 @@ def evaluator_of(
 ):
     settings = dataclasses.replace(SCENARIOS[scenario], **other)
     return Evaluator(settings, Members.of(betas, variants, seeds), CPU)
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 class Quadratic(nn.Module):
@@ -155,7 +150,7 @@ def test_the_optimum_is_that_of_each_members_beta():
 def test_perfect_samples_reach_the_floor(data, floor):
     evaluator = evaluator_of(f"{data}-default", seeds=(0, 1))
     distribution = DISTRIBUTIONS[data]
-    perfect = torch.stack([distribution.sample(10_000, generator(seed)) for seed in (0, 1)])
+    perfect = torch.stack([distribution.sample(10_000, rng(seed)) for seed in (0, 1)])
     for row in evaluator.measure_samples(perfect):
         assert row["kl_sgld"] == pytest.approx(floor, rel=0.5)
         assert 0 < row["tv_sgld"] <= math.sqrt(row["kl_sgld"] / 2)  # Pinsker's inequality
@@ -168,7 +163,7 @@ def test_sample_metrics_are_those_of_the_kernel_estimate():
     """On the line, where the blurred truth is the mixture with wider components."""
     evaluator = evaluator_of("mixture1d-default")
     distribution = DISTRIBUTIONS["mixture1d"]
-    samples = 0.9 * distribution.sample(300, generator()) + 0.05
+    samples = 0.9 * distribution.sample(300, rng()) + 0.05
     axis = np.linspace(-1.6, 1.6, 200)
     width = bandwidth(distribution, evaluator.grid)
     found = stats.norm(samples.double().numpy().T, width).pdf(axis[:, None]).mean(1)
@@ -184,7 +179,7 @@ def test_sample_metrics_are_those_of_the_kernel_estimate():
 
 def test_samples_outside_the_grid_are_wrong():
     evaluator = evaluator_of("gmm-default", seeds=(0, 1, 2, 3))
-    inside = DISTRIBUTIONS["gmm"].sample(10_000, generator())
+    inside = DISTRIBUTIONS["gmm"].sample(10_000, rng())
     half, none, lost = inside.clone(), inside.clone(), inside.clone()
     half[::2] = 100.0
     none[:] = -100.0
@@ -236,7 +231,7 @@ def test_a_flat_density_and_the_optimum_are_as_far_off_as_the_page_says(scenario
         assert row["kl"] == pytest.approx(expected, abs=5e-4)
 
 
-def test_cells_without_mass():
+def test_cells_without_mass_have_no_part():
     p = torch.tensor([0.0, 0.0, -torch.inf])
     q = torch.tensor([0.0, -torch.inf, 0.0])
     assert kl(p, torch.zeros(3)).item() == pytest.approx(math.log(1.5))
@@ -245,6 +240,12 @@ def test_cells_without_mass():
     underflown = torch.tensor([0.0, 0.0, -1e4])
     assert kl(underflown, p).item() == 0
     assert kl(p, underflown).item() == 0
+    log_p = torch.tensor([0.0, -1.0, -2.0, -torch.inf])
+    f = torch.tensor([1.0, 0.5, 0.0, -torch.inf])
+    scale, r2 = energy_scale(f, log_p, log_p)
+    assert scale.item() == pytest.approx(0.5)
+    assert r2.item() == pytest.approx(1)
+    assert offset_r2(f, 0.5 * log_p, log_p.exp()).item() == pytest.approx(1)
 
 
 def test_members_do_not_mix_and_nan_stays():
@@ -262,12 +263,3 @@ def test_members_do_not_mix_and_nan_stays():
     assert scale.isnan().tolist() == [False, False, True, True]
     assert r2.isnan().tolist() == [True, False, True, True]
     assert offset_r2(q, torch.arange(4.0), p + 1).isnan().tolist() == [False, False, True, True]
-
-
-def test_empty_cells_have_no_part_in_the_line():
-    log_p = torch.tensor([0.0, -1.0, -2.0, -torch.inf])
-    f = torch.tensor([1.0, 0.5, 0.0, -torch.inf])
-    scale, r2 = energy_scale(f, log_p, log_p)
-    assert scale.item() == pytest.approx(0.5)
-    assert r2.item() == pytest.approx(1)
-    assert offset_r2(f, 0.5 * log_p, log_p.exp()).item() == pytest.approx(1)

@@ -1,17 +1,21 @@
-"""The ensemble trainer: members as if alone, equal bits again, and exact resume."""
+"""The ensemble trainer: members as if alone, what a run keeps, and who is lost."""
+
+from __future__ import annotations
 
 import math
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from ebmguard.errors import ConfigError
 from ebmguard.objective import contrastive_loss
-from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.engine.ranks import ONE_RANK
+from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
@@ -21,13 +25,19 @@ from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
 from ebmguard.reference_training.toy.train import Ensemble, table
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.parts import assert_same_run, results_of
-from tests.reference_training.toy.parts import (
-    config_for,
-    go,
-    parameters,
+from tests.reference_training.parts import (
+    CPU,
+    TOY,
+    assert_same_run,
+    saved,
     small_evaluations,
 )
+
+config_for, go = TOY.config_for, TOY.go
+
+
+def parameters(out):
+    return dict(saved(out)["network"])
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +55,7 @@ def whole(tmp_path_factory):
     return out
 
 
-WHOLE = {"betas": ("0", "0.5"), "evaluations": 6}
+WHOLE: dict[str, Any] = {"betas": ("0", "0.5"), "evaluations": 6}
 
 
 def largest_difference(one, other):
@@ -150,7 +160,7 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatch):
+def test_a_stop_at_the_very_end_loses_nothing(whole, tmp_path, monkeypatch):
     cut, results = tmp_path / "cut", Ensemble.results
 
     def interrupted(self):
@@ -163,10 +173,7 @@ def test_ctrl_c_at_the_very_end_stops_the_caller_too(whole, tmp_path, monkeypatc
     assert (cut / "results.json").exists()
     assert go(ToyConfig(out=cut, resume=True)) is not None
     assert_same_run(whole, cut)
-
-
-def test_a_kill_after_the_last_checkpoint_loses_nothing(whole, tmp_path, monkeypatch):
-    cut = tmp_path / "cut"
+    cut = tmp_path / "killed"
     with monkeypatch.context() as killed:
 
         def torn(file, **arrays):
@@ -181,26 +188,6 @@ def test_a_kill_after_the_last_checkpoint_loses_nothing(whole, tmp_path, monkeyp
     assert_same_run(whole, cut)
 
 
-def test_results_are_means_over_the_last_five_evaluations(whole):
-    results = results_of(whole)
-    rows = read_jsonl(whole / "members.jsonl")
-    steps = sorted({row["step"] for row in rows})
-    assert steps == [2, 4, 6, 8, 10, 12]
-    for i, member in enumerate(results["members"]):
-        mine = [row for row in rows if row["member"] == i]
-        assert ["kl_sgld" in row for row in mine] == [False] + [True] * 5
-        for name in ("kl", "kl_sgld"):
-            assert member[name] == pytest.approx(np.mean([row[name] for row in mine[1:]]))
-        assert 0 < member["grad_scale"] <= 1
-        assert 1 / 20 <= member["ess"] <= 1 + 1e-6
-    guarded = read_jsonl(whole / "metrics.jsonl")
-    for step in steps:
-        gaps = [row["energy_gap"] for row in rows if row["step"] == step]
-        assert guarded[step - 1]["energy_gap"] == pytest.approx(np.mean(gaps), rel=1e-5)
-    assert results["diverged_at"] is None
-    assert len(table(results["members"]).splitlines()) == 4
-
-
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
     take_in = Ensemble.take_in
     latest: list[torch.Tensor] = []
@@ -212,7 +199,6 @@ def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
     monkeypatch.setattr(Ensemble, "take_in", listen)
     config = config_for(tmp_path, scenario="gmm-good+lost", betas=("0", "0.1"))
     results = go(config)
-    assert results is not None
     stars = torch.tensor([0.0, 0.0, 0.1, 0.1]) * config.settings.output_scale
     assert latest[0].shape == (4, 40)
     good = torch.softmax(stars[:, None] * latest[0], 1)[:, :20].sum(1).tolist()
@@ -237,7 +223,6 @@ def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(whole, tmp_pa
 
     monkeypatch.setattr(Draws, "positives", with_a_nan)
     results = go(config_for(tmp_path, **WHOLE))
-    assert results is not None
     assert [m["diverged_at"] for m in results["members"]] == [None, 4, None, None]
     assert results["diverged_at"] == 4
     alerts = read_jsonl(tmp_path / "alerts.jsonl")
@@ -246,31 +231,6 @@ def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(whole, tmp_pa
     for name in one:
         for member in (0, 2, 3):
             assert torch.equal(one[name][member], other[name][member]), (name, member)
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"scenario": "gmm-best"}, "expected one of gmm-default"),
-        ({"betas": ("2",)}, "beta is '2'"),
-        ({"variants": ("best",)}, "variant is 'best'"),
-        ({"seeds": 0}, "seeds is 0, expected 1 or more"),
-        ({"threads": -1}, "threads is -1, expected 0 or more"),
-        ({"evaluations": 13}, "at most one for each of the 12 updates"),
-        ({"noise_std": -0.1}, "noise_std is -0.1"),
-        ({"iterations": 0}, "iterations is 0"),
-        ({"device": "abacus"}, "device is 'abacus'"),
-    ],
-)
-def test_settings_that_cannot_be_meant_leave_no_folder(tmp_path, settings, match):
-    with pytest.raises(ConfigError, match=match):
-        config_for(tmp_path / "run", **settings).open()
-    assert not (tmp_path / "run").exists()
-
-
-def test_an_ensemble_is_not_divided(tmp_path):
-    with pytest.raises(ConfigError, match="trained by one process, not by 2"):
-        config_for(tmp_path).check(Ranks(0, 2))
 
 
 NUMBERS = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
@@ -299,3 +259,90 @@ def test_a_line_for_each_variant_and_beta_with_medians_over_the_seeds():
         ["default", "0.5", "2", "1", "1", "1", "1", "0 of 3"],
         ["default", "0.7", "undefined", "1", "1", "1", "1", "1 of 3"],
     ]
+
+
+class Script:
+    """Stands for an evaluator, and says what it is told."""
+
+    grid = SimpleNamespace(axis=torch.linspace(-1, 1, 3), shape=(3,))
+
+    def __init__(self, evaluations) -> None:
+        self.evaluations = iter(evaluations)
+        self.sampled_at: list[int] = []
+
+    def log_density(self, network: Any) -> torch.Tensor:
+        return torch.arange(12.0).reshape(4, 3)
+
+    def samples(self, network: Any, step: int) -> torch.Tensor:
+        self.sampled_at.append(step)
+        return torch.full((4, 5, 1), float(step))
+
+    def measure(self, log_density: torch.Tensor) -> list[dict[str, float]]:
+        return [{"kl": value} for value in next(self.evaluations)]
+
+    def measure_samples(self, samples: torch.Tensor) -> list[dict[str, float]]:
+        return [{"kl_sgld": value} for value in samples[:, 0, 0].tolist()]
+
+
+def run_of(tmp_path, iterations, evaluations=((),)) -> Ensemble:
+    """Four members that are not trained, whose KL are those of the evaluations."""
+    count = {"iterations": iterations, "evaluations": len(evaluations)}
+    config, folder = config_for(tmp_path / "run", betas=("0", "0.5"), **count).open()
+    ensemble = Ensemble(config, Record(config, folder, CPU, ONE_RANK))
+    ensemble.evaluator = Script(evaluations)
+    return ensemble
+
+
+def looked_at(ensemble: Ensemble, updates: int) -> list[int]:
+    ensemble.record.next_step = updates
+    return [step for step in range(1, updates + 1) if ensemble.evaluate(step)]
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (7, 7), (13, 5), (60, 7)])
+def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(tmp_path, n, count):
+    due = looked_at(run_of(tmp_path, n, [[1.0] * 4] * count), n)
+    assert due == [math.ceil(k * n / count) for k in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("gap", [1.1e4, -1.1e4, math.nan, math.inf, -math.inf])
+def test_a_member_is_lost_at_its_first_wide_gap(tmp_path, gap):
+    ensemble = run_of(tmp_path, 5)
+    f_neg = torch.zeros(4, 2)
+    for step, own in enumerate((1e4, -1e4, gap, 0.0, gap)):
+        # Two positives that say so in their mean alone, and one lost negative of another member.
+        f_pos = torch.tensor([[0.0, 0.0], [2 * own, 0.0], [1.0, -1.0], [0.0, 0.0]])
+        f_neg[3, 1] = math.nan if step == 1 else 0.0
+        ensemble.take_in(step, f_pos, f_neg)
+    assert ensemble.diverged_at.tolist() == [-1, 2, -1, 1]
+
+
+def test_means_are_over_the_last_five_and_hide_no_lost_member(tmp_path):
+    evaluations = [[100.0, math.nan, 1.0, 1.0], [100.0, math.inf, 2.0, 2.0]]
+    evaluations += [[float(k), float(k), float(k), math.inf] for k in range(4)]
+    evaluations.append([4.0, 4.0, math.nan, math.inf])
+    ensemble = run_of(tmp_path, 13, evaluations)
+    looked_at(ensemble, 13)
+    assert ensemble.evaluator.sampled_at == [6, 8, 10, 12, 13]
+    ensemble.diverged_at = torch.tensor([-1, 7, -1, 5])
+    results, folder = ensemble.results(), ensemble.record.folder
+    # What the first two evaluations saw is past; what the last five saw stays.
+    kl = [member["kl"] for member in results["members"]]
+    assert kl == pytest.approx([2.0, 2.0, math.nan, math.inf], nan_ok=True)
+    assert {member["kl_sgld"] for member in results["members"]} == {(6 + 8 + 10 + 12 + 13) / 5}
+    assert [member["diverged_at"] for member in results["members"]] == [None, 7, None, 5]
+    assert results["diverged_at"] == 5
+    assert all(set(m).isdisjoint({"step", "member"}) for m in results["members"])
+    who = [(m["beta"], m["variant"], m["seed"]) for m in results["members"]]
+    assert who == [(b, "default", s) for b in ("0", "0.5") for s in (0, 1)]
+    rows = read_jsonl(folder.path / "members.jsonl")
+    assert [row["member"] for row in rows] == [0, 1, 2, 3] * 7
+    with np.load(folder.figures / "grids.npz") as grids:
+        np.testing.assert_array_equal(grids["axis"], [-1.0, 0.0, 1.0])
+        np.testing.assert_array_equal(grids["negative_energy"], np.arange(12.0).reshape(4, 3))
+        assert grids["negative_energy"].dtype == grids["samples"].dtype == np.float32
+        assert (grids["samples"] == 13).all()
+    ensemble = run_of(tmp_path / "one", 1, [[3.0, math.nan, 1.0, 2.0]])
+    assert math.isnan(ensemble.kl)
+    looked_at(ensemble, 1)
+    assert ensemble.kl == 3.0
+    assert ensemble.results()["diverged_at"] is None

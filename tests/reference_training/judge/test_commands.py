@@ -1,4 +1,4 @@
-"""`ebmguard evaluate jem` on run folders made by hand."""
+"""`ebmguard evaluate`: what every one does the same way, and those of JEM and of toys."""
 
 from __future__ import annotations
 
@@ -9,21 +9,76 @@ from typing import Any
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.judge.classification import (
-    accuracy,
-    calibration_error,
-    classify,
-)
+from ebmguard.reference_training.judge import jem, shortrun, toy
+from ebmguard.reference_training.judge.classification import accuracy, calibration_error, classify
+from ebmguard.reference_training.judge.evaluate import EvaluateConfig, run
 from ebmguard.reference_training.judge.features import load_features
-from ebmguard.reference_training.judge.jem import EvaluateJem, run
+from ebmguard.reference_training.judge.jem import EvaluateJem
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.robustness import robustness
 from ebmguard.reference_training.judge.stored import load_network
+from ebmguard.reference_training.judge.toy import EvaluateToy, table
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import sgld
-from tests.reference_training.judge.parts import CPU, jem_folder
+from tests.reference_training.judge.parts import jem_folder
+from tests.reference_training.parts import CPU, TOY, small_evaluations, trained_folder
+
+COMMANDS = {
+    "jem": (jem.run, jem.EvaluateJem, {}),
+    "shortrun": (shortrun.run, shortrun.EvaluateShortRun, {"likelihood": True}),
+    "toy": (toy.run, toy.EvaluateToy, {}),
+}
+
+
+def found(config, device):
+    return {"device": device.type, "score": float("nan")}
+
+
+def say(results):
+    return f"score {results['score']}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_cannot_be_evaluated_is_refused(tmp_path, name):
+    evaluate, settings, least = COMMANDS[name]
+
+    def refused(path, says, **more):
+        with pytest.raises(ConfigError, match=says):
+            evaluate(settings(run=path, **{"device": "cpu", **least, **more}))
+        assert not (path / "evaluation.json").exists()
+
+    refused(tmp_path, "temperatures is 0, expected 1 or more", temperatures=0)
+    refused(tmp_path, "ais_chains is 1, expected 2 or more", ais_chains=1)
+    refused(tmp_path, "device is 'abacus', which cannot be used here", device="abacus")
+    refused(tmp_path / "no", "no holds no run")
+    jem_folder(tmp_path / "jem")
+    trained_folder(tmp_path / "shortrun", iterations=1)
+    for other in {"jem", "shortrun"} - {name}:
+        refused(tmp_path / other, f"{other} is not a run.* of `ebmguard train {name}`")
+    if name != "toy":
+        for file in (tmp_path / name / "checkpoints").iterdir():
+            file.unlink()
+        refused(tmp_path / name, "has no checkpoint")
+
+
+def test_results_are_printed_and_stored(tmp_path, capsys):
+    assert run(found, say, EvaluateConfig(run=tmp_path, device="cpu")) == 0
+    file = tmp_path / "evaluation.json"
+    assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
+    assert capsys.readouterr().out == f"score nan\n\nwritten to {file}\n"
+
+
+@pytest.mark.parametrize("why", ["a folder is in its place", "the folder is gone"])
+def test_results_that_cannot_be_stored_are_printed(tmp_path, capsys, why):
+    path = tmp_path / "run"
+    if why == "a folder is in its place":
+        (path / "evaluation.json").mkdir(parents=True)
+    with pytest.raises(DiskError, match=r"run/evaluation\.json could not be written"):
+        run(found, say, EvaluateConfig(run=path, device="cpu"))
+    assert capsys.readouterr().out == "score nan\n"
+
 
 SPREAD = [i for i in range(30) if i % 6 != 5]
 """25 of 30 chains, from all parts of the buffer."""
@@ -31,7 +86,7 @@ SPREAD = [i for i in range(30) if i % 6 != 5]
 
 def evaluate(path, **settings):
     config = EvaluateJem(run=path, **{"samples": 25, "device": "cpu", **settings})
-    assert run(config) == 0
+    assert jem.run(config) == 0
     return json.loads((path / "evaluation.json").read_text())
 
 
@@ -130,15 +185,12 @@ def test_settings_that_cannot_be_meant(tmp_path):
             evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
 
 
-def test_the_data_are_where_the_run_had_them_unless_told_otherwise(tmp_path):
+def test_data_are_where_and_as_small_as_in_the_training(tmp_path):
     jem_folder(tmp_path / "run", stored={"data": "mnist", "data_root": str(tmp_path / "then")})
     with pytest.raises(ConfigError, match="then"):
         evaluate(tmp_path / "run")
     with pytest.raises(ConfigError, match="now"):
         evaluate(tmp_path / "run", data_root=str(tmp_path / "now"))
-
-
-def test_the_images_are_as_small_as_in_the_training(tmp_path):
     networks, _ = jem_folder(tmp_path, stored={"image_size": 4})
     data = load_data("digits", train_images=90, valid_images=20, test_images=40, image_size=4)
     logits = classify(networks["best"], data.scale(data.test_x), noise_std=0.03)
@@ -174,3 +226,34 @@ def test_a_folder_names_no_code_that_is_run(tmp_path):
     jem_folder(tmp_path / "other")
     results = evaluate(tmp_path / "other", features=str(tmp_path / "run"), chains=("buffer",))
     assert results["features"].startswith(f"the classifier of the run {tmp_path / 'run'}")
+
+
+config_for, go = TOY.config_for, TOY.go
+
+
+@pytest.mark.parametrize("scenario", ["gmm-default", "mixture1d-default"])
+def test_annealing_agrees_with_the_quadrature(tmp_path, capsys, monkeypatch, scenario):
+    small_evaluations(monkeypatch)
+    monkeypatch.setattr(toy, "POOL", 20_000)
+    out = tmp_path / "run"
+    go(config_for(out, scenario=scenario, betas=("0", "0.5"), seeds=1, evaluations=1))
+    monkeypatch.undo()
+    assert toy.run(EvaluateToy(run=out, device="cpu")) == 0
+    without = json.loads((out / "evaluation.json").read_text())["members"]
+    assert "log_z" not in without[0]
+    assert "KL by" not in capsys.readouterr().out
+    config = EvaluateToy(run=out, device="cpu", likelihood=True, temperatures=40)
+    assert toy.run(config) == 0
+    printed = capsys.readouterr().out
+    stored = json.loads((out / "evaluation.json").read_text())
+    assert [member["beta"] for member in stored["members"]] == ["0", "0.5"]
+    for member, plain in zip(stored["members"], without, strict=True):
+        assert {k: member[k] for k in plain} == plain
+        low, high = member["log_z"]
+        assert member["holds"], member["verdict"]
+        # The ends are two standard errors away; one of many networks may need four.
+        assert low - (high - low) < member["quadrature_log_z"] < high + (high - low)
+        low, high = member["annealed_kl"]
+        assert low - (high - low) < member["kl"] < high + (high - low)
+        assert f"{low:.3f} to {high:.3f}" in printed
+    assert table(stored) in printed

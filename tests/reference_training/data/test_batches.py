@@ -1,3 +1,5 @@
+"""Batches: crops and flips against padded images, and the order of an epoch."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,8 +7,10 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from ebmguard.reference_training.data import augment
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.data import EpochOrder, augment
 from ebmguard.reference_training.data.augment import crop
+from tests.reference_training.parts import CPU
 
 
 def numpy_window(image, pad, top, left, mirrored):
@@ -61,14 +65,43 @@ def test_every_crop_and_flip_is_as_likely(pad, flip):
     assert 0.001 < chi2.cdf(statistic, len(cases) - 1) < 0.999
 
 
-def test_images_keep_their_places():
-    x = torch.arange(10, dtype=torch.uint8)[:, None, None, None].expand(10, 3, 8, 8)
-    out = augment(x, pad=4, flip=True, generator=torch.Generator())
-    assert torch.equal(out, x)
-
-
 def test_nothing_to_do_is_the_batch_itself_and_draws_nothing():
     x = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
     generator = torch.Generator().manual_seed(3)
     assert augment(x, pad=0, flip=False, generator=generator) is x
     assert torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
+
+
+def epoch(order, number):
+    start = number * order.steps_per_epoch
+    return torch.cat([order.rows(start + i) for i in range(order.steps_per_epoch)]).tolist()
+
+
+@pytest.mark.parametrize(("count", "batch", "steps"), [(103, 10, 10), (100, 10, 10), (7, 7, 1)])
+def test_an_epoch_visits_every_image_at_most_once_in_full_batches(count, batch, steps):
+    order = EpochOrder(count, batch, 0, CPU)
+    assert order.steps_per_epoch == steps
+    assert order.rows(0).shape == (batch,)
+    assert order.rows(0).dtype == torch.int64
+    for number in range(3):
+        visited = epoch(order, number)
+        assert len(set(visited)) == len(visited) == steps * batch
+        assert set(visited) <= set(range(count))
+
+
+def test_a_batch_depends_on_the_step_and_the_seed_alone():
+    straight = EpochOrder(50, 8, 3, CPU)
+    batches = [straight.rows(step).clone() for step in range(40)]
+    for step in (39, 0, 17, 18, 6, 5, 17):
+        assert torch.equal(straight.rows(step), batches[step])
+        assert torch.equal(EpochOrder(50, 8, 3, CPU).rows(step), batches[step])
+    # Neighbours, and seeds that are alike in the lower 32 bits, which are all that a CPU uses.
+    orders = [EpochOrder(100, 10, seed, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1)]
+    seen = {tuple(epoch(order, number)) for order in orders for number in range(4)}
+    assert len(seen) == 20
+
+
+@pytest.mark.parametrize(("count", "batch"), [(5, 6), (5, 0), (0, 1)])
+def test_an_epoch_without_a_batch_is_refused(count, batch):
+    with pytest.raises(ConfigError, match=f"a batch of {batch} images .* expected 1 to {count}"):
+        EpochOrder(count, batch, 0, CPU)

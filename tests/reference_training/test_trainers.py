@@ -1,0 +1,249 @@
+"""What holds of every trainer: exact resume, seeds, and settings that are refused before a run."""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+from typing import Any
+
+import pytest
+
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.sinks import read_jsonl
+from tests.reference_training.parts import (
+    TRAINERS,
+    Silent,
+    assert_same_run,
+    newest,
+    results_of,
+    same,
+    saved,
+    small_evaluations,
+)
+
+EVERY = {"jem": 4, "shortrun": 9, "toy": 7, "rbm": 17, "deep": 8}
+"""Steps between checkpoints."""
+TOYS = {
+    "gmm-default": ("0:0.9", "0.3"),
+    "circles-degenerate": ("0", "0.5"),
+    "mixture1d-restricted": ("0.1+0.5+0.9", "0.3"),
+    "gmm-good+exploding": ("0", "0.5"),
+}
+KINDS: dict[str, dict[str, dict[str, Any]]] = {
+    "jem": {
+        "no guard": {"beta_star": 0.0},
+        "a classifier": {"p_x_weight": 0.0, "n_labelled": 5, "valid_images": 30},
+        "p(x, y)": {"p_x_weight": 0.0, "p_x_y_weight": 1.0},
+        "all": {"p_x_y_weight": 0.5, "class_conditional": True, "n_labelled": 5},
+        "quality": {"quality_samples": 20, "valid_images": 30},
+        "epochs": {
+            "scenario": "2",
+            "depth": 10,
+            "width": 1,
+            "n_labelled": 5,
+            "train_images": 40,
+        },
+        "variant": {"variant": "true", "noise_std": 0.0},
+    },
+    "shortrun": {
+        "no guard": {"beta_star": 0.0},
+        "random K": {"most_sgld_steps": 7},
+        "persistent": {"init": "persistent", "buffer_size": 20, "optimizer": "sgd"},
+        "bfloat16": {"precision": "bfloat16", "sample_every": 1, "checkpoint_every": 100},
+    },
+    "toy": {name: {"scenario": name, "betas": betas} for name, betas in TOYS.items()},
+    "rbm": {
+        "bidsm": {},
+        "fresh": {"fresh_inner": True},
+        "vnce": {"method": "vnce"},
+        "pcd3": {"method": "pcd3"},
+    },
+    "deep": {
+        "bimdsm": {},
+        "unrolled": {"unrolled_steps": 2},
+        "bits": {"posterior": "bernoulli", "method": "bidsm"},
+        "visible": {"model": "visible"},
+        "pcd2": {"model": "wide", "method": "pcd2"},
+        "cold": {"method": "sr3"},
+        "warm": {"method": "psr3"},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name, own in KINDS.items() for kind in own]
+)
+def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path, monkeypatch, name, kind):
+    """Ctrl-C writes one as it does every so many steps: see test_fourth_task.py."""
+    small_evaluations(monkeypatch)
+    trainer, whole, cut = TRAINERS[name], tmp_path / "whole", tmp_path / "cut"
+    longer = {"iterations": 12} if name == "shortrun" else {}
+    settings = {**longer, **KINDS[name][kind], "checkpoint_every": EVERY[name]}
+    assert trainer.run(whole, **settings) is not None
+    shutil.copytree(whole, cut)
+    newest(cut).unlink()
+    (cut / "results.json").unlink()
+    resumed = Silent()
+    assert trainer.go(trainer.config(out=cut, resume=True), resumed) is not None
+    assert 0 < resumed.started[1] < resumed.started[2]
+    assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_same_seed_is_the_same_bits_and_another_one_others(tmp_path, monkeypatch, name):
+    small_evaluations(monkeypatch)
+    for run, seed in (("a", 3), ("b", 3), ("c", 4)):
+        TRAINERS[name].run(tmp_path / run, seed=seed)
+    assert_same_run(tmp_path / "a", tmp_path / "b")
+    a, c = saved(tmp_path / "a"), saved(tmp_path / "c")
+    for part in a.keys() & {"network", "model", "optimizer", "update", "buffer", "draws"}:
+        assert not same(a[part], c[part]), part
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "settings"),
+    [
+        ("jem", "step", {"lr": 0.5, "stop_after": 4, "alert_window": 3, "alert_context": 2}),
+        ("shortrun", "update", {"lr": 10.0}),
+    ],
+)
+def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path, name, unit, settings):
+    trainer, reporter = TRAINERS[name], Silent()
+    config = trainer.config_for(tmp_path, beta_star=0.0, iterations=60, **settings)
+    results = trainer.go(config, reporter)
+    lost = results["diverged_at"]
+    assert results["steps"] == lost + settings.get("stop_after", 0) + 1 < 60
+    gaps = [row["energy_gap"] for row in read_jsonl(tmp_path / "metrics.jsonl")]
+    assert not abs(gaps[lost]) <= 1e4
+    assert all(abs(gap) <= 1e4 for gap in gaps[:lost])
+    assert any(f"diverged at {unit} {lost}: energy gap" in note for note in reporter.notes)
+    assert (tmp_path / "figures" / "samples_end.png").is_file()
+    # Its alerts are those that the guard wrote.
+    first_error = next(a for a in read_jsonl(tmp_path / "alerts.jsonl") if a["level"] == "ERROR")
+    assert {k: results["first_error"][k] for k in ("step", "message")} == {
+        k: first_error[k] for k in ("step", "message")
+    }
+    if name == "jem":
+        steps = [step for step, _ in results["accuracy_around_divergence"]]
+        assert steps == list(range(max(lost - 2, 0), lost + 4))[: len(steps)]
+        assert len(steps) >= 5
+    before = results_of(tmp_path)
+    trainer.go(trainer.config(out=tmp_path, resume=True))  # there is nothing left to do
+    assert results_of(tmp_path) == before
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "jem": [
+        ({"scenario": "8"}, r"scenario is '8', expected one of digits, 1, .* 7"),
+        ({"data": "imagenet"}, r"data is 'imagenet', expected one of digits, mnist, cifar10"),
+        ({"variant": "best"}, r"variant is 'best', expected one of default, no_pos, batch, true"),
+        ({"precision": "float8"}, r"precision is 'float8', expected one of float32, tf32, bf"),
+        ({"p_x_weight": 0.0, "p_y_x_weight": 0.0}, "all three weights are 0"),
+        ({"p_x_y_weight": math.inf}, "p_x_y_weight is inf, expected a finite number, 0 or more"),
+        ({"p_x_y_weight": 1.0, "variant": "true"}, r"variant is 'true' with p_x_y_weight"),
+        ({"class_conditional": True, "p_x_weight": 0.0}, "class_conditional needs the term of p"),
+        ({"class_conditional": True, "buffer_size": 33}, "buffer_size is 33, expected a multiple"),
+        ({"p_x_y_weight": 1.0, "buffer_size": 33}, "buffer_size is 33, expected a multiple of 10"),
+        ({"energy_l2": 0.1, "p_x_weight": 0.0}, r"energy_l2 belongs to the terms of p\(x\) and p"),
+        ({"clip_norm": math.nan}, "clip_norm is nan, expected a positive number"),
+        ({"action": "stop"}, "action is 'stop', expected one of warn, raise, rollback"),
+        ({"action": "raise", "p_x_weight": 0.0}, "action is 'raise' without samples"),
+        ({"action": "rollback", "p_x_y_weight": 1.0}, "action is 'rollback' with p_x_y_weight, w"),
+        ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, silu"),
+        ({"norm": "instance", "image_size": 4}, "norm is 'instance', which needs images of 5x5"),
+        ({"dropout": 1.0}, "dropout is 1.0, expected a share from 0 to less than 1"),
+        ({"weight_decay": -1.0}, "weight_decay is -1.0, expected a finite number, 0 or more"),
+        ({"labels_per_class": 0}, "labels_per_class is 0, expected 1 or more"),
+        ({"labels_per_class": 4}, "n_labelled is 0 with labels_per_class 4: expected a batch of 1"),
+        ({"labels_per_class": 4, "n_labelled": 41}, "n_labelled is 41 .* 1 to 40 of the labelled"),
+        ({"unconditional": True, "p_x_y_weight": 1.0}, "unconditional .* has no f"),
+        ({"unconditional": True, "class_conditional": True}, "unconditional .* has no f"),
+        ({"unconditional": True, "p_x_weight": 0.0}, "unconditional needs the term of p"),
+        ({"features": "no such thing", "quality_samples": 9}, "features is 'no such thing'"),
+        ({"finer_steps": True, "compile": "yes"}, "finer_steps needs samples, and a network that"),
+        ({"finer_steps": True, "p_x_weight": 0.0}, "finer_steps needs samples"),
+        ({"sgld_steps": 0}, "sgld_steps is 0, expected 1 or more"),
+        ({"n_pos": 64, "train_images": 63}, "a batch of 64 images was asked for, digits has 63"),
+        ({"n_labelled": 9, "n_pos": 1, "train_images": 8}, "a batch of 9 images was asked for"),
+        ({"image_size": 3}, "image_size is 3, and the images have 8x8 pixels"),
+        ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
+        ({"data": "cifar10", "data_root": "no"}, "no, which is not a folder"),
+    ],
+    "shortrun": [
+        ({"beta_star": math.inf}, "beta_star is inf, expected a finite number"),
+        ({"beta_star": 2e4}, "beta_star is 20000.0, expected less than the output scale, 20000"),
+        ({"beta_star": 3.0, "noise_std": 1.0}, "expected less than the output scale, 2: f is"),
+        ({"init": "persistent", "buffer_size": 7}, "buffer_size is 7, expected the batch, 8"),
+        ({"activation": "relu"}, "activation is 'relu', expected one of leaky_relu, gelu"),
+        ({"optimizer": "lion"}, "optimizer is 'lion', expected one of adam, sgd"),
+        ({"most_sgld_steps": 2}, "most_sgld_steps is 2, expected sgld_steps, 3, or more"),
+        ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
+        ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
+        ({"start_from": "no/run"}, "no/run holds no run"),
+    ],
+    "toy": [
+        ({"scenario": "gmm-best"}, "expected one of gmm-default"),
+        ({"betas": ("2",)}, "beta is '2'"),
+        ({"variants": ("best",)}, "variant is 'best'"),
+        ({"seeds": 0}, "seeds is 0, expected 1 or more"),
+        ({"threads": -1}, "threads is -1, expected 0 or more"),
+        ({"evaluations": 13}, "at most one for each of the 12 updates"),
+        ({"noise_std": -0.1}, "noise_std is -0.1"),
+        ({"iterations": 0}, "iterations is 0"),
+    ],
+    "rbm": [
+        ({"method": "hmc"}, "method is 'hmc'"),
+        ({"hidden": 0}, "hidden is 0, expected 1 or more"),
+        ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
+        ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
+        ({"batch": 0}, "batch is 0, expected 1 or more"),
+    ],
+    "deep": [
+        ({"method": "dsm"}, "method is 'dsm', expected bimdsm, bidsm, bissm, srK or psrK"),
+        ({"model": "visible", "method": "bidsm"}, "method is 'bidsm', expected mdsm, dsm, ssm"),
+        ({"posterior": "bernoulli", "lower": "fisher"}, "lower is 'fisher', expected 'elbo'"),
+        ({"channels": 0}, "channels is 0, expected 1 or more"),
+        ({"method": "sr0"}, "method is 'sr0'"),
+        ({"method": "sr5", "model": "visible"}, "method is 'sr5', expected mdsm"),
+    ],
+}
+
+
+OF_ALL: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"device": "abacus"}, "device is 'abacus'"),
+    ({"resume": True}, "no run to resume"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "says"),
+    [(name, *case) for name, own in REFUSED.items() for case in (*own, *OF_ALL)],
+)
+def test_what_cannot_be_meant_is_refused_before_there_is_a_folder(tmp_path, name, settings, says):
+    with pytest.raises(ConfigError, match=says):
+        TRAINERS[name].config_for(tmp_path / "run", **settings).open()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "world", "says"),
+    [
+        ("jem", {"p_x_y_weight": 1.0}, 2, "p_x_y_weight weighs samples within their cl"),
+        ("jem", {"beta_star": 0.0, "n_pos": 7}, 2, "n_pos is 7, expected a multiple of the 2 proc"),
+        ("jem", {"n_neg": 1}, 2, "1 images or samples a step, of all processes together: expected"),
+        ("jem", {"norm": "batch"}, 2, "norm is 'batch', whose statistics are of one process"),
+        ("jem", {"class_conditional": True}, 2, "buffer_size is 30, expected a multiple of 20"),
+        ("shortrun", {"batch": 64}, 3, "batch is 64, expected a multiple of the 3 processes"),
+        ("toy", {}, 2, "trained by one process, not by 2"),
+        ("deep", {"method": "psr5"}, 2, "psr5 is trained by one process, not by 2"),
+    ],
+)
+def test_what_several_processes_cannot_train_is_refused(tmp_path, name, settings, world, says):
+    head = f"do not make a run of {world} processes:\n" if name == "jem" else ""
+    with pytest.raises(ConfigError, match=f"{head}(.|\n)*{re.escape(says)}"):
+        TRAINERS[name].config_for(tmp_path, **settings).check(Ranks(world=world))
+    TRAINERS["shortrun"].config_for(tmp_path, batch=6).check(Ranks(0, 3))
