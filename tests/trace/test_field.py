@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -55,7 +56,12 @@ def replay(structure: Structure, *, is_right: bool = True, **told: float) -> scr
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_lines_are_right_and_proven(name, capsys, monkeypatch):
     structure, printed, diff = STRUCTURES[name], list[lines.Plan](), command._diff
-    monkeypatch.setattr(command, "_diff", lambda plan: printed.append(plan) or diff(plan))
+
+    def kept(plan: lines.Plan) -> Iterator[str]:
+        printed.append(plan)
+        return diff(plan)
+
+    monkeypatch.setattr(command, "_diff", kept)
     path = write(structure)
     status = cli.main(["trace", "-n", "3", str(path), "--of-the-script", "3"])
     out = capsys.readouterr().out
@@ -88,7 +94,7 @@ def test_the_way_out_works(name, capsys):
     plain = replay(structure, is_right=False)
     # It is said to a sampler without gradients that it has none, and to do nothing.
     acting, off = (
-        done._replace(warnings=[x for x in done.warnings if "Fix: nothing" not in x])
+        done._replace(warnings=tuple(x for x in done.warnings if "Fix: nothing" not in x))
         for done in (replay(structure, beta_star=BETA_STAR), replay(structure, beta_star=0.0))
     )
     assert (off.error, [*off.warnings]) == ("", [])
