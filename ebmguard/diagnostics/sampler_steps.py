@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
-from ..tags import SHARPNESS
 from .raw_energies import wide
 
 __all__ = [
@@ -43,7 +42,7 @@ def drift_to_noise(
 def sharpness(products: Tensor) -> dict[str, Tensor]:
     """How sharply drifts turn, 1 - ⟨g, g'⟩ / ⟨g, g⟩, of these two sums: ``(..., 2)``."""
     product, squared = wide(products).unbind(-1)
-    return {SHARPNESS: torch.where(squared == 0, math.nan, 1 - product / squared)}
+    return {"sampler/sharpness": torch.where(squared == 0, math.nan, 1 - product / squared)}
 
 
 def norm_diagnostics(

@@ -323,6 +323,7 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain numbers, lists, dicts. Take it between steps."""
         loop, recoverer = self._loop, self._loop.actions.recoverer
+        loop.read_all()
         # Without an optimizer's word a step is over when its loss is.
         is_over = not loop.is_told_steps and loop.rows.losses_in_step > 0
         with loop.turns.lock:  # another thread waits for a whole row

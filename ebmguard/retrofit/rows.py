@@ -99,8 +99,8 @@ class Rows:
             self._open.samples[name] = unwrapped(x.detach().flatten())
 
     def so_far(self) -> Iterator[StepRow]:
-        """Read all rows that wait, and the row of the step under way; nothing if rows lag."""
-        if self.lag:
+        """Read all rows if calls wait in one, with the row under way; nothing if rows lag."""
+        if self.lag or not any(row.calls for row in self._queue):
             return
         yield from self._read_until(self.step - 1)
         if self._open.calls:
