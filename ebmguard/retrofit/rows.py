@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from numbers import Integral, Real
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -100,7 +101,8 @@ class Rows:
 
     def so_far(self) -> Iterator[StepRow]:
         """Read all rows if calls wait in one, with the row under way; nothing if rows lag."""
-        if self.lag or not any(row.calls for row in self._queue):
+        # No generator of ours: a signal's handler may close the guard at any call.
+        if self.lag or not any(map(attrgetter("calls"), [*self._queue])):
             return
         yield from self._read_until(self.step - 1)
         if self._open.calls:
