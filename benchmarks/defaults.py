@@ -344,9 +344,15 @@ def of_parts(own: pd.DataFrame) -> list[dict[str, str]]:
     return lines
 
 
-def without(line: dict[str, str]) -> dict[str, str]:
-    """A line of discrete runs, whose gradients are those of the others in its part."""
-    return {name: x for name, x in line.items() if name not in ("gradients", "finer")}
+def merged(lines: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Lines of discrete runs, without gradients: a part shares them. Equal arms share a line."""
+    shared: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        kept = {name: x for name, x in line.items() if name not in ("gradients", "finer")}
+        first = shared.setdefault(tuple(x for name, x in kept.items() if name != "arm"), kept)
+        if first is not kept:
+            first["arm"] += f", {line['arm']}"
+    return [*shared.values()]
 
 
 def slots(rows: Rows) -> dict[str, str]:
@@ -363,7 +369,7 @@ def slots(rows: Rows) -> dict[str, str]:
         "decision": told,
         "arms": table_of([] if bits.all() else of_arms(shared[shared["part"] != rule.BITS])),
         "parts": table_of(of_parts(frame[~bits]), words=2),
-        "discrete": table_of([without(line) for line in of_parts(frame[bits])], words=2),
+        "discrete": table_of(merged(of_parts(frame[bits])), words=2),
     }
 
 

@@ -42,6 +42,12 @@ def test_links_lead_somewhere() -> None:
             assert anchor in anchors(target), (page, link)
 
 
+def test_no_line_begins_with_a_greater_sign() -> None:
+    # Markdown would make a quotation of the end of "β > 0".
+    for page in PAGES:
+        assert not re.search(r"^\s*> ", CODE.sub("", page.read_text()), re.MULTILINE), page
+
+
 def test_what_pages_show_of_the_examples_is_whole_statements() -> None:
     # A formatter that takes the quotation for code would spoil it.
     quoted = re.compile(r'^``` \{\.python.*\}\n--8<-- "([^":]+)(?::(\d+):(\d+))?"\n```$', re.M)
