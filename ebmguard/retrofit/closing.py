@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
+
 from ..sinks import Writer
 from .first_losses import FirstLosses
 from .optimizer import OptimizerHooks
@@ -30,5 +32,6 @@ def remove_hooks(first_losses: FirstLosses, hung: Iterable[weakref.ref[Optimizer
 def finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
     """Write what a guard had that is gone, and take off what it hung."""
     remove_hooks(*hanging)
-    write_the_rest(rows, writer)
+    with without_modes():  # the collector may run anywhere, as while torch.compile traces
+        write_the_rest(rows, writer)
     writer.close()

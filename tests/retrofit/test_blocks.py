@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 
 from ebmguard import guard
 from ebmguard.alerts import DEFAULT_RULES, Level
@@ -76,9 +78,11 @@ class Run:
         self.g.attach(model=self.hill, optimizer=self.optimizer)
 
     def sample(self, f: nn.Module, x: Tensor) -> Tensor:
-        x = x.clone().requires_grad_()
-        (slope,) = torch.autograd.grad(f(x).sum(), x)
-        return (x + self.size * slope).detach() + 0.05 * torch.randn_like(x) + self.shift
+        for _ in range(2):
+            x = x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(f(x).sum(), x)
+            x = (x + self.size * slope).detach() + 0.05 * torch.randn_like(x)
+        return x + self.shift
 
     def go(self, steps: int) -> None:
         for _ in range(steps):
@@ -112,7 +116,7 @@ def not_finite_unseen(run: Run, step: int) -> None:
 
 
 def long_steps(run: Run, step: int) -> None:
-    run.size = 0.01 if step < SETTLED else 0.6
+    run.size = 0.01 if step < SETTLED else 0.95  # they jump over the peak, and energies stay
 
 
 def collapse(run: Run, step: int) -> None:
@@ -128,8 +132,11 @@ BREAKS |= {"samples away from data": overshoot, "long steps": long_steps}
 BREAKS |= {"NaN that the network does not see": not_finite_unseen}
 
 
-@pytest.mark.parametrize("losses", [1, 2])
-@pytest.mark.parametrize("name", BREAKS)
+# With two losses a step, a WARN may rest on the numbers of the first alone.
+@pytest.mark.parametrize(
+    ("name", "losses"),
+    [*((x, 1) for x in BREAKS), *((x, 2) for x in BREAKS if not x.startswith("samples"))],
+)
 def test_rows_alerts_and_verdict_are_those_of_every_row_at_its_step(name, losses, tmp_path):
     runs = {}
     for every in (1, 50):
@@ -174,7 +181,7 @@ def test_rows_wait_for_a_block_and_come_when_they_are_asked_for():
     assert max(late) == BLOCK  # it is read once the last step of the block is over
     waiting = run.g.step - len(reader.steps)
     assert 0 < waiting < BLOCK
-    assert run.g.last["sampler/evaluations"] == 1.0
+    assert run.g.last["sampler/evaluations"] == 2.0
     assert len(reader.steps) == run.g.step
 
 
@@ -210,6 +217,16 @@ def test_a_killed_run_has_lost_less_than_flush_every_rows(tmp_path):
     for _ in range(110):
         run.go(1)
         assert run.g.step - len(rows_of(tmp_path)) < 50
+
+
+def test_a_guard_that_is_collected_while_a_network_is_compiled_writes_its_rows(tmp_path):
+    run = Run(tmp_path, action="warn")
+    run.go(SETTLED + BLOCK + 5)
+    assert len(rows_of(tmp_path)) < SETTLED + BLOCK + 5
+    with FakeTensorMode():
+        run.hill, run.optimizer, run.g = None, None, None  # type: ignore[assignment]
+        gc.collect()
+    assert [row["step"] for row in rows_of(tmp_path)] == [*range(SETTLED + BLOCK + 5)]
 
 
 def test_a_late_warning_has_the_step_of_its_row():
