@@ -74,6 +74,7 @@ class Run:
         self.hill, self.breaks, self.losses = Hill(), breaks or (lambda run, step: None), losses
         self.optimizer = torch.optim.SGD(self.hill.parameters(), lr=1e-4)
         self.shift, self.size, self.gradients = 0.0, 0.01, list[float]()
+        self.spoils = False  # the gradient, between the loss and the optimizer
         self.g = guard(None, self.sample, log_dir=folder, **options)
         self.g.attach(model=self.hill, optimizer=self.optimizer)
 
@@ -93,6 +94,8 @@ class Run:
                 energies = self.hill(0.7 * torch.randn(32, 4)), self.hill(negatives)
                 self.g.loss_fn(*energies).backward()
             self.gradients.append(float(self.hill.w.grad or 0.0))
+            if self.spoils and self.hill.w.grad is not None:
+                self.hill.w.grad.fill_(math.nan)
             self.optimizer.step()
 
 
@@ -104,6 +107,14 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
 def blow_up(run: Run, step: int) -> None:
     if step == SETTLED + 21:
         run.hill.factor = 1e5
+
+
+def fly_away(run: Run, step: int) -> None:
+    run.shift = 60.0 if step == SETTLED + 21 else 0.0
+
+
+def spoil(run: Run, step: int) -> None:
+    run.spoils = step == SETTLED + 21
 
 
 def not_finite(run: Run, step: int) -> None:
@@ -129,7 +140,8 @@ def overshoot(run: Run, step: int) -> None:
 
 BREAKS = {"healthy": None, "blow-up": blow_up, "NaN": not_finite, "collapse": collapse}
 BREAKS |= {"samples away from data": overshoot, "long steps": long_steps}
-BREAKS |= {"NaN that the network does not see": not_finite_unseen}
+BREAKS |= {"NaN that the network does not see": not_finite_unseen, "NaN gradient": spoil}
+BREAKS |= {"blow-up of the samples": fly_away}
 
 
 # With two losses a step, a WARN may rest on the numbers of the first alone.
