@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..energies import Groups, LogQ
-from ..objective import Exponent, Terms
+from ..objective import Terms
 from .raw_energies import wide
 
 __all__ = ["pareto_k", "weight_diagnostics"]
@@ -19,7 +19,7 @@ __all__ = ["pareto_k", "weight_diagnostics"]
 def weight_diagnostics(
     f_pos: Tensor,
     f_neg: Tensor,
-    beta_star: float | Tensor | Exponent,
+    beta_star: float | Tensor,
     groups: Groups | None = None,
     log_q: LogQ | None = None,
 ) -> dict[str, Tensor]:

@@ -40,9 +40,7 @@ class Exponent(NamedTuple):
     limit: float | Tensor  # the largest |f| that is usable
     is_zero: bool | Tensor  # whether β* is 0
     is_nonnegative: bool  # whether β* is known not to be negative
-    # Very low, since differences of -inf would be NaN when derived; and 0. Tensors are quicker.
-    low: float | Tensor
-    zero: float | Tensor = 0.0
+    low: float  # very low, since differences of -inf would be NaN when derived
 
     @classmethod
     def of(cls, beta: float | Tensor | Exponent, dtype: torch.dtype) -> Exponent:
@@ -133,7 +131,7 @@ class Terms:
             f0, q0 = f0.squeeze(-1), None if q0 is None else q0.squeeze(-1)
             row_sum = log_sum.squeeze(-1)
         logit = _shifted(f_pos, f0, q_pos, q0, pos_beta) - row_sum
-        logit = torch.where(is_paired, logit, neg_exponent.zero)
+        logit = torch.where(is_paired, logit, 0.0)
         counted = is_pos if groups is None else is_paired
         count = counted.sum(-1, keepdim=True, dtype=logit.dtype)
         masks = is_pos, is_neg, is_paired
