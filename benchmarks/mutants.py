@@ -2,10 +2,10 @@
 
 python -m benchmarks.mutants   # go on where the last run stopped, two at a time
 
-Each mutant is run against the tests of its room that execute its line, by a first run of the room
-with coverage; where import alone executes it, against all tests of the room. It changes no file: a
-loader compiles the mutated source in the process of the tests. Processes that a test starts run the
-code as it is.
+Each mutant is run against the tests of its room that execute its line, the quickest first, by a
+first run of the room with coverage; where import alone executes it, against all tests of the room.
+It changes no file: a loader compiles the mutated source in the process of the tests. Processes that
+a test starts run the code as it is.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import itertools
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -201,21 +202,29 @@ def coverage_of(room: str) -> Path:
         RUNS.mkdir(parents=True, exist_ok=True)
         folders = [f"tests/{name}" for name in ROOMS[room]]
         words = pytest_of(*folders, "--cov=ebmguard", "--cov-context=test", "--cov-report=")
+        words += ["--durations=0", "-vv"]
         part = data.with_suffix(".part")
         own = {**os.environ, "COVERAGE_FILE": str(part)}
-        subprocess.run([sys.executable, "-m", "pytest", *words], env=own, check=True)
+        with data.with_suffix(".seconds").open("w") as seconds:
+            subprocess.run(
+                [sys.executable, "-m", "pytest", *words], env=own, check=True, stdout=seconds
+            )
         part.rename(data)
     return data
 
 
 def tests_of(mutant: Mutant) -> list[str]:
-    """The tests that execute its line."""
+    """The tests that execute its line, the quickest first."""
     from coverage import CoverageData
 
-    data = CoverageData(str(coverage_of(mutant.room)))
+    file = coverage_of(mutant.room)
+    data = CoverageData(str(file))
     data.read()
+    spent = re.findall(r"^([\d.]+)s call +(.+)$", file.with_suffix(".seconds").read_text(), re.M)
+    seconds = {test: float(text) for text, test in spent}
     contexts = data.contexts_by_lineno(str(Path(mutant.file).absolute())).get(mutant.line, [])
-    tests = sorted({name.partition("|")[0] for name in contexts if name})
+    found = {name.partition("|")[0] for name in contexts if name}
+    tests = sorted(found, key=lambda test: seconds.get(test, 0.0))
     return tests or [f"tests/{name}" for name in ROOMS[mutant.room]]
 
 
