@@ -2,10 +2,11 @@
 
 python -m benchmarks.mutants   # go on where the last run stopped, two at a time
 
-Each mutant is run against the tests of its room that execute its line, the quickest first, by a
-first run of the room with coverage; where import alone executes it, against all tests of the room.
-It changes no file: a loader compiles the mutated source in the process of the tests. Processes that
-a test starts run the code as it is.
+Each mutant is run against the tests of its room that execute its line, by a first run of the room
+with coverage: the quickest first, for a minute. What lives then is run against all tests of all
+rooms that execute it; where import alone does, against all tests of its room. It changes no file: a
+loader compiles the mutated source in the process of the tests. Processes that a test starts run the
+code as it is.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,8 @@ ROOMS = {
     "trace": ("trace",),
 }
 """Of the core, with the folders of their tests."""
-COUNT, SEED, MINUTES = 300, 0, 15
+COUNT, SEED, MINUTES, QUICK = 300, 0, 15, 60.0
+SURVIVES = "lives a minute"
 RUNS, TABLE = Path("runs/mutants"), Path("docs/results/mutants.csv")
 SWAPS = dict(
     pair.split(" → ")
@@ -213,38 +216,41 @@ def coverage_of(room: str) -> Path:
     return data
 
 
-def tests_of(mutant: Mutant) -> list[str]:
-    """The tests that execute its line, the quickest first."""
+def tests_of(mutant: Mutant, rooms: Iterable[str]) -> dict[str, float]:
+    """The seconds of the tests of these rooms that execute its line, the quickest first."""
     from coverage import CoverageData
 
-    file = coverage_of(mutant.room)
-    data = CoverageData(str(file))
-    data.read()
-    spent = re.findall(r"^([\d.]+)s call +(.+)$", file.with_suffix(".seconds").read_text(), re.M)
-    seconds = {test: float(text) for text, test in spent}
-    contexts = data.contexts_by_lineno(str(Path(mutant.file).absolute())).get(mutant.line, [])
-    found = {name.partition("|")[0] for name in contexts if name}
-    tests = sorted(found, key=lambda test: seconds.get(test, 0.0))
-    return tests or [f"tests/{name}" for name in ROOMS[mutant.room]]
+    found = dict[str, float]()
+    for file in map(coverage_of, rooms):
+        data = CoverageData(str(file))
+        data.read()
+        spent = re.findall(
+            r"^([\d.]+)s call +(.+)$", file.with_suffix(".seconds").read_text(), re.M
+        )
+        seconds = {test: float(text) for text, test in spent}
+        contexts = data.contexts_by_lineno(str(Path(mutant.file).absolute())).get(mutant.line, [])
+        names = {name.partition("|")[0] for name in contexts if name}
+        found |= {name: seconds.get(name, 0.0) for name in names}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))
 
 
-def run(mutant: Mutant) -> str:
+def run(mutant: Mutant, *, is_whole: bool) -> str:
     """ "caught", "lives", or "caught by the time" that its tests take."""
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.mutants",
-        "--one",
-        json.dumps(dataclasses.asdict(mutant)),
-    ]
-    words += tests_of(mutant)
+    tests = tests_of(mutant, ROOMS if is_whole else [mutant.room])
+    if not is_whole:
+        total = itertools.accumulate(tests.values())
+        quick = [*itertools.takewhile(lambda pair: pair[1] < QUICK, zip(tests, total, strict=True))]
+        tests = dict(quick)
+    words = [sys.executable, "-m", "benchmarks.mutants"]
+    words += ["--one", json.dumps(dataclasses.asdict(mutant))]
+    words += tests or [f"tests/{name}" for name in ROOMS[mutant.room]]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=60 * MINUTES)
     except subprocess.TimeoutExpired:
         return "caught by the time"
     if done.returncode not in (0, 1, 2, 3, 4):  # 2 to 4: it could not even be imported
         raise RuntimeError(f"{mutant.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return "lives" if done.returncode == 0 else "caught"
+    return "caught" if done.returncode else "lives" if is_whole else SURVIVES
 
 
 def main(words: list[str] | None = None) -> int:
@@ -260,25 +266,29 @@ def main(words: list[str] | None = None) -> int:
 
         sys.meta_path.insert(0, Loader(Mutant(**json.loads(own.one))))
         return int(pytest.main(pytest_of(*own.tests)))
-    rows, mutants = RUNS / "rows.jsonl", drawn()
+    rows, mutants = RUNS / "rows.jsonl", [x for x in drawn() if x.room in own.rooms]
     RUNS.mkdir(parents=True, exist_ok=True)
     rows.touch()
-    done = {json.loads(line)["name"] for line in rows.read_text().splitlines()}
-    left = [x for x in mutants if x.name not in done and x.room in own.rooms]
-    for room in sorted({x.room for x in left}):
+    for room in sorted({x.room for x in mutants}):
         coverage_of(room)
-    with ThreadPoolExecutor(own.workers) as pool, rows.open("a") as stream:
-        for mutant, fate in zip(left, pool.map(run, left), strict=True):
-            before, after = mutant.text()
-            line = {"name": mutant.name, "fate": fate, "before": before, "after": after}
-            print(json.dumps(line), file=stream, flush=True)
-            print(f"{fate:8} {mutant.name}: {before}  ->  {after}", flush=True)
-    write([json.loads(line) for line in rows.read_text().splitlines()])
+    for is_whole in (False, True):
+        lines = map(json.loads, rows.read_text().splitlines())
+        fates = {line["name"]: line["fate"] for line in lines}
+        left = [x for x in mutants if fates.get(x.name) == (SURVIVES if is_whole else None)]
+        with ThreadPoolExecutor(own.workers) as pool, rows.open("a") as stream:
+            results = pool.map(partial(run, is_whole=is_whole), left)
+            for mutant, fate in zip(left, results, strict=True):
+                before, after = mutant.text()
+                line = {"name": mutant.name, "fate": fate, "before": before, "after": after}
+                print(json.dumps(line), file=stream, flush=True)
+                print(f"{fate:8} {mutant.name}: {before}  ->  {after}", flush=True)
+    write(rows.read_text().splitlines())
     return 0
 
 
-def write(rows: list[dict[str, str]]) -> None:
+def write(lines: list[str]) -> None:
     """The table, with the reasons that were written into it by hand."""
+    rows = {row["name"]: row for row in map(json.loads, lines)}  # the last of a name counts
     reasons = dict[str, str]()
     if TABLE.exists():
         with TABLE.open(encoding="utf-8", newline="") as stream:
@@ -286,7 +296,7 @@ def write(rows: list[dict[str, str]]) -> None:
     with TABLE.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, ["name", "fate", "before", "after", "why"])
         writer.writeheader()
-        writer.writerows({**row, "why": reasons.get(row["name"], "")} for row in rows)
+        writer.writerows({**row, "why": reasons.get(row["name"], "")} for row in rows.values())
 
 
 if __name__ == "__main__":
