@@ -21,11 +21,11 @@ from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
 from .argument_checks import check_loss, check_sampler
+from .caller_loss import CallerLoss, Convention, LossFn
 from .ensemble import check_variants
 from .finer_steps import FinerSteps, Times, check_substeps
 from .guard import Guard
 from .loop import Loop
-from .losses import CallerLoss, Convention, Losses, LossFn
 from .rows import BLOCK
 from .strength import Action, Schedulable, Settings, Strength, checked_trainer
 
@@ -247,9 +247,9 @@ def guard(
     if ranks.is_first:
         announce(sampler, strength, 1 if settings.models else substeps, log_dir)
     fineness = FinerSteps(1 if settings.models else substeps, settings)
-    loop = Loop(settings, strength, judge, actions, writer, fineness)
-    losses = Losses(loop, CallerLoss(loss_fn, convention))
-    return Guard(loop, losses, sampler, methods).attach(**parts)
+    caller_loss = CallerLoss(loss_fn, convention)
+    loop = Loop(settings, strength, judge, actions, writer, fineness, caller_loss)
+    return Guard(loop, sampler, methods).attach(**parts)
 
 
 class _Terminal(logging.Handler):

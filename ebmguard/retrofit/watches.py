@@ -25,7 +25,14 @@ from ..sampling import JOINED, Drift, Measured, Substeps, Tempering, changes
 from ..trainer import inner_optimizer, leaves, optimizers_of
 from .strength import Settings, Strength, StrengthAt
 
-__all__ = ["Calibration", "ParameterHistory", "UnendedSteps", "UnusedSamples", "is_compiled"]
+__all__ = [
+    "Calibration",
+    "ParameterHistory",
+    "UnendedSteps",
+    "UntrainedLosses",
+    "UnusedSamples",
+    "is_compiled",
+]
 
 _log = logging.getLogger("ebmguard")
 _TURNED = (
@@ -245,6 +252,33 @@ class UnusedSamples:
         if message and not self._has_warned:
             self._has_warned = True
             _log.warning("%s", message)
+
+
+# Losses that are looked at, and moves of the parameters among them that no validation makes.
+_LOOKS, _LOOKED_MOVES = 20, 10
+_NO_GRADIENT = (
+    "The guarded loss was called only where gradients are disabled, while parameters move: such "
+    "losses are taken for a validation's, and nothing is recorded. Call it where gradients are "
+    "enabled; to log energies that need none, inside `with torch.enable_grad():`."
+)
+
+
+class UntrainedLosses:
+    """Knows the losses that cannot train, and warns once if there are no others."""
+
+    def __init__(self) -> None:
+        self.has_trained = False  # whether a loss had a gradient
+        self._left = _LOOKS
+        self._moves = ParameterHistory()
+
+    def watch(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        """Look at what moves, after a loss that cannot train while none has been recorded."""
+        if not self._left:
+            return
+        self._left -= 1
+        if self._moves.see(parameters()) >= _LOOKED_MOVES:
+            self._left = 0
+            _log.warning(_NO_GRADIENT)
 
 
 # Losses in one step, beyond any accumulation, wherever the parameters are.
