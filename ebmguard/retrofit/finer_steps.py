@@ -14,10 +14,9 @@ import torch
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import Remedy
 from ..errors import ConfigError, Stateful
-from ..sampling import Drift, SamplerUpdate, Substeps
+from ..sampling import Drift, SamplerUpdate, Substeps, is_compiled
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from .strength import Settings
-from .watches import is_compiled
 
 __all__ = ["FinerSteps", "Times", "check_substeps"]
 

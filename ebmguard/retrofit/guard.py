@@ -20,12 +20,12 @@ from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts
-from .judging import read_all
+from .judging import close, read_all
 from .loop import Loop
 from .parts import Row
 from .sampling import OneLoss, wrap_sampler
-from .setup import setup_of
-from .step import begin_sampling, loss, reweight, sample
+from .step import begin_sampling, hang_on, loss, reweight, sample
+from .strength import checked_trainer
 
 if TYPE_CHECKING:
     from ..recovery import Rollback
@@ -276,7 +276,13 @@ class Guard:
             ConfigError: a part that does not fit, such as an optimizer that trains none of the
                 model's parameters. Nothing has changed then.
         """
-        self._loop.attach(parts, self.sampler)
+        loop = self._loop
+        trainer = checked_trainer(loop.trainer, parts, self.sampler)
+        loop.claims.take(trainer, self.sampler)
+        if loop.is_closed:
+            loop.writer.claim()
+            loop.is_closed = loop.claims.is_over = False
+        hang_on(loop, trainer)
         return self
 
     def check(self, example: Tensor | None = None) -> list[Problem]:
@@ -297,7 +303,7 @@ class Guard:
                 f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
                 "tensor, as the model gets them."
             )
-        return find_problems(setup_of(self._loop, self._loop.now, example))
+        return find_problems(self._loop.setup(self._loop.now, example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
@@ -371,4 +377,4 @@ class Guard:
         loss, the sampler and other calls of a step raise a ConfigError, except inside
         ``with g.paused():``. A guard that is no longer referenced closes itself.
         """
-        self._loop.close()
+        close(self._loop)

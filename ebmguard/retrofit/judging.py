@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ..alerts import Alert, Level, error_for
 from ..check import find_problems
 from ..sinks.call_queue import queued
-from .closing import write_the_rest
+from .loop import Loop, remove_hooks, write_the_rest
 from .rows import StepRow
-from .setup import setup_of
 
 if TYPE_CHECKING:
     from ..recovery import Recoverer
-    from .loop import Loop
 
-__all__ = ["follow", "keep_or_roll_back", "raise_pending", "read_all"]
+__all__ = ["close", "follow", "keep_or_roll_back", "raise_pending", "read_all"]
+
+_log = logging.getLogger("ebmguard")
 
 
 def read_all(loop: Loop) -> None:
@@ -36,7 +37,7 @@ def follow(loop: Loop, due: Callable[..., Iterable[StepRow]], *args: Any) -> Non
                 loop.writer.write(row.step, row.numbers | row.logged, row.samples)
         is_due = row.is_over and loop.self_check.is_due(row.numbers)
         if is_due and loop.latest is not None and loop.settings.ranks.is_first:
-            loop.self_check.say(find_problems(setup_of(loop, loop.latest, is_running=True)))
+            loop.self_check.say(find_problems(loop.setup(loop.latest, is_running=True)))
         if alerts:
             loop.actions.report(alerts)
 
@@ -111,3 +112,27 @@ def keep_or_roll_back(loop: Loop, recoverer: Recoverer) -> None:
     loop.fineness.least = recoverer.effect.substeps
     recoverer.save_restored(loop.trainer, loop.own_state())
     loop.writer.write_recovery(rollback.record())
+
+
+@queued
+def close(loop: Loop) -> None:
+    """See :meth:`ebmguard.Guard.close`."""
+    loop.claims.is_over = True
+    remove_hooks(loop.first_losses, loop.hung)
+    for row in loop.rows.drain():  # one by one: all of them, whatever a callback raises
+        follow(loop, iter, [row])
+    _leave(loop)
+
+
+@queued
+def _leave(loop: Loop) -> None:
+    speaks = loop.settings.ranks.is_first and not loop.is_closed
+    if speaks and loop.course.level:
+        _log.warning("the run as it was closed: %s", loop.course.verdict)
+    if speaks and loop.last and not loop.skill.is_known:
+        _log.warning("skill=%r: g.log was given no such number.", loop.settings.skill)
+    try:
+        loop.writer.flush(whole=True)
+    finally:
+        loop.is_closed = True
+        loop.writer.release()

@@ -6,39 +6,35 @@ import copy
 import logging
 import math
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 from ..alerts import Judge, Situation, VerdictTracker
 from ..alerts.skill import Skill
-from ..check import SelfCheck
+from ..check import SelfCheck, Setup
 from ..errors import ConfigError
 from ..ranks import Batch
 from ..sinks import Writer
-from ..sinks.call_queue import CallQueue, queued
-from ..trainer import Trainer, TrainerParts
+from ..sinks.call_queue import CallQueue
+from ..trainer import Trainer
 from .actions import Actions
+from .calibration import Calibration
 from .caller_loss import CallerLoss
-from .closing import finish, remove_hooks
 from .finer_steps import FinerSteps
 from .first_losses import FirstLosses
-from .judging import follow
 from .measure import Measure
 from .optimizer import OptimizerHooks
 from .ownership import Ownership
 from .parts import Row
 from .rows import Rows
 from .sampling import CallLock, Sampling
-from .step import stepped
-from .strength import Settings, Strength, StrengthAt, checked_trainer
-from .watches import Calibration, UntrainedLosses, UnusedSamples
+from .strength import Settings, Strength, StrengthAt, numbers_of
+from .watches import UntrainedLosses, UnusedSamples
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["Loop"]
+__all__ = ["Loop", "remove_hooks", "write_the_rest"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -82,14 +78,14 @@ class Loop:
         self.course, self.self_check = VerdictTracker(), SelfCheck()
         self.unused, self.untrained = UnusedSamples(), UntrainedLosses()
         self.skill, self.is_closed = Skill(settings.skill), False
-        self._hung: list[weakref.ref[OptimizerHooks]] = []
+        self.hung: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
-        weakref.finalize(self, finish, self.rows, writer, self.first_losses, self._hung)
+        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self.hung)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
-        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "_hung": []}
+        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "hung": []}
         bare["claims"] = Ownership(copied)
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
@@ -138,18 +134,6 @@ class Loop:
         """Return whether an optimizer tells that a step is over."""
         return self.hooks is not None and not self.hooks.unended.is_found
 
-    def check_steps(self) -> None:
-        """Check, before a loss, that the attached optimizer is the one that steps."""
-        if self.hooks is None:
-            return
-        unended, losses = self.hooks.unended, self.rows.losses_in_step
-        context = losses, self.energy_parameters, self.settings
-        instead = unended.check(*context, lambda: self.now.is_off)
-        if unended.is_found and self.actions.takes_back:
-            self.actions.end_rollbacks()  # no step would ever carry one out
-        if instead is not None:
-            self._take_trainer(self.trainer.extended(optimizer=instead))
-
     @property
     def situation(self) -> Situation:
         """The state of a run of one model. It reads the device: call it between steps."""
@@ -157,56 +141,36 @@ class Loop:
         now = self.actions.situation(self.trainer, beta_star, self.strength.most_raised)
         return self.fineness.known(now, self.rows.step)
 
-    def attach(self, parts: TrainerParts, sampler: object) -> None:
-        """See :meth:`ebmguard.Guard.attach`."""
-        trainer = checked_trainer(self.trainer, parts, sampler)
-        self.claims.take(trainer, sampler)
-        if self.is_closed:
-            self.writer.claim()
-            self.is_closed = self.claims.is_over = False
-        self._take_trainer(trainer)
-
-    def _take_trainer(self, trainer: Trainer) -> None:
-        self.actions.attach(trainer)
-        if trainer.optimizer is not None:
-            if self.hooks is not None:
-                self.hooks.remove()
-            # The optimizer may outlive the guard, and must not keep it.
-            loop, recoverer = weakref.proxy(self), self.actions.recoverer
-            self.hooks = OptimizerHooks(
-                trainer.optimizer,
-                trainer.scaler,
-                lambda *outcome: stepped(loop, *outcome),
-                # An update by the optimizer cannot be split by the members of an ensemble.
-                is_watched=lambda: loop.rows.is_slow and not loop.settings.models,
-                on_update=self.measure.update,
-                process_group=self.settings.process_group,
-                rate=None if recoverer is None else recoverer.rate,
-            )
-            self._hung[:] = [weakref.ref(self.hooks)]
-        self.trainer = trainer
-
-    @queued
-    def close(self) -> None:
-        """See :meth:`ebmguard.Guard.close`."""
-        self.claims.is_over = True
-        remove_hooks(self.first_losses, self._hung)
-        for row in self.rows.drain():  # one by one: all of them, whatever a callback raises
-            follow(self, iter, [row])
-        self._leave()
-
-    @queued
-    def _leave(self) -> None:
-        speaks = self.settings.ranks.is_first and not self.is_closed
-        if speaks and self.course.level:
-            _log.warning("the run as it was closed: %s", self.course.verdict)
-        if speaks and self.last and not self.skill.is_known:
-            _log.warning("skill=%r: g.log was given no such number.", self.settings.skill)
-        try:
-            self.writer.flush(whole=True)
-        finally:
-            self.is_closed = True
-            self.writer.release()
+    def setup(
+        self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
+    ) -> Setup:
+        """Return what the checks examine, at a step's strength."""
+        settings, recoverer, first = self.settings, self.actions.recoverer, self.first_calls
+        awaits = self.strength.awaits_scale and first.calls_left > 0
+        followed: Iterable[str] = ()
+        if recoverer is not None and not is_running:
+            followed = recoverer.settings.not_followed(self.situation)
+        return Setup(
+            trainer=self.trainer,
+            has_sampler=settings.has_sampler or self.is_inline,
+            beta_star=tuple(numbers_of(now.beta_star)),
+            output_scale=now.output_scale,
+            tempers=self.strength.tempers or awaits,
+            measured="" if first.result is None else str(first.result),
+            factor=tuple(numbers_of(now.factor)),
+            sign=settings.sign,
+            action=settings.action if self.actions.acts else "warn",
+            judge_in_loss=settings.judge_in_loss,
+            has_sinks=bool(self.writer.sinks),
+            misses_ranks=settings.ranks.are_unknown,
+            models=len(settings.models),
+            not_followed=tuple(followed),
+            chains="" if recoverer is None else recoverer.chains.feedback,
+            unknown=self.self_check.unknown,
+            is_stuck=self.self_check.is_stuck,
+            is_running=is_running,
+            example=example,
+        )
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -229,3 +193,24 @@ class Loop:
         self.first_calls.load_state_dict(state["measured"])  # last: it is over once it has begun
         self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
         self.latest = None
+
+
+def remove_hooks(first_losses: FirstLosses, hung: Iterable[weakref.ref[OptimizerHooks]]) -> None:
+    """Remove the hooks that hang on others' objects."""
+    first_losses.stop()
+    for hooks in filter(None, (reference() for reference in hung)):
+        hooks.remove()
+
+
+def write_the_rest(rows: Rows, writer: Writer) -> None:
+    """Write the rows that are under way, unjudged."""
+    for row in () if writer.is_released else rows.drain():
+        writer.write(row.step, row.numbers | row.logged, row.samples)
+
+
+def _finish(rows: Rows, writer: Writer, *hanging: Any) -> None:
+    """Write what a guard had that is gone, and take off what it hung."""
+    remove_hooks(*hanging)
+    with without_modes():  # the collector may run anywhere, as while torch.compile traces
+        write_the_rest(rows, writer)
+    writer.close()

@@ -10,10 +10,11 @@ What is refused is refused before anything changes.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,15 +24,15 @@ from ..energies import per_sample, widened
 from ..errors import LossError, SamplerError
 from ..ranks import Batch, whole_batch
 from ..sampling import Recording, is_capturing
+from ..trainer import Trainer
 from .ensemble import check_models
 from .judging import follow, keep_or_roll_back, raise_pending, read_all
+from .loop import Loop
+from .optimizer import OptimizerHooks
 from .sampling import CAPTURED, OTHER_THREAD
 from .strength import StrengthAt
 
-if TYPE_CHECKING:
-    from .loop import Loop
-
-__all__ = ["begin_sampling", "loss", "reweight", "sample", "stepped"]
+__all__ = ["begin_sampling", "hang_on", "loss", "reweight", "sample", "stepped"]
 
 T = TypeVar("T")
 _UNDER_WAY = (
@@ -173,7 +174,7 @@ def _begin_loss(loop: Loop, batch: Batch, is_quiet: bool) -> StrengthAt:
         raise LossError(_CAPTURED)
     begins = False
     if not is_quiet:
-        loop.check_steps()
+        _check_steps(loop)
         # Where nothing else tells that a step is over, the next loss does.
         alone = not (loop.settings.has_sampler or loop.is_inline or loop.is_told_steps)
         if alone:
@@ -323,3 +324,40 @@ def stepped(loop: Loop, skipped: float | Tensor, by_scaler: bool) -> None:
     raise_pending(loop)
     if recoverer is not None and loop.actions.takes_back:
         loop.actions.attempt(keep_or_roll_back, loop, recoverer)
+
+
+def _check_steps(loop: Loop) -> None:
+    """Check, before a loss, that the attached optimizer is the one that steps."""
+    if loop.hooks is None:
+        return
+    unended = loop.hooks.unended
+    context = loop.rows.losses_in_step, loop.energy_parameters, loop.settings
+    instead = unended.check(*context, lambda: loop.now.is_off)
+    if unended.is_found and loop.actions.takes_back:
+        loop.actions.end_rollbacks()  # no step would ever carry one out
+    if instead is not None:
+        hang_on(loop, loop.trainer.extended(optimizer=instead))
+
+
+def hang_on(loop: Loop, trainer: Trainer) -> None:
+    """Take these parts, and hang on their optimizer, which calls :func:`stepped`."""
+    settings = loop.settings
+    loop.actions.attach(trainer)
+    if trainer.optimizer is not None:
+        if loop.hooks is not None:
+            loop.hooks.remove()
+        # The optimizer may outlive the guard, and must not keep it.
+        itself: Callable[[], Any] = weakref.ref(loop)
+        recoverer = loop.actions.recoverer
+        loop.hooks = OptimizerHooks(
+            trainer.optimizer,
+            trainer.scaler,
+            lambda *outcome: stepped(itself(), *outcome),
+            # An update by the optimizer cannot be split by the members of an ensemble.
+            is_watched=lambda: itself().rows.is_slow and not settings.models,
+            on_update=loop.measure.update,
+            process_group=settings.process_group,
+            rate=None if recoverer is None else recoverer.rate,
+        )
+        loop.hung[:] = [weakref.ref(loop.hooks)]
+    loop.trainer = trainer
