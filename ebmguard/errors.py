@@ -325,11 +325,13 @@ def _is(kind: Any, value: Any) -> bool:
 def _wanted(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(map(_wanted, inner))
+        *rest, last = map(_wanted, inner)
+        return f"{', '.join(rest)} or {last}"
     if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    known = {float: "a number", int: "a whole number", NoneType: "None", str: "a text"}
-    return known.get(kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
+        return ("one of " * (len(inner) > 1)) + ", ".join(map(repr, inner))
+    known: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False"}
+    known |= {NoneType: "None", str: "a text", Callable: "a function"}
+    return known.get(origin or kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
 
 
 def _words(value: object) -> str:

@@ -15,7 +15,7 @@ from torch._compile import _disable_dynamo as uncompiled
 from ..alerts import Alert, Verdict
 from ..check import Problem, find_problems
 from ..energies import Groups, LogQ, in_rows
-from ..errors import ConfigError, SamplerError, undamaged
+from ..errors import ConfigError, SamplerError, typed, undamaged
 from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import why_not_logged
@@ -285,6 +285,7 @@ class Guard:
         hang_on(loop, trainer)
         return self
 
+    @typed
     def check(self, example: Tensor | None = None) -> list[Problem]:
         """Find the problems that show before the first step; the worst come first.
 
@@ -298,11 +299,6 @@ class Guard:
         Raises:
             ConfigError: the example is not a tensor.
         """
-        if example is not None and not isinstance(example, Tensor):
-            raise ConfigError(
-                f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
-                "tensor, as the model gets them."
-            )
         return find_problems(self._loop.setup(self._loop.now, example))
 
     def resume(self) -> int | None:

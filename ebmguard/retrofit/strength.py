@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Action: TypeAlias = Literal["auto", "warn", "raise", "rollback"]
-Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
+Schedulable: TypeAlias = float | Tensor | Callable[[int], float | Tensor]
 
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
