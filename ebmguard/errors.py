@@ -7,6 +7,7 @@ import errno
 import inspect
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -337,6 +338,8 @@ def _wanted(kind: Any) -> str:
 def _words(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, list | tuple):
+        return reprlib.repr(value)
     return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"
 
 
