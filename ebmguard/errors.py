@@ -7,6 +7,7 @@ import errno
 import inspect
 import os
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -325,16 +326,20 @@ def _is(kind: Any, value: Any) -> bool:
 def _wanted(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(map(_wanted, inner))
+        *rest, last = map(_wanted, inner)
+        return f"{', '.join(rest)} or {last}"
     if origin is Literal:
-        return f"one of {', '.join(map(repr, inner))}"
-    known = {float: "a number", int: "a whole number", NoneType: "None", str: "a text"}
-    return known.get(kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
+        return ("one of " * (len(inner) > 1)) + ", ".join(map(repr, inner))
+    known: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False"}
+    known |= {NoneType: "None", str: "a text", Callable: "a function"}
+    return known.get(origin or kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
 
 
 def _words(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
+    if isinstance(value, list | tuple):
+        return reprlib.repr(value)
     return repr(value) if isinstance(value, str | float | NoneType) else f"a {type(value).__name__}"
 
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 def count_replays_as_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the guard take what a :class:`Replay` records for a CUDA graph."""
-    names = "sampling.tempering", "sampling.recording", "retrofit.loop", "retrofit.losses"
+    names = "sampling.tempering", "sampling.recording", "retrofit.step"
     for name in names:
         module = import_module(f"ebmguard.{name}")  # `guard` is also a function of its package
         monkeypatch.setattr(module, "is_capturing", lambda: Replay.recording)

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
-from ..sampling import variables_of
+from ..sampling import is_compiled, variables_of
 from ..trainer import Trainer, refuse_deferred
 from .ownership import ONCE
 from .sampling import Guarded, GuardedLoss
-from .watches import is_compiled
 
 __all__ = ["check_loss", "check_sampler"]
 

@@ -7,25 +7,25 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch.distributed as dist
 from torch import Tensor
 
 from ..alerts import DEFAULT_RULES, Alert, Judge, Rule
 from ..energies import Variant
-from ..errors import ConfigError, folder_path, spelled
+from ..errors import ConfigError, folder_path, spelled, typed
 from ..recovery import Recovery
 from ..sinks import Writer, as_sink
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts, finite_number
 from .actions import Actions
 from .argument_checks import check_loss, check_sampler
+from .caller_loss import CallerLoss, Convention, LossFn
 from .ensemble import check_variants
-from .finer_steps import FinerSteps, Times, check_substeps
+from .finer_steps import FinerSteps, Times
 from .guard import Guard
 from .loop import Loop
-from .losses import CallerLoss, Convention, Losses, LossFn
 from .rows import BLOCK
 from .strength import Action, Schedulable, Settings, Strength, checked_trainer
 
@@ -35,12 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["announce", "guard"]
 
 _log = logging.getLogger("ebmguard")
-_GROUP = (
-    "the ProcessGroup of the ranks that train together, this one among them, such as "
-    "torch.distributed.group.WORLD after init_process_group()"
-)
 
 
+@typed
 def guard(
     loss_fn: LossFn | None = None,
     sampler: Callable[..., Any] | object | None = None,
@@ -137,29 +134,6 @@ def guard(
     Raises:
         ConfigError, SamplerError: arguments that make no sense. Nothing has been changed then.
     """
-    arguments = locals()
-    kinds: dict[str, tuple[Any, str]] = {
-        "loss_fn": (Callable, "a function of (f_pos, f_neg), the contrastive difference, or None"),
-        "on_alert": (Callable, "a function of the alert, or None"),
-        "recovery": (Recovery, "ebmguard.recovery.Recovery(...)"),
-        "judge_in_loss": (bool, "True, False or None (True on a CPU)"),
-        **dict.fromkeys(("compile", "thin_log"), (bool, "True or False")),
-        "log_dir": (str | PathLike, "the path of a folder"),
-        "process_group": (dist.ProcessGroup, _GROUP),
-        **{
-            argument: (list | tuple, f"a list of {argument}")
-            for argument in ("sinks", "methods", "rules")
-        },
-    }
-    for name, (kind, wanted) in kinds.items():
-        value = arguments[name]
-        is_left_out = value is None and name not in ("sinks", "methods")
-        if not is_left_out and not isinstance(value, kind):
-            raise ConfigError(f"{name}= is a {type(value).__name__}; expected {wanted}.")
-    for name, choices in (("convention", Convention), ("action", Action)):
-        if not isinstance(arguments[name], str) or arguments[name] not in get_args(choices):
-            expected = ", ".join(get_args(choices))
-            raise ConfigError(f"{name}={arguments[name]!r}; expected one of {expected}.")
     if skill is not None and (why := why_not_logged(skill)):
         raise ConfigError(
             f"skill={skill!r} is no name of a number that g.log takes: {why}. Expected the name of "
@@ -168,14 +142,13 @@ def guard(
     if loss_fn is not None:
         check_loss(loss_fn)
     folder = None if log_dir is None else folder_path("log_dir", log_dir)
-    if isinstance(flush_every, bool) or not isinstance(flush_every, int) or flush_every < 1:
-        raise ConfigError(f"flush_every={flush_every!r}; expected a number of steps, 1 or more.")
+    for name, count in (("flush_every", flush_every), ("substeps", substeps)):
+        if count != "auto" and count < 1:
+            raise ConfigError(f"{name}={count!r}; expected a whole number, 1 or more.")
     if finite_number("reference_beta_star", reference_beta_star) == 0:
         raise ConfigError("reference_beta_star=0 has uniform weights, which say nothing.")
     if sampler is None and methods:
         raise ConfigError("methods= names methods of a sampler; pass the sampler too.")
-    if not all(isinstance(name, str) for name in methods):
-        raise ConfigError(f"methods={methods!r}; expected names of the sampler's methods.")
     trainer = checked_trainer(Trainer(), parts, sampler)
     if sampler is not None:
         check_sampler(sampler, methods, trainer)
@@ -189,7 +162,6 @@ def guard(
         has_sampler=sampler is not None,
     )
     check_variants(variant, strength.models)
-    check_substeps(substeps)
     if sampler is None and substeps not in ("auto", 1):
         raise ConfigError(
             f"substeps={substeps} divides the steps of a sampler; pass that one, guard(loss_fn, "
@@ -247,9 +219,9 @@ def guard(
     if ranks.is_first:
         announce(sampler, strength, 1 if settings.models else substeps, log_dir)
     fineness = FinerSteps(1 if settings.models else substeps, settings)
-    loop = Loop(settings, strength, judge, actions, writer, fineness)
-    losses = Losses(loop, CallerLoss(loss_fn, convention))
-    return Guard(loop, losses, sampler, methods).attach(**parts)
+    caller_loss = CallerLoss(loss_fn, convention)
+    loop = Loop(settings, strength, judge, actions, writer, fineness, caller_loss)
+    return Guard(loop, sampler, methods).attach(**parts)
 
 
 class _Terminal(logging.Handler):

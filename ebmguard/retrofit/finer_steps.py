@@ -13,15 +13,14 @@ import torch
 
 from ..alerts import Alert, Level, Situation
 from ..alerts.remedies import Remedy
-from ..errors import ConfigError, Stateful
-from ..sampling import Drift, SamplerUpdate, Substeps
+from ..errors import Stateful
+from ..sampling import Drift, SamplerUpdate, Substeps, is_compiled
 from ..tags import SHARPNESS, SUBSTEPS, SUBSTEPS_MISSED
 from .strength import Settings
-from .watches import is_compiled
 
-__all__ = ["FinerSteps", "Times", "check_substeps"]
+__all__ = ["FinerSteps", "Times"]
 
-Times: TypeAlias = "int | Literal['auto']"
+Times: TypeAlias = int | Literal["auto"]
 
 _log = logging.getLogger("ebmguard")
 
@@ -200,13 +199,3 @@ class FinerSteps(Stateful):
         names |= dict.fromkeys(("_has_said", "_has_acted", "_fell"), bool)
         names |= {"_why": str, "_sharp": int | None, "_lost": int | None, "_recent": list[float]}
         return names | {"moves": SamplerUpdate | None, "_call": tuple[int, int]}
-
-
-def check_substeps(asked: object) -> None:
-    """Refuse, with a ``ConfigError``, what is neither "auto" nor a whole number of 1 or more."""
-    is_whole = isinstance(asked, int) and not isinstance(asked, bool) and asked >= 1
-    if not is_whole and not (isinstance(asked, str) and asked == "auto"):
-        raise ConfigError(
-            f'substeps={asked!r}; expected "auto", or the number of finer steps, 1 or more, that '
-            "each of the sampler's is taken as; 1 leaves it as it is."
-        )

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ..errors import ConfigError, LossError
-from ..sampling import Measured, Tempering, is_capturing, is_opaque
+from ..sampling import Measured, Tempering, is_capturing, is_compiled, is_opaque
 from ..trainer import leaves
+from .calibration import Calibration
 from .matching import (
     check_scale,
     contains,
@@ -31,7 +32,6 @@ from .matching import (
     row_hashes,
 )
 from .strength import Settings
-from .watches import Calibration, is_compiled
 
 __all__ = ["FirstLosses"]
 

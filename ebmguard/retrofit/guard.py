@@ -15,16 +15,17 @@ from torch._compile import _disable_dynamo as uncompiled
 from ..alerts import Alert, Verdict
 from ..check import Problem, find_problems
 from ..energies import Groups, LogQ, in_rows
-from ..errors import ConfigError, SamplerError, undamaged
+from ..errors import ConfigError, SamplerError, typed, undamaged
 from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts
+from .judging import close, read_all
 from .loop import Loop
-from .losses import Losses
 from .parts import Row
 from .sampling import OneLoss, wrap_sampler
-from .setup import setup_of
+from .step import begin_sampling, hang_on, loss, reweight, sample
+from .strength import checked_trainer
 
 if TYPE_CHECKING:
     from ..recovery import Rollback
@@ -44,12 +45,11 @@ class Guard:
 
     loss_fn: Any = OneLoss()
 
-    def __init__(
-        self, loop: Loop, losses: Losses, sampler: object | None, methods: Sequence[str]
-    ) -> None:
+    def __init__(self, loop: Loop, sampler: object | None, methods: Sequence[str]) -> None:
         self._loop = loop
-        self._losses = losses
-        self.sampler: Any = None if sampler is None else wrap_sampler(loop.sample, sampler, methods)
+        self.sampler: Any = (
+            None if sampler is None else wrap_sampler(partial(sample, loop), sampler, methods)
+        )
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
@@ -66,7 +66,7 @@ class Guard:
     @property
     def alerts(self) -> list[Alert]:
         """All alerts so far, oldest first."""
-        self._loop.read_all()
+        read_all(self._loop)
         return self._loop.actions.alerts
 
     @property
@@ -80,13 +80,13 @@ class Guard:
 
         For an ensemble: means over its members, NaN where a member has NaN.
         """
-        self._loop.read_all()
+        read_all(self._loop)
         return self._loop.last
 
     @property
     def members(self) -> list[Row]:
         """The rows behind ``last``, one for every model, in the order of flattened dimensions."""
-        self._loop.read_all()
+        read_all(self._loop)
         return self._loop.members
 
     @property
@@ -112,7 +112,7 @@ class Guard:
     @property
     def verdict(self) -> Verdict:
         """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
-        self._loop.read_all()
+        read_all(self._loop)
         return self._loop.course.verdict
 
     @property
@@ -167,7 +167,7 @@ class Guard:
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
         pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
-        return self._losses.loss(Batch(pos, neg, groups, log_q))
+        return loss(self._loop, Batch(pos, neg, groups, log_q))
 
     @uncompiled
     def reweight(
@@ -180,7 +180,7 @@ class Guard:
         ``variant``), so that a plain difference of means gets the guarded gradient.
         """
         pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
-        pos, neg = self._losses.reweight(Batch(pos, neg, groups, log_q))
+        pos, neg = reweight(self._loop, Batch(pos, neg, groups, log_q))
         if groups == "rows":
             return pos.reshape(f_pos.shape), neg.reshape(f_neg.shape)
         return pos, neg
@@ -250,8 +250,8 @@ class Guard:
                 "twice. Temper inline with guard(loss_fn, None, ...), or leave g.temper out."
             )
         loop.is_inline = True
-        loop.begin_sampling()
-        factor = loop.strength_at(self.step).factor_of_samples
+        begin_sampling(loop)
+        factor = loop.now.factor_of_samples
         return scale(output, factor, len(loop.settings.models))
 
     @contextmanager
@@ -276,9 +276,16 @@ class Guard:
             ConfigError: a part that does not fit, such as an optimizer that trains none of the
                 model's parameters. Nothing has changed then.
         """
-        self._loop.attach(parts, self.sampler)
+        loop = self._loop
+        trainer = checked_trainer(loop.trainer, parts, self.sampler)
+        loop.claims.take(trainer, self.sampler)
+        if loop.is_closed:
+            loop.writer.claim()
+            loop.is_closed = loop.claims.is_over = False
+        hang_on(loop, trainer)
         return self
 
+    @typed
     def check(self, example: Tensor | None = None) -> list[Problem]:
         """Find the problems that show before the first step; the worst come first.
 
@@ -292,12 +299,7 @@ class Guard:
         Raises:
             ConfigError: the example is not a tensor.
         """
-        if example is not None and not isinstance(example, Tensor):
-            raise ConfigError(
-                f"g.check: example= is a {type(example).__name__}; expected a batch of inputs, a "
-                "tensor, as the model gets them."
-            )
-        return find_problems(setup_of(self._loop, self._loop.strength_at(self.step), example))
+        return find_problems(self._loop.setup(self._loop.now, example))
 
     def resume(self) -> int | None:
         """Go on from the newest snapshot in ``Recovery(folder=...)``, after everything is attached.
@@ -323,7 +325,7 @@ class Guard:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain numbers, lists, dicts. Take it between steps."""
         loop, recoverer = self._loop, self._loop.actions.recoverer
-        loop.read_all()
+        read_all(loop)
         # Without an optimizer's word a step is over when its loss is.
         is_over = not loop.is_told_steps and loop.rows.losses_in_step > 0
         with loop.turns.lock:  # another thread waits for a whole row
@@ -361,7 +363,7 @@ class Guard:
 
     def flush(self) -> None:
         """Flush the sinks now."""
-        self._loop.read_all()
+        read_all(self._loop)
         self._loop.writer.flush()
 
     def close(self) -> None:
@@ -371,4 +373,4 @@ class Guard:
         loss, the sampler and other calls of a step raise a ConfigError, except inside
         ``with g.paused():``. A guard that is no longer referenced closes itself.
         """
-        self._loop.close()
+        close(self._loop)

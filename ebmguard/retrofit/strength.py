@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 Action: TypeAlias = Literal["auto", "warn", "raise", "rollback"]
-Schedulable: TypeAlias = "float | Tensor | Callable[[int], float | Tensor]"
+Schedulable: TypeAlias = float | Tensor | Callable[[int], float | Tensor]
 
 _NO_MODELS = torch.Size()
 _SMALLEST_BETA_STAR = 1e-30  # 1/β* must stay finite in float32
@@ -314,11 +314,6 @@ def _output_scale(output_scale: object, step: float | None, noise: float | None)
                 "noise_std=) tells the guard its steps."
             )
         return implied
-    if isinstance(output_scale, str):
-        raise ConfigError(
-            f"output_scale={output_scale!r} is a str; expected a number, 2 * step_size / "
-            "noise_std**2. A wrapped sampler is measured by default: leave output_scale= out."
-        )
     scale = finite_number("output_scale", output_scale)
     if scale <= 0:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from .drift import JOINED, Drift
 from .measured import Measured
-from .networks import find_module, other_networks, variables_of
+from .networks import find_module, is_compiled, other_networks, variables_of
 from .recording import Draw, Evaluation, Recording, is_capturing, is_opaque
 from .sampler_update import SamplerUpdate
 from .substeps import Substeps
@@ -21,6 +21,7 @@ __all__ = [
     "changes",
     "find_module",
     "is_capturing",
+    "is_compiled",
     "is_opaque",
     "other_networks",
     "scale",

@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import SamplerError
 
-__all__ = ["find_module", "other_networks", "variables_of"]
+__all__ = ["find_module", "is_compiled", "other_networks", "variables_of"]
 
 
 def find_module(sampler: object, args: Sequence[object], kwargs: Mapping[str, object]) -> nn.Module:
@@ -69,3 +69,9 @@ def other_networks(
     names |= {x: f"`{name}`" for name, x in variables if isinstance(x, nn.Module)}
     inner = {*energy.modules()}
     return [name for x, name in names.items() if x not in inner and energy not in {*x.modules()}]
+
+
+def is_compiled(part: object) -> bool:
+    """Return whether it has the mark that ``torch.compile`` leaves on functions and modules."""
+    is_function = hasattr(part, "_torchdynamo_orig_callable")
+    return is_function or getattr(part, "_compiled_call_impl", None) is not None

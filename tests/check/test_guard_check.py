@@ -147,7 +147,7 @@ def test_a_check_is_no_step():
 
 def test_an_example_must_be_a_tensor():
     g, _ = make()
-    with pytest.raises(ConfigError, match="example= is a list"):
+    with pytest.raises(ConfigError, match=r"example= is \[1.0\]; expected Tensor"):
         g.check([1.0])
 
 

@@ -42,7 +42,7 @@ class OnRanks(GuardedModule, LightningModule):
             action="warn",
             process_group=dist.group.WORLD if self.joined else None,
         )
-        self.loss_fn.guard._loop._judge = Scripted([3])
+        self.loss_fn.guard._loop.judge = Scripted([3])
 
     def climb(self, x):
         return Sampler.generate_samples(self.cnn, x, steps=2, step_size=0.5, noise=0.0)

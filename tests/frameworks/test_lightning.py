@@ -361,7 +361,7 @@ def test_rollback_inside_of_the_trainers_loop():
     memory = Memory()
     model = make(Rolled, action="rollback", recovery=recovery, sinks=[memory])
     g = model.loss_fn.guard
-    g._loop._judge = Scripted([8])
+    g._loop.judge = Scripted([8])
     trainer = make_trainer(max_epochs=3)
     trainer.fit(model, data())
     (rollback,) = g.rollbacks

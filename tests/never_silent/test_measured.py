@@ -193,7 +193,7 @@ def test_beta_needs_no_scale_where_it_is_measured() -> None:
     [
         ({"sampler": None}, "beta= needs the output scale"),
         ({"beta": 1.5}, "= 1.5 at step 0 is above 1"),
-        ({"output_scale": "measure"}, "measured by default: leave output_scale= out"),
+        ({"output_scale": "measure"}, "output_scale= is 'measure'; expected a number or None"),
     ],
     ids=str,
 )

@@ -139,7 +139,7 @@ SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, r
 def test_chains_that_come_in_again_are_taken_back(kind, caplog):
     draw = kind()
     run = Run(draw, getattr(draw, "sampler", unit_langevin), **SAVING)
-    run.g._loop._judge = Scripted([17])
+    run.g._loop.judge = Scripted([17])
     at = {}
     while not run.g.rollbacks:
         at[run.g.step] = draw.state.clone()
@@ -153,7 +153,7 @@ def test_chains_that_come_in_again_are_taken_back(kind, caplog):
 def test_a_rollback_to_before_the_first_update_has_the_first_chains():
     draw = Returned()
     run = Run(draw, **SAVING)
-    run.g._loop._judge = Scripted([1])
+    run.g._loop.judge = Scripted([1])
     before = [p.clone() for p in run.f.parameters()]
     run.go(1)
     first = draw.state.clone()

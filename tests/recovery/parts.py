@@ -64,7 +64,7 @@ class Run:
             usual |= {"action": "rollback", "recovery": recovery}
         self.guard: Guard = guard(None, self.sample, **(usual | options))
         if detector is not None:
-            self.guard._loop._judge = detector
+            self.guard._loop.judge = detector
         self.guard.attach(
             model=self.model,
             optimizer=self.optimizer,

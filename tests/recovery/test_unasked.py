@@ -119,7 +119,7 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
     [
         ({"recovery": Recovery(), "action": "warn"}, "settings of action"),
         ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
-        ({"action": "rollback", "recovery": 5}, "expected ebmguard.recovery.Recovery"),
+        ({"action": "rollback", "recovery": 5}, "recovery= is a int; expected Recovery or None"),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:

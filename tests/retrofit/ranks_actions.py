@@ -132,7 +132,7 @@ class Run:
             "rollbacks": [rollback.record() for rollback in self.guard.rollbacks],
             "attempt": self.guard.attempt,
             "step": self.guard.step,
-            "rules": self.guard._loop._judge.state_dict(),
+            "rules": self.guard._loop.judge.state_dict(),
             "parameters": [p.detach().clone() for p in self.net.parameters()],
         }
 

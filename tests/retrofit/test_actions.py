@@ -20,7 +20,7 @@ def make(levels=ERROR_AT_2, *, sampler: Any = None, optimizer=False, rule="energ
     options: dict[str, Any] = {"beta_star": 1.0, "action": "raise", "model": Energy()} | more
     g = guard(None, sampler, **options)
     detector: Any = Script(levels, rule)
-    g._loop._judge = detector
+    g._loop.judge = detector
     sgd = None
     if optimizer:
         sgd = torch.optim.SGD(options["model"].parameters(), lr=0.1)

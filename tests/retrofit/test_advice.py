@@ -45,7 +45,7 @@ def advised(g: Guard, steps: int = 4, shift: float = 0.0, optimizer: Any = None)
 def make(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
     g = guard(None, None, **({"beta_star": 0.5} | options))
     detector: Any = Advising(advice)
-    g._loop._judge = detector
+    g._loop.judge = detector
     return g
 
 
@@ -133,7 +133,7 @@ def test_members_are_advised_apart():
         Alert("energy_blowup", WARN, step, "ess", 1.0, 2.0, 5, (R.LOWER_BETA, R.RAISE_BETA), member)
         for member in (0, 1)
     ]
-    g._loop._judge = detector
+    g._loop.judge = detector
     pos, neg = torch.randn(2, 4), torch.randn(2, 4)
     g.loss_fn(pos, neg)
     # At 0 there is nothing to lower; the other may do so, and is not told both.
@@ -148,6 +148,6 @@ def test_a_member_at_half_of_the_output_scale_is_not_told_to_raise_it():
         Alert("energy_blowup", WARN, step, "ess", 1.0, 2.0, 5, (R.RAISE_BETA, R.LOWER_LR), member)
         for member in (0, 1)
     ]
-    g._loop._judge = detector
+    g._loop.judge = detector
     g.loss_fn(torch.randn(2, 4), torch.randn(2, 4))
     assert [alert.remedies for alert in g.alerts] == [(R.LOWER_LR,), (R.RAISE_BETA, R.LOWER_LR)]

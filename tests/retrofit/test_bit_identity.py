@@ -109,7 +109,7 @@ def test_inline_and_wrapped_samplers_are_the_same_run():
 
 def test_alerts_with_warn_change_nothing(unguarded, caplog):
     run = begun(beta_star=0, told={}, action="warn")
-    run.guards[0]._loop._judge = Script(dict.fromkeys(range(N_STEPS), Level.ERROR))  # type: ignore[assignment]
+    run.guards[0]._loop.judge = Script(dict.fromkeys(range(N_STEPS), Level.ERROR))  # type: ignore[assignment]
     with caplog.at_level(logging.CRITICAL, "ebmguard"):
         assert train(run, N_STEPS).equals(unguarded)
     assert len(run.guards[0].alerts) == N_STEPS

@@ -46,7 +46,7 @@ def test_mixed_variants_by_loss_and_by_reweighting():
     [
         ({"beta_star": 1.0}, "beta_star has no model dimensions"),
         ({"beta_star": STARS[:3]}, "has 4 names, but beta_star has model dimensions"),
-        ({"beta_star": STARS, "variant": ["default", "best"]}, "variant='best'; expected one of"),
+        ({"beta_star": STARS, "variant": ["default", "best"]}, r"\['default', 'best'\]; expected one"),
     ],
 )
 def test_refused_when_it_is_built(arguments, message):

@@ -15,6 +15,7 @@ from ebmguard import Alert, Guard, Level, errors, guard
 from ebmguard.alerts import Verdict
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
+from ebmguard.retrofit.step import stepped
 from tests.parts import Bowls, Memory, gradient_at
 
 N, M = 16, 14
@@ -245,7 +246,7 @@ def test_skips_by_the_scaler_are_no_members():
     g = ensemble(sampler=None, judge_in_loss=True)
     pos, neg, _ = draws(0)
     g.loss_fn(pos, neg)
-    g._loop._end_step(1.0, True)
+    stepped(g._loop, 1.0, True)
     assert [(alert.rule, alert.level, alert.member) for alert in g.alerts] == [
         ("amp_skip", Level.INFO, None)
     ]

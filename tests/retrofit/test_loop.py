@@ -119,7 +119,7 @@ def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
         judge_in_loss=judge_in_loss,
         on_alert=on_alert,
     )
-    g._loop._judge = Script({1: Level.WARN, 2: Level.ERROR})  # type: ignore[assignment]
+    g._loop.judge = Script({1: Level.WARN, 2: Level.ERROR})  # type: ignore[assignment]
     broken = 0
     for _ in range(4):
         for call in (lambda: g.loss_fn(*energies()), sgd.step):

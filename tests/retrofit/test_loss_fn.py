@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ebmguard.errors import LossError
-from ebmguard.retrofit.losses import CallerLoss, Convention
+from ebmguard.retrofit.caller_loss import CallerLoss, Convention
 
 N = 6
 

@@ -127,7 +127,7 @@ def test_own_hold_wins_over_the_saved_one():
     back = Run(judge_in_loss=True, optimizer=True)
     back.guard.load_state_dict(lagging.guard.state_dict())
     detector: Any = Script({8: Level.WARN})
-    back.guard._loop._judge = detector
+    back.guard._loop.judge = detector
     back.go(9, 10)
     assert sorted(step for step, _ in detector.seen) == [7, 8, 9]
     assert back.memory.steps == [7, 8, 9]
