@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -177,27 +176,6 @@ def test_errors_are_the_built_in_ones_that_callers_expect():
     assert issubclass(ShapeError, ValueError)
     assert issubclass(ConfigError, ValueError)
     assert issubclass(EnergyTypeError, TypeError)
-
-
-@pytest.mark.parametrize(
-    "beta_star", [0, 1, -0.5, Fraction(1, 2), torch.tensor(0.5), torch.tensor(2)], ids=str
-)
-def test_accepted_exponents(beta_star):
-    check_energies(F4, F3, beta_star)
-    if not isinstance(beta_star, numbers.Rational):
-        assert contrastive_loss(F4, F3, beta_star).isfinite()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_accepted_energies(dtype):
-    for heads in ((), (1,), (5,), (2, 3)):
-        pos, neg = torch.zeros(4, *heads, dtype=dtype), torch.zeros(3, *heads, dtype=dtype)
-        check_energies(pos, neg, 0.5, groups=(Y4, Y3))
-
-
-def test_reads_no_value():
-    meta = torch.zeros(4, device="meta")
-    check_energies(meta, meta, torch.tensor(0.5, device="meta"), variant="true")
 
 
 def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():

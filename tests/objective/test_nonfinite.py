@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -111,15 +112,16 @@ def test_weights_leave_them_out(bad):
     pos, neg = energies(8, 5)
     pos_b, neg_b = _with_bad(pos, BAD_POS, bad), _with_bad(neg, BAD_NEG, bad)
     in_pos, in_neg = _kept(pos, BAD_POS), _kept(neg, BAD_NEG)
-    w = weights(neg_b, 0.5)
-    torch.testing.assert_close(w[in_neg], weights(neg[in_neg], 0.5), rtol=1e-13, atol=0)
-    assert not w[~in_neg].any()
-    w_pos = positive_weights(pos_b, neg_b, 0.5)
-    expected = positive_weights(pos[in_pos], neg[in_neg], 0.5)
-    torch.testing.assert_close(w_pos[in_pos], expected, rtol=1e-13, atol=0)
-    assert w_pos[~in_pos].isnan().all()
-    expected = grad_scale(pos[in_pos], neg[in_neg], 0.5)
-    torch.testing.assert_close(grad_scale(pos_b, neg_b, 0.5), expected, rtol=1e-13, atol=0)
+    for beta in (0.5,) if math.isfinite(bad) else (0.5, 0.0):
+        w = weights(neg_b, beta)
+        torch.testing.assert_close(w[in_neg], weights(neg[in_neg], beta), rtol=1e-13, atol=0)
+        assert not w[~in_neg].any()
+        w_pos = positive_weights(pos_b, neg_b, beta)
+        expected = positive_weights(pos[in_pos], neg[in_neg], beta)
+        torch.testing.assert_close(w_pos[in_pos], expected, rtol=1e-13, atol=0)
+        assert w_pos[~in_pos].isnan().all()
+        expected = grad_scale(pos[in_pos], neg[in_neg], beta)
+        torch.testing.assert_close(grad_scale(pos_b, neg_b, beta), expected, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("empty", ["pos", "neg", "both"])
