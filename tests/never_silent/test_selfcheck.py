@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 
 from ebmguard import Recovery, guard
 from ebmguard.report.problems import problems_of_run
+from tests.never_silent.parts import batched, by, mapped
 from tests.parts import Energy, unit_langevin
 from tests.recovery.parts import Scripted
 
@@ -190,36 +191,13 @@ def test_chains_that_are_left_behind_are_named_once(kind, caplog):
 # -- diagnostics that a run cannot have -----------------------------------------------------------
 
 
-def transformed(how: Callable[..., Any]) -> Callable[..., Tensor]:
-    def sampler(f: nn.Module, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = x + 0.02 * how(f)(x) + 0.2 * torch.randn_like(x)
-        return x.detach()
-
-    return sampler
-
-
-def called(f: nn.Module) -> Any:
+def called(f: nn.Module, x: Tensor) -> Tensor:
     named: dict[str, Tensor] = dict(f.named_parameters())
-
-    def energy(x: Tensor) -> Tensor:
-        total: Tensor = functional_call(f, named, (x[None],)).sum()
-        return total
-
-    return vmap(grad(energy))
+    return mapped(lambda x: functional_call(f, named, (x,)), x)
 
 
-def differences(f: nn.Module) -> Any:
-    steps = 1e-2 * torch.eye(2)
-    return lambda x: torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in steps], 1).detach()
-
-
-def batched(f: nn.Module) -> Any:
-    def gradient(x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(f(x), x, torch.eye(len(x)), is_grads_batched=True)[0].sum(0)
-
-    return gradient
+def differences(f: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in 1e-2 * torch.eye(2)], 1)
 
 
 @torch.no_grad()
@@ -229,12 +207,12 @@ def metropolis(f: nn.Module, x: Tensor) -> Tensor:
 
 
 BLIND = {
-    "grad": (transformed(lambda f: grad(lambda x: f(x).sum())), "torch.func"),
-    "vmap": (transformed(lambda f: vmap(grad(lambda x: f(x[None]).sum()))), "torch.func"),
-    "functional_call": (transformed(called), "torch.func"),
-    "jacrev": (transformed(lambda f: vmap(jacrev(lambda x: f(x[None]).sum()))), "torch.func"),
-    "is_grads_batched": (transformed(batched), "batched"),
-    "differences": (transformed(differences), "it takes none"),
+    "grad": (by(lambda f, x: grad(lambda x: f(x).sum())(x)), "torch.func"),
+    "vmap": (by(mapped), "torch.func"),
+    "functional_call": (by(called), "torch.func"),
+    "jacrev": (by(lambda f, x: vmap(jacrev(lambda x: f(x[None]).sum()))(x)), "torch.func"),
+    "is_grads_batched": (by(batched), "batched"),
+    "differences": (by(differences), "it takes none"),
     "no gradient": (metropolis, "it takes none"),
 }
 
