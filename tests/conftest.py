@@ -50,7 +50,8 @@ HEAVY_WORDS = re.compile(
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
     *("adapters/test_conformance.py", "alerts/test_conformance.py", "alerts/test_sampler_rules.py"),
-    *("never_silent/test_right_trainers.py", "never_silent/test_steps.py"),
+    *("never_silent/test_optimizers.py", "never_silent/test_right_trainers.py"),
+    *("never_silent/test_steps.py", "never_silent/test_validations.py"),
     *("never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),

@@ -7,17 +7,61 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
 
 from ebmguard import Guard, guard
-from tests.parts import unit_langevin
+from tests.parts import Energy, Memory, unit_langevin
 
 __all__ = [
     *("LOGITS", "N", "Net", "Sides", "alike", "batched", "by", "halves", "heads", "logsumexps"),
-    *("mapped", "train"),
+    *("Run", "mapped", "train"),
 ]
 
 N = 12
 Sides = Callable[[Any, Tensor, Any], tuple[Tensor, Tensor]]
+
+
+class Run:
+    """A network, an optimizer, and a guard that was told both."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer | None = None,
+        f: nn.Module | None = None,
+        sampler: Any = unit_langevin,
+        **told: Any,
+    ) -> None:
+        self.f: Any = f or Energy()
+        self.told: Any = optimizer or Adam(self.f.parameters(), lr=1e-2)
+        self.other: Any = None  # which steps instead, from some step on
+        self.memory = Memory()
+        options = {"beta_star": 0.5, "output_scale": 1.0, "sinks": [self.memory], "flush_every": 1}
+        options |= {"model": self.f, "optimizer": self.told}
+        self.g: Any = guard(None, sampler, **{**options, **told})
+
+    def loss(self, scale: float = 1.0, draw: Any = None) -> Tensor:
+        """The loss of samples that are drawn by ``draw(sampler, f)``."""
+        draw = draw or (lambda sample, f: sample(f, torch.randn(8, 2)))
+        x = torch.randn(8, 2) * scale
+        value: Tensor = self.g.loss_fn(self.f(x), self.f(draw(self.g.sampler, self.f)))
+        return value
+
+    def backward(self, scale: float = 1.0, draw: Any = None) -> None:
+        self.f.zero_grad()
+        self.loss(scale, draw).backward()
+
+    def go(self, steps: int, draw: Any) -> None:
+        for _ in range(steps):
+            self.backward(draw=draw)
+            self.told.step()
+
+    def each(self) -> list[tuple[Tensor, Tensor]]:
+        """Every parameter, and its gradient."""
+        return [(p, p.grad) for p in self.f.parameters() if p.grad is not None]
+
+    @property
+    def is_finite(self) -> bool:
+        return all(bool(p.isfinite().all()) for p in self.f.parameters())
 
 
 def by(gradient: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:

@@ -11,35 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from ebmguard import Recovery, guard
+from ebmguard import Recovery
 from ebmguard.report.problems import problems_of_run
-from tests.never_silent.parts import batched, by, mapped
+from tests.never_silent.parts import Run, batched, by, mapped
 from tests.parts import Energy, unit_langevin
 from tests.recovery.parts import Scripted
 
 N = 8
-
-
-class Run:
-    """A loop that draws its negatives by ``draw``."""
-
-    def __init__(
-        self, draw: Callable[..., Any], sampler: Any = unit_langevin, **options: Any
-    ) -> None:
-        self.f = options.pop("f", None) or Energy()
-        made = options.pop("optimizer", torch.optim.Adam)
-        self.optimizer = made(self.f.parameters(), lr=1e-3)
-        given = {"beta_star": 0.5, "output_scale": 1.0} | options
-        self.g: Any = guard(None, sampler, model=self.f, optimizer=self.optimizer, **given)
-        self.draw = draw
-
-    def go(self, steps: int) -> None:
-        for _ in range(steps):
-            x_neg = self.draw(self.g.sampler, self.f)
-            loss = self.g.loss_fn(self.f(torch.randn(N, 2)), self.f(x_neg))
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
 
 
 # -- chains that come in again: ``state`` is what a loop would go on with ------------------------
@@ -139,12 +117,12 @@ SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, r
 @pytest.mark.parametrize("kind", KEPT)
 def test_chains_that_come_in_again_are_taken_back(kind, caplog):
     draw = kind()
-    run = Run(draw, getattr(draw, "sampler", unit_langevin), **SAVING)
+    run = Run(sampler=getattr(draw, "sampler", unit_langevin), **SAVING)
     run.g._loop._judge = Scripted([17])
     at = {}
     while not run.g.rollbacks:
         at[run.g.step] = draw.state.clone()
-        run.go(1)
+        run.go(1, draw)
     restored = run.g.rollbacks[0].restored_step
     assert restored == run.g.step >= 8
     assert torch.equal(draw.state, at[restored])
@@ -152,13 +130,12 @@ def test_chains_that_come_in_again_are_taken_back(kind, caplog):
 
 
 def test_a_rollback_to_before_the_first_update_has_the_first_chains():
-    draw = Returned()
-    run = Run(draw, **SAVING)
+    draw, run = Returned(), Run(**SAVING)
     run.g._loop._judge = Scripted([1])
     before = [p.clone() for p in run.f.parameters()]
-    run.go(1)
+    run.go(1, draw)
     first = draw.state.clone()
-    run.go(1)
+    run.go(1, draw)
     assert run.g.step == 0
     assert torch.equal(draw.state, first)
     assert all(map(torch.equal, run.f.parameters(), before))
@@ -181,7 +158,7 @@ def test_chains_that_are_left_behind_are_named_once(kind, caplog):
         draw.state = change(draw.state)
         return draw(sample, f)
 
-    Run(copied, **SAVING).go(60)
+    Run(**SAVING).go(60, copied)
     (said,) = [x for x in caplog.messages if "rollback_incomplete" in x]
     fix = "chains.copy_(sample(f, chains))" if kind in COPIED else "if every chain starts afresh"
     assert fix in said
@@ -222,8 +199,8 @@ BLIND = {
 def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, tmp_path):
     sampler, why = BLIND[kind]
     more = {"log_dir": tmp_path / "run", "beta_star": beta_star}
-    run = Run(Returned(), sampler, step_size=0.02, noise_std=0.2, **more)
-    run.go(60)
+    run = Run(sampler=sampler, step_size=0.02, noise_std=0.2, **more)
+    run.go(60, Returned())
     (said,) = [x for x in caplog.messages if "sampler/grad_norm" in x]
     assert why in said
     assert "sampler/drift_to_noise" in said
@@ -234,36 +211,44 @@ def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, 
 
 
 def test_a_run_that_has_its_diagnostics_says_nothing(caplog):
-    run = Run(Returned(), step_size=0.02, noise_std=0.2)
-    run.go(60)
+    run = Run(step_size=0.02, noise_std=0.2)
+    run.go(60, Returned())
     assert not caplog.messages
-    assert {x.name for x in run.g.check()} == {"no_sinks"}
+    assert not run.g.check()
 
 
 # -- the rest of the check ------------------------------------------------------------------------
 
-DECAYS = {"optimizer": lambda p, lr: torch.optim.Adam(p, lr=lr, weight_decay=0.1)}
-DROPS = {"f": Energy(nn.Dropout(0.1))}
-SAID: dict[str, dict[str, Any]] = {
-    "weight_decay": DECAYS,
-    "dropout": DROPS,
-    "batch_norm": {"f": Energy(nn.BatchNorm1d(8))},
-    "sampler_factor": {"output_scale": 0.51},
+
+def decaying(f: nn.Module | None = None, **told: Any) -> Run:
+    f = f or Energy()
+    return Run(torch.optim.Adam(f.parameters(), lr=1e-3, weight_decay=0.1), f, **told)
+
+
+def dropping(**told: Any) -> Run:
+    return Run(f=Energy(nn.Dropout(0.1)), **told)
+
+
+SAID: dict[str, Callable[[], Run]] = {
+    "weight_decay": decaying,
+    "dropout": dropping,
+    "batch_norm": lambda: Run(f=Energy(nn.BatchNorm1d(8))),
+    "sampler_factor": lambda: Run(output_scale=0.51),
 }
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_a_problem_is_said_after_the_first_step_once(name, caplog):
-    run = Run(Returned(), **SAID[name])
-    run.go(1)
+    run = SAID[name]()
+    run.go(1, Returned())
     assert sum(f" {name}: " in x and x.startswith("g.check()") for x in caplog.messages) == 1
-    run.go(60)
+    run.go(60, Returned())
     assert sum(x.startswith("g.check()") for x in caplog.messages) == 1
 
 
-@pytest.mark.parametrize("options", [DECAYS, DROPS])
-def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(options, caplog):
-    Run(Returned(), beta_star=0, **options).go(60)
+@pytest.mark.parametrize("make", [decaying, dropping])
+def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(make, caplog):
+    make(beta_star=0).go(60, Returned())
     assert not caplog.messages
 
 
@@ -283,7 +268,7 @@ class Shy(nn.Dropout):
 
 
 def test_what_cannot_be_found_out_is_no_problem(caplog):
-    run = Run(Returned(), f=Energy(Shy()), **DECAYS)
+    run = decaying(Energy(Shy()))
     with caplog.at_level(logging.WARNING):
-        run.go(3)
+        run.go(3, Returned())
     assert ["weight_decay" in x for x in caplog.messages] == [True]
