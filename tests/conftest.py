@@ -61,7 +61,7 @@ COVERED_ELSEWHERE = (
     *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),
     *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
     "test_rules_stamp.py",
-    *("whole/test_close.py", "whole/test_files.py"),
+    *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),
 )
 """What runs in these runs in the rooms' own tests too; the tracer doubles the time of a test."""
 

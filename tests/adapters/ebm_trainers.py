@@ -146,14 +146,13 @@ def clip_grad(optimizer):
 
 
 def train_igebm(
-    trial: Trial, *, inside: bool = False, noise_std: float = 0.005, clip: float = 0.01, gain=1.0
+    trial: Trial, *, inside: bool = False, noise_std: float = 0.005, clip: float = 0.01
 ) -> Run:
     """The guarded loss is added to the mean as in docs/codebases.md, or ``inside`` before it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
     model, batch = Conditional(), 8 if inside else 10
-    model.linear.weight.data *= gain
     data, labels = torch.rand(40, *IMAGE), torch.randint(CLASSES, (40,))
     replay: list[tuple[Tensor, Tensor]] = []
     noise = torch.randn(batch, *IMAGE)
@@ -284,16 +283,15 @@ class Model(nn.Module):
         step_size: Any = 10,
         noise_std: Any = 0.005,
         clip: Any = 0.01,
-        gain=1.0,
     ) -> None:
         super().__init__()
-        self.net, self.gain = Energy(shape=IMAGE), gain
+        self.net = Energy(shape=IMAGE)
         self.step_size, self.noise_std, self.clip = step_size, noise_std, clip
         self.temper = trial.temper
         self.buffer: list[Tensor] = []
 
     def forward(self, x):
-        return self.gain * self.net(x).view(-1)
+        return self.net(x).view(-1)
 
     @property
     def sizes(self) -> tuple[float, float]:

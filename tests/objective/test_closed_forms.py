@@ -139,7 +139,9 @@ def test_the_default_is_a_classification_by_softmax_and_above_its_bound_by_no_po
         # The absolute tolerance is for cross_entropy: it forms 1 - softmax.
         torch.testing.assert_close(loss, classified, rtol=1e-12, atol=1e-15)
         bound = F.softplus(beta * contrastive_loss(pos, neg, beta, variant="no_pos")) / beta
-        assert (loss > bound) if len(pos) > 1 else (loss >= bound - 1e-12)
+        assert loss > bound - 1e-12 * (len(pos) == 1)
+        equal = contrastive_loss(pos.mean().expand_as(pos), neg, beta)
+        torch.testing.assert_close(equal, bound, rtol=1e-12, atol=1e-15)
 
 
 def test_zero_exponent_leaves_the_callers_loss_untouched_bit_for_bit():

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.finite_negatives import efficiency
-from ebmguard.objective import contrastive_loss
+from ebmguard.objective import contrastive_loss, weights
 from tests.objective.oracles import VARIANTS
 
 DATA = torch.tensor([0.5, 0.1, 0.25, 0.15], dtype=torch.float64)
@@ -181,3 +181,43 @@ def test_self_normalised_variants_rest_there_only_with_many_negatives(variant, b
     assert sizes[3] < 0.7 * sizes[0]
     # The default has none, with the same draws.
     assert _expected_gradient(log_density, sampled, beta, 4, n=2).abs().max() < REST
+
+
+def test_standard_loss_pushes_for_ever_where_the_sampler_does_not_follow():
+    """The forces of Section 2.3: with other negatives than p_d, no f is one of rest."""
+    for f in (DATA.log(), PROPOSAL.log(), 1e3 * (DATA - PROPOSAL)):
+        slope = _expected_gradient(f, PROPOSAL, 0.0, 2)
+        torch.testing.assert_close(slope, PROPOSAL - DATA, rtol=1e-12, atol=1e-15)
+
+
+def test_an_output_scale_makes_jem_a_model_of_eq_41():
+    """Four points x and three classes: p(x) by o LSE h(x), p(y | x) by the softmax of h(x)."""
+    h = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double().requires_grad_()
+    f = h.logsumexp(1)
+    for o in (1.0, 7.0):
+        log_p = torch.log_softmax(o * f, 0)[:, None] + torch.log_softmax(h, 1)
+        torch.testing.assert_close(log_p.exp().sum(), torch.ones(()).double())
+        joint = (o - 1) * f[:, None] + h
+        torch.testing.assert_close(log_p, joint - joint.flatten().logsumexp(0))
+        # JEM's loss leaves o out: it is that of log p(x) / o.
+        (slope,) = torch.autograd.grad(torch.log_softmax(o * f, 0) @ DATA / o, h, retain_graph=True)
+        sampled = torch.softmax(o * f, 0).detach()
+        (own,) = torch.autograd.grad(f @ (sampled - DATA), h, retain_graph=True)
+        torch.testing.assert_close(slope, -own)
+    # At β = 1/o the weights are those of Σ exp h(x)[y].
+    torch.testing.assert_close(weights(f, 1.0), h.exp().sum(1) / h.exp().sum())
+
+
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.5), (2.0, 0.25), (0.0, 0.7), (1.5, -0.5)])
+def test_temperatures_apart_are_the_update_of_another_model(a, b):
+    # a = k (1 - β) and b = k β: the model is exp(k f), and the losses differ by their units.
+    k = a + b
+    beta = b / k
+    f = DATA.log() * 0.7
+    sampled = torch.softmax(a * f, 0)
+    torch.testing.assert_close(sampled, _tempered(k * f, beta))
+    for variant in VARIANTS:
+        apart = _expected_gradient(f, sampled, b, 2, n=2, variant=variant)
+        # The gradient in f itself, of a loss that is in units of k f.
+        together = _expected_gradient(k * f, sampled, beta, 2, n=2, variant=variant)
+        torch.testing.assert_close(apart, together, rtol=1e-12, atol=1e-15)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from ebmguard.objective import (
     coefficients,
@@ -71,3 +73,101 @@ def test_reads_no_value_on_the_host_and_brings_the_exponent_to_the_energies(vari
             assert [g.shape for g in slopes(loss, pos, neg)] == [(4,), (3,)]
         assert coefficients(pos, neg, beta, variant=variant)[1].shape == (3,)
         assert weights(neg, beta).device == grad_scale(pos, neg, beta).device == neg.device
+
+
+# -- GradScale (App. E and F) --------------------------------------------------------------------
+
+
+@EVERY_VARIANT
+@pytest.mark.parametrize("m", [1, 5, 64])
+def test_the_positive_as_a_negative_is_a_factor_on_the_rate_at_zero_exponent(variant, m):
+    pos, neg = energies(6, m)
+    limit = 1.0 if variant == "no_pos" else m / (m + 1)
+    for beta in (1e-9, -1e-9):
+        found = slopes(contrastive_loss(pos, neg, beta, variant=variant), pos, neg)
+        for side, plain in zip(found, _plain(pos, neg), strict=True):
+            torch.testing.assert_close(side, limit * plain, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, -3.0, torch.tensor(2.0)])
+@pytest.mark.parametrize("m", [1, 3, 64])
+def test_grad_scale_is_m_of_m_plus_1_where_all_energies_agree(m, beta):
+    pos, neg = (torch.full((n,), 7.25, dtype=torch.float64) for n in (5, m))
+    expected = torch.tensor(m / (m + 1), dtype=torch.float64)
+    torch.testing.assert_close(grad_scale(pos, neg, beta), expected, **EXACT)
+
+
+# -- what an optimizer makes of the gradient (App. G and H) --------------------------------------
+
+
+def _path(
+    optimizer: Callable[..., torch.optim.Optimizer], gradients: list[float], **options: Any
+) -> Tensor:
+    """Where a parameter is after each step of size 1, given its gradients."""
+    at = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    stepper = optimizer([at], lr=1.0, **options)
+    places = []
+    for gradient in gradients:
+        at.grad = torch.tensor([gradient], dtype=torch.float64)
+        stepper.step()
+        places.append(at.detach().clone())
+    return torch.cat(places)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.5, 2.0])
+def test_parameters_stay_to_the_bit_where_all_negatives_fail_unless_beta_is_zero(beta):
+    theta = torch.ones(2, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.SGD([theta], lr=0.1)
+    x_pos, x_neg = energies(4, 3)
+    for _ in range(3):
+        optimizer.zero_grad()
+        f_pos, f_neg = (theta[0] * x + theta[1] * x**2 for x in (x_pos, x_neg))
+        contrastive_loss(f_pos + 1e5, f_neg, beta).backward()
+        optimizer.step()
+    assert (theta == 1).all() == (beta > 0)
+
+
+def test_adam_undoes_a_grad_scale_that_stays_small_and_runs_on_when_it_turns_zero():
+    gradients = torch.randn(500, generator=torch.Generator().manual_seed(0)).tolist()
+    small = [1e-9 * gradient for gradient in gradients]
+    adam, sgd = torch.optim.Adam, torch.optim.SGD
+    found = _path(adam, small, eps=1e-300)
+    torch.testing.assert_close(found, _path(adam, gradients, eps=1e-300), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(_path(sgd, small), 1e-9 * _path(sgd, gradients))
+
+    after = _path(adam, [1.0] * 50 + [0.0] * 500).diff()[49:]
+    k = torch.arange(1, 501).double()
+    mean = 0.9**k * (1 - 0.9**50) / (1 - 0.9 ** (50 + k))
+    square = 0.999**k * (1 - 0.999**50) / (1 - 0.999 ** (50 + k))
+    torch.testing.assert_close(after, -mean / square.sqrt(), rtol=1e-6, atol=1e-12)
+    assert 9 < -after.sum() < 11
+
+
+def test_adam_multiplies_the_last_layers_rate_by_the_output_scale():
+    """A scale o on f, explicit or by the noise, is a last layer times o and its rate times o."""
+    o, rate = 20_000.0, 1e-3
+    generator = torch.Generator().manual_seed(0)
+    x_pos, x_neg = (torch.randn(n, 3, generator=generator).double() for n in (6, 5))
+    hidden = torch.randn(3, 4, generator=generator).double()
+    last = torch.randn(4, generator=generator).double() / o
+
+    def trained(factor: float, beta: float) -> tuple[Tensor, Tensor]:
+        layers = [(hidden * 1.0).requires_grad_(), (factor * last).requires_grad_()]
+        groups: list[dict[str, Any]] = [
+            {"params": [layers[0]]},
+            {"params": [layers[1]], "lr": factor * rate},
+        ]
+        optimizer = torch.optim.Adam(groups, lr=rate, eps=1e-300)
+        for _ in range(50):
+            optimizer.zero_grad()
+            contrastive_loss(
+                (x_pos @ layers[0]).tanh() @ layers[1], (x_neg @ layers[0]).tanh() @ layers[1], beta
+            ).backward()
+            optimizer.step()
+        return layers[0].detach(), layers[1].detach()
+
+    implicit, explicit = trained(1.0, 0.5 * o), trained(o, 0.5)
+    torch.testing.assert_close(implicit[0], explicit[0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(o * implicit[1], explicit[1], rtol=1e-6, atol=1e-6)
+    assert (implicit[0] - hidden).abs().max() > 0.01
+    assert (o * (implicit[1] - last)).abs().max() > 100 * rate

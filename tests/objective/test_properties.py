@@ -185,3 +185,13 @@ def test_no_gradient_flows_into_the_log_density() -> None:
             (slope,) = torch.autograd.grad(loss, q, allow_unused=True, retain_graph=True)
             assert slope is None
         assert all(side.any() for side in slopes(loss, pos, neg))
+
+
+@given(moderate())
+def test_likelier_positives_count_for_less_by_eq_31_and_32(case: Case) -> None:
+    found = coefficients(case.pos, case.neg, case.beta)[0].detach()
+    log_w, log_w_neg = (case.beta * f.detach() for f in (case.pos, case.neg))
+    share = -torch.logaddexp(log_w, torch.logsumexp(log_w_neg, 0))
+    torch.testing.assert_close(found / found.sum(), share.softmax(0), rtol=1e-11, atol=1e-300)
+    in_order = (found / found.sum())[log_w.argsort()]
+    assert (in_order.diff() <= 1e-12).all()
