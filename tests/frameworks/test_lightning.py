@@ -124,18 +124,6 @@ def test_gradient_in_the_loop_is_the_closed_form(accumulated):
     assert memory.steps == [0]
 
 
-def test_accumulated_batches_are_pooled_into_the_row_of_their_step():
-    memory = Memory()
-    model = make(sinks=[memory])
-    net = copy.deepcopy(model.cnn)
-    trainer = make_trainer(accumulate_grad_batches=2)
-    trainer.fit(model, data())
-    assert memory.steps == list(range(N_BATCHES // 2)) == list(range(trainer.global_step))
-    with torch.no_grad():
-        gaps = [float(net(real).mean() - net(fake).mean()) for real, fake in model.seen[:2]]
-    assert memory.rows[0][1]["energy_gap"] == pytest.approx(sum(gaps) / 2, rel=1e-4)
-
-
 def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path):
     whole = make()
     trainer = make_trainer(max_epochs=3)
