@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -20,124 +21,110 @@ from tests.recovery.parts import Scripted
 N = 8
 
 
-# -- chains that come in again: ``state`` is what a loop would go on with ------------------------
+# -- chains that come in again: ``parts`` are what a loop would go on with -----------------------
 
 
-class Returned:
-    def __init__(self) -> None:
-        self.state = torch.randn(N, 2)
+class Chains:
+    """Draws by ``draw(parts, sample, f)``."""
+
+    def __init__(self, draw: Any = None) -> None:
+        self.draw = draw or returned
+        self.parts = [torch.randn(4 * N, 2), torch.randn(N, 2) + 5]
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, self.state)
-        return self.state
+        drawn: Tensor = self.draw(self.parts, sample, f)
+        return drawn
+
+    def own(self, f: nn.Module) -> Tensor:
+        """A sampler that has the chains."""
+        return returned(self.parts, unit_langevin, f)
 
 
-class Viewed(Returned):
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, self.state).detach().reshape(N, 2)[:]
-        return self.state
+def returned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, parts[0])
+    return parts[0]
 
 
-class ByName(Returned):
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, x=self.state)
-        return self.state
+def viewed(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, parts[0]).detach().reshape(-1, 2)[:]
+    return parts[0]
 
 
-class InTurns(Returned):
+def by_name(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, x=parts[0])
+    return parts[0]
+
+
+def in_turns(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """Two sets of chains, a call for each."""
-
-    def __init__(self) -> None:
-        self.parts = [torch.randn(N, 2), torch.randn(N, 2) + 5]
-
-    @property
-    def state(self) -> Tensor:  # type: ignore[override]
-        return torch.cat(self.parts)
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.parts = [sample(f, part) for part in self.parts]
-        return self.parts[0]
+    parts[:] = [sample(f, part) for part in parts]
+    return parts[0]
 
 
-class Written(Returned):
+def written(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """By the loop, into the tensor that goes in."""
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state.copy_(sample(f, self.state))
-        return self.state.clone()
+    return parts[0].copy_(sample(f, parts[0])).clone()
 
 
-class InParts(Returned):
+TURNS = itertools.cycle(range(0, 4 * N, N))
+
+
+def a_few(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """Of a tensor of many chains a few move at a time."""
-
-    def __init__(self) -> None:
-        self.state, self.next = torch.randn(4 * N, 2), 0
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        rows = slice(self.next, self.next + N)
-        self.next = (self.next + N) % len(self.state)
-        self.state[rows] = sample(f, self.state[rows])
-        return self.state[rows].clone()
+    rows = slice(start := next(TURNS), start + N)
+    parts[0][rows] = sample(f, parts[0][rows])
+    return parts[0][rows].clone()
 
 
-class InTheSampler(Returned):
-    """The sampler writes to what it gets."""
-
-    def sampler(self, f: nn.Module, x: Tensor) -> Tensor:
-        return x.copy_(unit_langevin(f, x)).clone()
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        x: Tensor = sample(f, self.state)
-        return x
-
-
-class OwnedByTheSampler(Returned):
-    def sampler(self, f: nn.Module) -> Tensor:
-        self.state = unit_langevin(f, self.state)
-        return self.state
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        x: Tensor = sample(f)
-        return x
-
-
-class Restarted(Returned):
+def restarted(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """A few chains start afresh before each call, in place."""
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state[torch.rand(N) < 0.2] = 0.0
-        return super().__call__(sample, f)
+    parts[0][torch.rand(4 * N) < 0.2] = 0.0
+    return returned(parts, sample, f)
 
 
-KEPT = [Returned, Viewed, ByName, InTurns, Written, InParts, InTheSampler, OwnedByTheSampler]
-KEPT += [Restarted]
+def in_the_sampler(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    drawn: Tensor = sample(f, parts[0])
+    return drawn
+
+
+def writes(f: nn.Module, x: Tensor) -> Tensor:
+    return x.copy_(unit_langevin(f, x)).clone()
+
+
+def owned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    drawn: Tensor = sample(f)
+    return drawn
+
+
+KEPT = [returned, viewed, by_name, in_turns, written, a_few, restarted, in_the_sampler, owned]
 SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, reseed=False)}
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_chains_that_come_in_again_are_taken_back(kind, caplog):
-    draw = kind()
-    run = Run(sampler=getattr(draw, "sampler", unit_langevin), **SAVING)
+@pytest.mark.parametrize("draw", KEPT)
+def test_chains_that_come_in_again_are_taken_back(draw, caplog):
+    chains = Chains(draw)
+    samplers = {in_the_sampler: writes, owned: chains.own}
+    run = Run(sampler=samplers.get(draw, unit_langevin), **SAVING)
     run.g._loop._judge = Scripted([17])
     at = {}
     while not run.g.rollbacks:
-        at[run.g.step] = draw.state.clone()
-        run.go(1, draw)
+        at[run.g.step] = [part.clone() for part in chains.parts]
+        run.go(1, chains)
     restored = run.g.rollbacks[0].restored_step
     assert restored == run.g.step >= 8
-    assert torch.equal(draw.state, at[restored])
+    assert all(map(torch.equal, chains.parts, at[restored]))
     assert "chains" not in caplog.text
 
 
 def test_a_rollback_to_before_the_first_update_has_the_first_chains():
-    draw, run = Returned(), Run(**SAVING)
+    chains, run = Chains(), Run(**SAVING)
     run.g._loop._judge = Scripted([1])
     before = [p.clone() for p in run.f.parameters()]
-    run.go(1, draw)
-    first = draw.state.clone()
-    run.go(1, draw)
+    run.go(1, chains)
+    first = chains.parts[0].clone()
+    run.go(1, chains)
     assert run.g.step == 0
-    assert torch.equal(draw.state, first)
+    assert torch.equal(chains.parts[0], first)
     assert all(map(torch.equal, run.f.parameters(), before))
 
 
@@ -147,16 +134,16 @@ COPIED = {
     "with fresh ones": lambda x: torch.cat([x[2:], torch.randn(2, 2)]),
     "another order": lambda x: x.flip(0),
 }
-FRESH = {"fresh": lambda x: torch.randn(N, 2)}
+FRESH = {"fresh": torch.randn_like}
 
 
 @pytest.mark.parametrize("kind", COPIED | FRESH)
 def test_chains_that_are_left_behind_are_named_once(kind, caplog):
-    draw, change = Returned(), (COPIED | FRESH)[kind]
+    chains, change = Chains(), (COPIED | FRESH)[kind]
 
     def copied(sample: Any, f: nn.Module) -> Tensor:
-        draw.state = change(draw.state)
-        return draw(sample, f)
+        chains.parts[0] = change(chains.parts[0])
+        return chains(sample, f)
 
     Run(**SAVING).go(60, copied)
     (said,) = [x for x in caplog.messages if "rollback_incomplete" in x]
@@ -200,7 +187,7 @@ def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, 
     sampler, why = BLIND[kind]
     more = {"log_dir": tmp_path / "run", "beta_star": beta_star}
     run = Run(sampler=sampler, step_size=0.02, noise_std=0.2, **more)
-    run.go(60, Returned())
+    run.go(60, Chains())
     (said,) = [x for x in caplog.messages if "sampler/grad_norm" in x]
     assert why in said
     assert "sampler/drift_to_noise" in said
@@ -212,7 +199,7 @@ def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, 
 
 def test_a_run_that_has_its_diagnostics_says_nothing(caplog):
     run = Run(step_size=0.02, noise_std=0.2)
-    run.go(60, Returned())
+    run.go(60, Chains())
     assert not caplog.messages
     assert not run.g.check()
 
@@ -240,15 +227,15 @@ SAID: dict[str, Callable[[], Run]] = {
 @pytest.mark.parametrize("name", SAID)
 def test_a_problem_is_said_after_the_first_step_once(name, caplog):
     run = SAID[name]()
-    run.go(1, Returned())
+    run.go(1, Chains())
     assert sum(f" {name}: " in x and x.startswith("g.check()") for x in caplog.messages) == 1
-    run.go(60, Returned())
+    run.go(60, Chains())
     assert sum(x.startswith("g.check()") for x in caplog.messages) == 1
 
 
 @pytest.mark.parametrize("make", [decaying, dropping])
 def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(make, caplog):
-    make(beta_star=0).go(60, Returned())
+    make(beta_star=0).go(60, Chains())
     assert not caplog.messages
 
 
@@ -270,5 +257,5 @@ class Shy(nn.Dropout):
 def test_what_cannot_be_found_out_is_no_problem(caplog):
     run = decaying(Energy(Shy()))
     with caplog.at_level(logging.WARNING):
-        run.go(3, Returned())
+        run.go(3, Chains())
     assert ["weight_decay" in x for x in caplog.messages] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from torch.distributions import Normal
 from torch.nn.functional import pad
 
 from ebmguard.samplers import annealed, mala, sgld
+from ebmguard.sampling import Measured, Recording
 from tests.parts import gradient_at, langevin
 
 Sampler = Callable[[Any, Tensor], Tensor]
@@ -89,6 +91,42 @@ def network(loop: Loop) -> nn.Module:
 def starts(loop: Loop) -> Tensor:
     """Start points of 32 chains."""
     return loop.start(32, *loop.shape).to(loop.dtype)
+
+
+def measure(loop: Loop) -> Measured:
+    """A small sampler, on a small network, in two calls where one does not tell."""
+    torch.manual_seed(0)
+    f, x = network(loop), starts(loop)
+    found = None
+    for _ in range(2):
+        with Recording(ends=4) as seen:
+            assert loop.sample is not None
+            result = loop.sample(f, x)
+        found = Measured.of(seen.evaluations, seen.draws.log, result).after(found)
+        if found.is_exact:
+            break
+        x = starts(loop)
+    assert found is not None
+    return found
+
+
+def agrees(loop: Loop, found: Measured) -> bool:
+    """Whether what was measured is true, to the tolerance of the loop."""
+    if loop.step is None:
+        return loop.why in found.verdict and found.convention is None
+    numbers = [
+        (found.step, loop.step, found.step_error),
+        (found.noise, loop.noise, found.noise_error),
+        (found.output_scale, loop.scale, found.output_scale_error),
+    ]
+    return (
+        found.is_exact
+        and all(math.isclose(a, b, rel_tol=loop.tolerance, abs_tol=4 * se) for a, b, se in numbers)
+        and found.convention == ("log_density" if loop.step > 0 else "energy")
+        and loop.clip in found.clip
+        and (loop.clamp is None or found.clamp == loop.clamp)
+        and math.isclose(found.decay, loop.decay, abs_tol=1e-4)
+    )
 
 
 def stepping(
