@@ -407,6 +407,10 @@ LOOPS = {
     "SGLD of the library, generator": Loop(by_library, clamp=(0, 1)),
     "annealed, step kept": refused(scheduled(False), "sizes change along the chain"),
     "clipped by norm, every sample": refused(by_row_norm(0.01), "clipped by norm in every sample"),
+    "clipped by the norm of each line": refused(
+        stepping(lambda x, g, t: plain(x, g * (0.01 / g.norm(dim=-1, keepdim=True)).clamp(max=1))),
+        "preconditioned gradient",
+    ),
     "clipped by the batch's norm": refused(stepping(by_batch_norm), "norm of the batch"),
     "clipped in every entry": refused(
         stepping(lambda x, g, t: x + g.clamp(-1e-7, 1e-7) * 1e5 + noise(x)), "sign of the gradient"

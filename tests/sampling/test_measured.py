@@ -43,11 +43,8 @@ OF_CODEBASES: list[tuple[str, Mapping[str, Any], Loop]] = [
     ("sadajem", {"sgld_std": 1e-2}, Loop.of(1, 0.01)),
     ("hdge", {}, Loop.of(1, 0.01)),
     ("vera", {}, Loop.of(5e-5, 0.01)),
-    ("short_run", {}, Loop.of(1, 0.01)),
     ("ebm_anatomy", {}, Loop.of(-1, 0.01)),
     ("improved_cd", {}, Loop.of(-0.5, 1e-3)),
-    ("nae", {"step_size": 1.0, "noise_std": 0.1, "clip": None}, Loop.of(-1, 0.1)),
-    ("nae", {}, Loop.refused("preconditioned gradient")),  # clipped by the norm of each line
     ("igebm", {"clip": 1e3}, Loop.of(-10, 5e-3)),
 ]
 
