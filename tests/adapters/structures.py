@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.parts import Classifier, Energy, difference, rising_difference, uniform
+from tests.parts import Classifier, Energy, difference, langevin, rising_difference, uniform
 from tests.runs import Call, Run, Trial, begin
 
 # -- recovery: pairs at noise levels, a weight and an output scale of each level ------------------
@@ -107,11 +107,7 @@ class Joint(Classifier):
         return -logits.logsumexp(1)
 
     def sample(self, x: Tensor, noise_std: float, trial: Trial) -> Tensor:
-        x = x.clone().requires_grad_()
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(trial.temper(self.energy(x)).sum(), [x])
-            x.data += -grad + noise_std * torch.randn_like(x)
-        return x.detach()
+        return langevin(lambda x: -trial.temper(self.energy(x)), x, 3, 1.0, noise_std)
 
 
 def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:

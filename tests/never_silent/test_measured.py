@@ -277,9 +277,7 @@ def test_a_scale_that_is_not_that_of_the_losss_energy_is_refused(
     heads: int, of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def sampler(f: Any, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = x + 0.02 * gradient_at(lambda z: of(f(z)), x) + 0.2 * torch.randn_like(x)
-        return x
+        return unit_langevin(lambda z: of(f(z)), x)
 
     for scale in (None, 1.0):
         f = nn.Linear(2, heads)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import io
@@ -61,14 +60,6 @@ async def _stream(f: Any, x: Tensor) -> Any:
     yield unit_langevin(f, x)
 
 
-def _loop_future(f: Any, x: Tensor) -> Any:
-    loop = asyncio.new_event_loop()
-    try:
-        return loop.create_future()
-    finally:
-        loop.close()
-
-
 # What a sampler returns; none of it is there yet.
 LAZY: dict[str, Callable[[Any, Tensor], Any]] = {
     "generator": lambda f, x: (unit_langevin(f, row) for row in x.split(1)),
@@ -79,7 +70,6 @@ LAZY: dict[str, Callable[[Any, Tensor], Any]] = {
     "awaitable": Eventually,
     "async generator": _stream,
     "future": lambda f, x: Future[Tensor](),
-    "future of a loop": _loop_future,
     "in a tuple": lambda f, x: (map(functools.partial(unit_langevin, f), x), {"steps": 3}),
     "in a dict of lists": lambda f, x: {"x": [functools.partial(unit_langevin, f, x)]},
 }
