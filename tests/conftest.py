@@ -50,7 +50,9 @@ HEAVY_WORDS = re.compile(
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
     *("adapters/test_conformance.py", "alerts/test_conformance.py", "alerts/test_sampler_rules.py"),
-    *("never_silent/test_steps.py", "never_silent/test_ties.py", "objective/test_closed_forms.py"),
+    *("never_silent/test_optimizers.py", "never_silent/test_right_trainers.py"),
+    *("never_silent/test_steps.py", "never_silent/test_validations.py"),
+    *("never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
     "reference_training/test_trainers.py::test_the_same_seed_is_the_same_bits",
@@ -59,7 +61,7 @@ COVERED_ELSEWHERE = (
     *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),
     *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
     "test_rules_stamp.py",
-    *("whole/test_close.py", "whole/test_files.py"),
+    *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),
 )
 """What runs in these runs in the rooms' own tests too; the tracer doubles the time of a test."""
 

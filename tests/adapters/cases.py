@@ -166,12 +166,6 @@ CODEBASES = {
         ),
         terms=lambda ld, lg: 0.01 * ld.square().mean(),
     ),
-    "short_run": Codebase(
-        ebm_trainers.train_short_run,
-        off=({},),
-        on=((2.0, {"noise_std": 0.1}),),
-        tempered=((2.0, {}, 1 - 2 / 20_000), (0.5, {"noise_std": 1.0}, 0.75)),
-    ),
     "ebm_anatomy": Codebase(
         ebm_trainers.train_ebm_anatomy,
         off=({}, {"epsilon": 0}),
@@ -203,19 +197,6 @@ CODEBASES = {
         tempered=((0.5, {"noise_std": 1.0}, 0.5),),  # β = 0.5 / (2 · 0.5 / 1²)
         sign=-1,
         factor=lambda options: 1 / 3,  # the trainer's mean over heads
-        terms=squares,
-    ),
-    "nae": Codebase(
-        ebm_trainers.train_nae,
-        off=({}, {"noise_std": None}, {"noise_std": 0}),
-        on=((2.0, {}),),
-        tempered=(
-            (0.5, {"step_size": 1.0, "noise_std": 1.0, "clip": None}, 0.75),
-            (0.5, {"step_size": 0.1, "noise_std": None, "clip": None}, 0.5),
-            (0.5, {"step_size": None, "noise_std": 0.5, "clip": None}, 0.5),
-            (0.5, {"step_size": 1.0, "noise_std": 0, "clip": None}, 1.0),
-        ),
-        sign=-1,
         terms=squares,
     ),
     "recovery": Codebase(
@@ -255,12 +236,6 @@ CODEBASES = {
         on=((0.5, {}),),
         tempered=((0.5, {}, 0.5),),
         sign=-1,
-    ),
-    "coopnets": Codebase(
-        structures.train_coopnets,
-        off=({}, {"with_noise": False}),
-        on=((0.5, {}), (2.0, {"with_noise": False})),
-        tempered=((0.5, {}, 0.5), (0.5, {"with_noise": False}, 1.0)),
     ),
     "gwg": Codebase(
         structures.train_gwg,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.parts import Classifier, Energy, difference, rising_difference, uniform
+from tests.parts import Classifier, Energy, difference, langevin, rising_difference, uniform
 from tests.runs import Call, Run, Trial, begin
 
 # -- recovery: pairs at noise levels, a weight and an output scale of each level ------------------
@@ -107,11 +107,7 @@ class Joint(Classifier):
         return -logits.logsumexp(1)
 
     def sample(self, x: Tensor, noise_std: float, trial: Trial) -> Tensor:
-        x = x.clone().requires_grad_()
-        for _ in range(3):
-            (grad,) = torch.autograd.grad(trial.temper(self.energy(x)).sum(), [x])
-            x.data += -grad + noise_std * torch.randn_like(x)
-        return x.detach()
+        return langevin(lambda x: -trial.temper(self.energy(x)), x, 3, 1.0, noise_std)
 
 
 def train_method(trial: Trial, *, noise_std: float = 0.01) -> Run:
@@ -196,68 +192,6 @@ def train_latent(trial: Trial, *, step: float = 0.4) -> Run:
         watch(e_pos, e_neg)
         run.optimizer.step()
         run.others.append(loss_g.item())
-    return run.end()
-
-
-# -- coopnets: chains that start from a generator, and energies (B, z) ----------------------------
-
-
-def of_features(obs: Tensor, revised: Tensor) -> Tensor:
-    """The trainer's own: means over the samples first, then the sum."""
-    return (revised.mean(0) - obs.mean(0)).sum()
-
-
-class CoopNets(nn.Module):
-    """A descriptor, a generator and the chain between them."""
-
-    def __init__(self, trial: Trial, step: float, with_noise: bool) -> None:
-        super().__init__()
-        self.descriptor = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5))
-        self.generator = nn.Sequential(nn.Linear(3, 6), nn.Tanh())
-        self.trial, self.step, self.with_noise = trial, step, with_noise
-
-    def langevin_dynamics_descriptor(self, x: Tensor) -> Tensor:
-        for _ in range(5):
-            noise = torch.randn_like(x)
-            x = x.detach().requires_grad_()
-            feature = self.trial.temper(self.descriptor(x))
-            feature.backward(torch.ones_like(feature))
-            assert x.grad is not None
-            x = x - 0.5 * self.step * self.step * (x - x.grad)
-            if self.with_noise:
-                x = x + self.step * noise
-        return x
-
-
-def train_coopnets(trial: Trial, *, step: float = 0.3, with_noise: bool = True) -> Run:
-    """Twenty chains against sixteen images."""
-    torch.manual_seed(9)
-    nets: Any = CoopNets(trial, step, with_noise)
-    run = Run(nets, torch.optim.Adam(nets.descriptor.parameters(), lr=1e-2))
-    gen_optimizer = torch.optim.Adam(nets.generator.parameters(), lr=1e-2)
-    settings: dict[str, Any] = {"model": nets.descriptor}
-    if with_noise:
-        settings["output_scale"] = 1.0
-    around = trial.around(
-        run, of_features, nets.langevin_dynamics_descriptor, settings, given=of_features
-    )
-    des_loss_of, nets.langevin_dynamics_descriptor = around
-    data = torch.randn(40, 6)
-    for _ in range(trial.n):
-        obs = data[torch.randint(40, (16,))]
-        generated = nets.generator(torch.randn(20, 3))
-        revised = nets.langevin_dynamics_descriptor(generated)
-        obs_feature, revised_feature = nets.descriptor(obs), nets.descriptor(revised)
-        run.calls.append(Call(obs_feature, revised_feature, revised.detach()))
-        des_loss = des_loss_of(obs_feature, revised_feature)
-        run.optimizer.zero_grad()
-        des_loss.backward()
-        run.optimizer.step()
-        gen_loss = (generated - revised.detach()).square().sum()
-        gen_optimizer.zero_grad()
-        gen_loss.backward()
-        gen_optimizer.step()
-        run.others += [des_loss.item(), gen_loss.item()]
     return run.end()
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from ebmguard.adapters import hdge, vera
-from ebmguard.errors import ConfigError, SamplerError
+from ebmguard.adapters import hdge
+from ebmguard.errors import SamplerError
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
 from tests.parts import (
@@ -156,11 +156,6 @@ def test_hdge_the_contrastive_chain_is_no_chain_of_f():
     g.close()
 
 
-def test_vera_exponents_above_the_output_scale_are_refused():
-    with pytest.raises(ConfigError, match="beta = beta_star / output_scale = 2 / 1 = 2 at step 0"):
-        guard(None, gradient_at, beta_star=2.0, **vera.settings(Namespace(**jem_family.VERA)))
-
-
 def test_ebm_anatomy_reweighted_energies_keep_the_trainers_record_of_the_difference():
     run, by_loss = (
         ebm_trainers.train_ebm_anatomy(Trial(2.0, n=1), by_weights=by) for by in (True, False)
@@ -206,18 +201,6 @@ def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
     assert g.step == 1
 
 
-def test_igebm_where_the_clip_saturates_tempering_moves_nothing():
-    """The limit that the docs name; only the weights act there."""
-    guarded, plain, unmoved = (
-        ebm_trainers.train_igebm(Trial(beta_star, 1), noise_std=2.0, gain=1e6, clip=clip)
-        .calls[0]
-        .x_neg
-        for beta_star, clip in ((0.5, 0.01), (None, 0.01), (None, 0.0))
-    )
-    assert torch.equal(guarded, plain)
-    assert not torch.allclose(plain, unmoved, rtol=0, atol=0.05)
-
-
 def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
     """E = θ/2 |x|², whose last step and its derivative are known: the factor 1 - β, at its samples.
 
@@ -249,36 +232,6 @@ def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
     by_hand = (0.3 * moved * (-0.5 * (1 - beta) * x)).flatten(1).sum(1).mean()
     torch.testing.assert_close(im_neg_kl.detach(), moved)
     torch.testing.assert_close(model.theta.grad, by_hand)
-
-
-def test_nae_the_guard_is_no_part_of_the_module():
-    guarded, plain = (
-        ebm_trainers.train_nae(Trial(beta_star, 0)).model for beta_star in (0.5, None)
-    )
-    assert guarded.state_dict().keys() == plain.state_dict().keys()
-    assert [name for name, _ in guarded.named_modules()] == [n for n, _ in plain.named_modules()]
-
-
-def test_nae_where_every_rows_norm_is_clipped_tempering_moves_nothing():
-    """The limit that the docs name: the clip is on the norm of each row of pixels."""
-    unit = {"step_size": 1.0, "noise_std": 1.0}
-    guarded, plain, unmoved = (
-        ebm_trainers.train_nae(Trial(beta_star, 1), clip=clip, gain=1e6, **unit).calls[0].x_neg
-        for beta_star, clip in ((0.5, 0.1), (None, 0.1), (None, 0.0))
-    )
-    torch.testing.assert_close(guarded, plain, rtol=0, atol=1e-5)
-    assert not torch.allclose(plain, unmoved, rtol=0, atol=0.05)
-
-
-def test_nae_pictures_are_drawn_untempered():
-    guarded, plain = (
-        ebm_trainers.train_nae(Trial(beta_star, 0), step_size=1.0, noise_std=1.0, clip=None).model
-        for beta_star in (0.5, None)
-    )
-    torch.manual_seed(1)
-    picture = guarded.sample.original((8, *ebm_trainers.IMAGE))
-    torch.manual_seed(1)
-    assert torch.equal(picture, plain.sample((8, *ebm_trainers.IMAGE)))
 
 
 @doubles()
@@ -313,42 +266,3 @@ def test_latent_the_second_guard_watches_the_posteriors_chain():
     assert posterior.column("sampler/grad_norm") != prior.column("sampler/grad_norm")
     assert posterior.column("sampler/evaluations") == [5.0] * 5
     assert posterior.column("beta_star") == [0.0] * 5
-
-
-def test_coopnets_the_plain_difference_has_the_same_gradient_but_rounds_otherwise():
-    """Why the trainer's own expression is passed: its value is printed."""
-    f_pos, f_neg = (torch.randn(n, 5).requires_grad_() for n in (16, 20))
-    own = structures.of_features(f_pos, f_neg)
-    g = guard(None, None, beta_star=0.0)
-    plain = g.loss(f_pos, f_neg)
-    for a, b in zip(
-        torch.autograd.grad(own, (f_pos, f_neg)),
-        torch.autograd.grad(plain, (f_pos, f_neg)),
-        strict=True,
-    ):
-        assert torch.equal(a, b)
-    torch.testing.assert_close(plain, own)
-    g = guard(structures.of_features, None, beta_star=0.0)
-    assert torch.equal(g.loss(f_pos, f_neg), own)
-
-
-def test_gwg_the_chain_is_that_of_the_tempered_energy():
-    """Two states of f = 0 and 2, whose odds are e at β = 1/2."""
-    f = torch.nn.Linear(1, 1, bias=False)
-    f.weight.data.fill_(2.0)
-    torch.manual_seed(0)
-    g = guard(
-        None,
-        structures.DiffSampler(Trial()),
-        methods=("step",),
-        model=f,
-        beta_star=0.5,
-        output_scale=1.0,
-    )
-    x, n = torch.zeros(20_000, 1), 20_000
-    for _ in range(9):
-        x = g.sampler.step(x, f)
-    expected = 1 / (1 + torch.tensor(-1.0).exp().item())
-    assert x.mean().item() == pytest.approx(
-        expected, abs=4 * (expected * (1 - expected) / n) ** 0.5
-    )

@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch import Tensor
 
 from ebmguard import guard
+from ebmguard.adapters.lightning import GuardedModule
 from tests.frameworks.parts import OUTPUT_SCALE, Sampler, make_net
 from tests.parts import difference
 
 # What Lightning warns of that is no fault of a test.
 WARNS = [
+    pytest.mark.usefixtures("quiet"),
     # The loaders are a few rows in memory: workers would only cost time.
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),
     pytest.mark.filterwarnings("ignore:.*but have no `val_dataloader`"),
@@ -92,6 +94,30 @@ class Guarded(DeepEnergyModel):
         self.loss_fn, self.sampler = guard(
             None, self.sampler, methods=("sample_new_exmps",), model=self.cnn, **keywords
         )
+
+
+class Mixed(GuardedModule, Guarded):
+    """The mixin instead of the callback."""
+
+
+def make(kind: type[DeepEnergyModel] = Mixed, **options: Any) -> Any:
+    seed_everything(1, verbose=False)
+    return kind(**options)
+
+
+def tensors(model: Any, trainer: Any) -> list[Tensor]:
+    """All that a run leaves behind."""
+    (optimizer,) = trainer.optimizers
+    moments = [x for state in optimizer.state.values() for x in state.values()]
+    rates = [torch.tensor(group["lr"]) for group in optimizer.param_groups]
+    epochs = [torch.tensor(each.scheduler.last_epoch) for each in trainer.lr_scheduler_configs]
+    parts = [*model.state_dict().values(), *model.sampler.examples, *moments]
+    everything = [*parts, torch.get_rng_state(), *rates, *epochs]
+    return [x.clone() for x in everything]
+
+
+def are_equal(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 def make_trainer(**options: Any) -> Trainer:

@@ -12,7 +12,7 @@ import torch
 
 import ebmguard
 from ebmguard.sinks import read_jsonl
-from tests.parts import Energy, difference, gradient_at, gradients
+from tests.parts import Energy, difference, gradients, unit_langevin
 from tests.runs import Run, Trial
 
 __all__ = ["OWN", "STEPS", "assert_only_watches", "assert_same", "feed", "lines"]
@@ -30,10 +30,7 @@ def trained(beta_star: float | None = None, sinks: tuple[Any, ...] = ()) -> Run:
     run = Run(f, torch.optim.Adam(f.parameters(), lr=0.01))
 
     def sample_q(f):
-        x = torch.randn(8, 2)
-        for _ in range(3):
-            x = x + 0.5 * gradient_at(f, x) + torch.randn_like(x)
-        return x
+        return unit_langevin(f, torch.randn(8, 2), 3, 0.5)
 
     trial = Trial(beta_star, STEPS, attach=True)
     settings = {"output_scale": 8.0, "sinks": sinks, "flush_every": 7}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import blackjax
@@ -17,6 +16,8 @@ from torchebm.core import BaseModel
 from torchebm.samplers import HamiltonianMonteCarlo, LangevinDynamics
 
 from ebmguard.samplers import hmc_step, mala_step, sgld, start_chains
+
+pytestmark = pytest.mark.usefixtures("double_precision")
 
 # A slope, a well on each side, and both coordinates in play.
 CHAINS, SCALE = 4000, 1.25
@@ -37,13 +38,6 @@ class Wells(BaseModel):
 
     def forward(self, x: Tensor, **_: Any) -> Tensor:
         return -SCALE * wells(x)
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
 
 
 def starts() -> Tensor:
@@ -118,24 +112,19 @@ def test_hmc_steps_are_those_of_blackjax():
 # Its Langevin dynamics moves by -η ∇U + √(2η) z, its HMC has steps of length ε and unit masses.
 
 
-def test_langevin_steps_are_those_of_torchebm():
-    eta, steps, x0 = 0.03, 9, starts().clamp(-1.5, 1.5)  # farther out its steps are unstable
-    sampler = LangevinDynamics(Wells(), step_size=eta, noise_scale=1.0, dtype=torch.float64)
+@pytest.mark.parametrize(
+    ("eta", "steps", "clamp"), [(0.03, 9, {}), (0.05, 5, {"clamp": (-0.8, 1.1)})]
+)
+def test_langevin_steps_are_those_of_torchebm(eta, steps, clamp):
+    x0 = starts().clamp(-1.5, 1.5)  # farther out its steps are unstable
+    sampler = LangevinDynamics(
+        Wells(), step_size=eta, noise_scale=1.0, dtype=torch.float64, **clamp
+    )
     rng = torch.Generator().manual_seed(5)
     theirs = sampler.sample(x0.clone(), n_steps=steps, generator=rng)
     rng.manual_seed(5)
-    settings: Any = {"step_size": SCALE * eta, "noise_std": math.sqrt(2 * eta)}
+    settings: Any = {"step_size": SCALE * eta, "noise_std": math.sqrt(2 * eta), **clamp}
     ours = sgld(wells, x0, steps=steps, **settings, generator=rng)
-    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-
-
-def test_clamped_langevin_steps_are_those_of_torchebm():
-    sampler = LangevinDynamics(Wells(), step_size=0.05, clamp=(-0.8, 1.1), dtype=torch.float64)
-    rng, x0 = torch.Generator().manual_seed(6), starts()
-    theirs = sampler.sample(x0.clone(), n_steps=5, generator=rng)
-    rng.manual_seed(6)
-    settings: Any = {"step_size": SCALE * 0.05, "noise_std": math.sqrt(0.1), "clamp": (-0.8, 1.1)}
-    ours = sgld(wells, x0, steps=5, **settings, generator=rng)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -56,30 +57,12 @@ def identity_metric(x: Tensor) -> Tensor:
     return torch.eye(x.shape[-1], dtype=x.dtype).expand(x.shape[0], -1, -1).contiguous()
 
 
-def langevin(model: Any, **kwargs: Any) -> LangevinDynamics:
-    return LangevinDynamics(model, step_size=0.1, **kwargs)
-
-
-def heun(model: Any, **kwargs: Any) -> LangevinDynamics:
-    return langevin(model, integrator="heun", **kwargs)
-
-
-def hmc(model: Any, **kwargs: Any) -> HamiltonianMonteCarlo:
-    return HamiltonianMonteCarlo(model, step_size=0.4, n_leapfrog_steps=4, **kwargs)
-
-
-def riemannian(model: Any, **kwargs: Any) -> RiemannianManifoldHMC:
-    return RiemannianManifoldHMC(model, metric_fn=identity_metric, step_size=0.4, **kwargs)
-
-
-def descent(model: Any, **kwargs: Any) -> GradientDescentSampler:
-    return GradientDescentSampler(model, step_size=0.1, **kwargs)
-
-
-def nesterov(model: Any, **kwargs: Any) -> NesterovSampler:
-    return NesterovSampler(model, step_size=0.1, **kwargs)
-
-
+langevin: Any = partial(LangevinDynamics, step_size=0.1)
+heun: Any = partial(langevin, integrator="heun")
+hmc: Any = partial(HamiltonianMonteCarlo, step_size=0.4, n_leapfrog_steps=4)
+riemannian: Any = partial(RiemannianManifoldHMC, metric_fn=identity_metric, step_size=0.4)
+descent: Any = partial(GradientDescentSampler, step_size=0.1)
+nesterov: Any = partial(NesterovSampler, step_size=0.1)
 NOISY = [langevin, heun, hmc, riemannian]
 NOISELESS = [descent, nesterov]
 

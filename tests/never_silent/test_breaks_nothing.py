@@ -19,14 +19,23 @@ from torch.utils._pytree import tree_map
 from ebmguard import Guard, guard
 from ebmguard.energies import unwrapped
 from ebmguard.objective import mean_difference
-from tests.parts import unit_langevin
+from tests.never_silent.parts import batched, by, mapped
+from tests.parts import Energy, unit_langevin
 
 STEPS = 4  # the last of which has a row of several
 N = 8
 
 
-def network() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(2, 8), nn.SiLU(), nn.Linear(8, 1))
+class Around(nn.Module):
+    """An energy of what is made of the samples first."""
+
+    def __init__(self, first: Callable[[Tensor], Tensor], rest: Any = None) -> None:
+        super().__init__()
+        self.first, self.rest = first, rest or Energy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.rest(self.first(x))
+        return found
 
 
 class Sets(nn.Module):
@@ -34,30 +43,10 @@ class Sets(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.of_one = network()
+        self.of_one = Energy()
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.stack([self.of_one(each).sum() for each in x.unbind()])
-
-
-class Sparse(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.of_dense = network()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.of_dense(x.to_dense())
-        return found
-
-
-class Scripted(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.part = torch.jit.script(network())
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.part(x)
-        return found
 
 
 class Embedded(nn.Module):
@@ -66,7 +55,7 @@ class Embedded(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.shifts = nn.Embedding(3, 2, sparse=True)
-        self.rest = network()
+        self.rest = Energy()
 
     def forward(self, x: Tensor) -> Tensor:
         found: Tensor = self.rest(x + self.shifts((x[:, 0] > 0).long()))
@@ -103,16 +92,8 @@ class Wrapper(Tensor):
         return tree_map(lambda x: cls(x) if isinstance(x, Tensor) else x, found)
 
 
-class OfWaves(nn.Module):
-    """Of complex samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rest = network()
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.rest(x.abs())
-        return found
+def of_dense() -> nn.Module:
+    return Around(lambda x: x.to_dense())
 
 
 def waves() -> Tensor:
@@ -147,36 +128,13 @@ def of_entries(f: Any, x: Tensor) -> Tensor:
     return x.detach()
 
 
-def by(gradient: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
-    def sampler(f: Any, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = (x + 0.02 * gradient(f, x) + 0.2 * torch.randn_like(x)).detach()
-        return x
-
-    return sampler
-
-
-def batched(f: Any, x: Tensor) -> Tensor:
-    x = x.requires_grad_()
-    ones = torch.eye(N)
-    (rows,) = torch.autograd.grad(f(x)[:, 0], x, ones, is_grads_batched=True)
-    return rows.diagonal(dim1=0, dim2=1).T
-
-
 def jacobian(f: Any, x: Tensor, **how: Any) -> Tensor:
-    rows: Tensor = torch.autograd.functional.jacobian(
-        lambda z: f(z)[:, 0], x, vectorize=True, **how
-    )
+    rows: Tensor = torch.autograd.functional.jacobian(f, x, vectorize=True, **how)
     return rows.diagonal(dim1=0, dim2=1).T
 
 
 def forwards(f: Any, x: Tensor) -> Tensor:
     return jacobian(f, x, strategy="forward-mode")
-
-
-def mapped(f: Any, x: Tensor) -> Tensor:
-    one: Tensor = torch.func.vmap(torch.func.grad(lambda z: f(z[None]).sum()))(x)
-    return one
 
 
 def compiled(function: Any) -> Any:
@@ -212,7 +170,7 @@ def sparse_and_dense(f: Any) -> list[Any]:
 
 
 class Trainer(NamedTuple):
-    network: Callable[[], nn.Module] = network
+    network: Callable[[], nn.Module] = Energy
     sampler: Callable[[Any, Tensor], Tensor] = unit_langevin
     data: Callable[[], Tensor] = points
     optimizers: Callable[[nn.Module], Sequence[Any]] = adam
@@ -222,24 +180,24 @@ class Trainer(NamedTuple):
 
 
 TRAINERS = {
-    "scripted": Trainer(lambda: torch.jit.script(network())),
-    "traced": Trainer(lambda: torch.jit.trace(network(), torch.ones(N, 2))),
-    "a part is scripted": Trainer(Scripted),
+    "scripted": Trainer(lambda: torch.jit.script(Energy())),
+    "traced": Trainer(lambda: torch.jit.trace(Energy(), torch.ones(N, 2))),
+    "a part is scripted": Trainer(lambda: Around(lambda x: x, torch.jit.script(Energy()))),
     "batched gradients": Trainer(sampler=by(batched), has_norms=False),
     "a vectorized jacobian": Trainer(sampler=by(jacobian), has_norms=False),
     "a jacobian in forward mode": Trainer(sampler=by(forwards), has_norms=False),
     "vmap of grad": Trainer(sampler=by(mapped), has_norms=False),
     "jagged": Trainer(Sets, unit_langevin, sets(torch.jagged), has_norms=False),
     "nested": Trainer(Sets, unit_langevin, sets(torch.strided), has_norms=False),
-    "sparse COO": Trainer(Sparse, of_entries, lambda: masked().to_sparse(), has_norms=False),
-    "sparse CSR": Trainer(Sparse, of_entries, lambda: masked().to_sparse_csr(), has_norms=False),
+    "sparse COO": Trainer(of_dense, of_entries, lambda: masked().to_sparse(), has_norms=False),
+    "sparse CSR": Trainer(of_dense, of_entries, lambda: masked().to_sparse_csr(), has_norms=False),
     "a compiled step": Trainer(compiles="step"),
     "a compiled step of SGD": Trainer(compiles="step", optimizers=lambda f: [SGD(f.parameters())]),
     "compiled around the sampler": Trainer(compiles="sampler"),
     "compiled around the loss": Trainer(compiles="loss"),
     "another default device": Trainer(inside=on_meta),
     "no float64": Trainer(data=lambda: points().as_subclass(Mps)),
-    "complex": Trainer(OfWaves, data=waves),
+    "complex": Trainer(lambda: Around(Tensor.abs), data=waves),
     "a wrapper": Trainer(data=lambda: Wrapper(points()), has_norms=False),
     "Muon and AdamW": Trainer(optimizers=split(Muon, AdamW)),
     "sparse and dense": Trainer(Embedded, optimizers=sparse_and_dense),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,155 +12,119 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
-from ebmguard import Recovery, guard
+from ebmguard import Recovery
 from ebmguard.report.problems import problems_of_run
+from tests.never_silent.parts import Run, batched, by, mapped
 from tests.parts import Energy, unit_langevin
 from tests.recovery.parts import Scripted
 
 N = 8
 
 
-class Run:
-    """A loop that draws its negatives by ``draw``."""
-
-    def __init__(
-        self, draw: Callable[..., Any], sampler: Any = unit_langevin, **options: Any
-    ) -> None:
-        self.f = options.pop("f", None) or Energy()
-        made = options.pop("optimizer", torch.optim.Adam)
-        self.optimizer = made(self.f.parameters(), lr=1e-3)
-        given = {"beta_star": 0.5, "output_scale": 1.0} | options
-        self.g: Any = guard(None, sampler, model=self.f, optimizer=self.optimizer, **given)
-        self.draw = draw
-
-    def go(self, steps: int) -> None:
-        for _ in range(steps):
-            x_neg = self.draw(self.g.sampler, self.f)
-            loss = self.g.loss_fn(self.f(torch.randn(N, 2)), self.f(x_neg))
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+# -- chains that come in again: ``parts`` are what a loop would go on with -----------------------
 
 
-# -- chains that come in again: ``state`` is what a loop would go on with ------------------------
+class Chains:
+    """Draws by ``draw(parts, sample, f)``."""
 
-
-class Returned:
-    def __init__(self) -> None:
-        self.state = torch.randn(N, 2)
+    def __init__(self, draw: Any = None) -> None:
+        self.draw = draw or returned
+        self.parts = [torch.randn(4 * N, 2), torch.randn(N, 2) + 5]
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, self.state)
-        return self.state
+        drawn: Tensor = self.draw(self.parts, sample, f)
+        return drawn
+
+    def own(self, f: nn.Module) -> Tensor:
+        """A sampler that has the chains."""
+        return returned(self.parts, unit_langevin, f)
 
 
-class Viewed(Returned):
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, self.state).detach().reshape(N, 2)[:]
-        return self.state
+def returned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, parts[0])
+    return parts[0]
 
 
-class ByName(Returned):
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state = sample(f, x=self.state)
-        return self.state
+def viewed(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, parts[0]).detach().reshape(-1, 2)[:]
+    return parts[0]
 
 
-class InTurns(Returned):
+def by_name(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    parts[0] = sample(f, x=parts[0])
+    return parts[0]
+
+
+def in_turns(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """Two sets of chains, a call for each."""
-
-    def __init__(self) -> None:
-        self.parts = [torch.randn(N, 2), torch.randn(N, 2) + 5]
-
-    @property
-    def state(self) -> Tensor:  # type: ignore[override]
-        return torch.cat(self.parts)
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.parts = [sample(f, part) for part in self.parts]
-        return self.parts[0]
+    parts[:] = [sample(f, part) for part in parts]
+    return parts[0]
 
 
-class Written(Returned):
+def written(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """By the loop, into the tensor that goes in."""
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state.copy_(sample(f, self.state))
-        return self.state.clone()
+    return parts[0].copy_(sample(f, parts[0])).clone()
 
 
-class InParts(Returned):
+TURNS = itertools.cycle(range(0, 4 * N, N))
+
+
+def a_few(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """Of a tensor of many chains a few move at a time."""
-
-    def __init__(self) -> None:
-        self.state, self.next = torch.randn(4 * N, 2), 0
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        rows = slice(self.next, self.next + N)
-        self.next = (self.next + N) % len(self.state)
-        self.state[rows] = sample(f, self.state[rows])
-        return self.state[rows].clone()
+    rows = slice(start := next(TURNS), start + N)
+    parts[0][rows] = sample(f, parts[0][rows])
+    return parts[0][rows].clone()
 
 
-class InTheSampler(Returned):
-    """The sampler writes to what it gets."""
-
-    def sampler(self, f: nn.Module, x: Tensor) -> Tensor:
-        return x.copy_(unit_langevin(f, x)).clone()
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        x: Tensor = sample(f, self.state)
-        return x
-
-
-class OwnedByTheSampler(Returned):
-    def sampler(self, f: nn.Module) -> Tensor:
-        self.state = unit_langevin(f, self.state)
-        return self.state
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        x: Tensor = sample(f)
-        return x
-
-
-class Restarted(Returned):
+def restarted(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
     """A few chains start afresh before each call, in place."""
-
-    def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        self.state[torch.rand(N) < 0.2] = 0.0
-        return super().__call__(sample, f)
+    parts[0][torch.rand(4 * N) < 0.2] = 0.0
+    return returned(parts, sample, f)
 
 
-KEPT = [Returned, Viewed, ByName, InTurns, Written, InParts, InTheSampler, OwnedByTheSampler]
-KEPT += [Restarted]
+def in_the_sampler(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    drawn: Tensor = sample(f, parts[0])
+    return drawn
+
+
+def writes(f: nn.Module, x: Tensor) -> Tensor:
+    return x.copy_(unit_langevin(f, x)).clone()
+
+
+def owned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+    drawn: Tensor = sample(f)
+    return drawn
+
+
+KEPT = [returned, viewed, by_name, in_turns, written, a_few, restarted, in_the_sampler, owned]
 SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, reseed=False)}
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_chains_that_come_in_again_are_taken_back(kind, caplog):
-    draw = kind()
-    run = Run(draw, getattr(draw, "sampler", unit_langevin), **SAVING)
+@pytest.mark.parametrize("draw", KEPT)
+def test_chains_that_come_in_again_are_taken_back(draw, caplog):
+    chains = Chains(draw)
+    samplers = {in_the_sampler: writes, owned: chains.own}
+    run = Run(sampler=samplers.get(draw, unit_langevin), **SAVING)
     run.g._loop.judge = Scripted([17])
     at = {}
     while not run.g.rollbacks:
-        at[run.g.step] = draw.state.clone()
-        run.go(1)
+        at[run.g.step] = [part.clone() for part in chains.parts]
+        run.go(1, chains)
     restored = run.g.rollbacks[0].restored_step
     assert restored == run.g.step >= 8
-    assert torch.equal(draw.state, at[restored])
+    assert all(map(torch.equal, chains.parts, at[restored]))
     assert "chains" not in caplog.text
 
 
 def test_a_rollback_to_before_the_first_update_has_the_first_chains():
-    draw = Returned()
-    run = Run(draw, **SAVING)
+    chains, run = Chains(), Run(**SAVING)
     run.g._loop.judge = Scripted([1])
     before = [p.clone() for p in run.f.parameters()]
-    run.go(1)
-    first = draw.state.clone()
-    run.go(1)
+    run.go(1, chains)
+    first = chains.parts[0].clone()
+    run.go(1, chains)
     assert run.g.step == 0
-    assert torch.equal(draw.state, first)
+    assert torch.equal(chains.parts[0], first)
     assert all(map(torch.equal, run.f.parameters(), before))
 
 
@@ -169,18 +134,18 @@ COPIED = {
     "with fresh ones": lambda x: torch.cat([x[2:], torch.randn(2, 2)]),
     "another order": lambda x: x.flip(0),
 }
-FRESH = {"fresh": lambda x: torch.randn(N, 2)}
+FRESH = {"fresh": torch.randn_like}
 
 
 @pytest.mark.parametrize("kind", COPIED | FRESH)
 def test_chains_that_are_left_behind_are_named_once(kind, caplog):
-    draw, change = Returned(), (COPIED | FRESH)[kind]
+    chains, change = Chains(), (COPIED | FRESH)[kind]
 
     def copied(sample: Any, f: nn.Module) -> Tensor:
-        draw.state = change(draw.state)
-        return draw(sample, f)
+        chains.parts[0] = change(chains.parts[0])
+        return chains(sample, f)
 
-    Run(copied, **SAVING).go(60)
+    Run(**SAVING).go(60, copied)
     (said,) = [x for x in caplog.messages if "rollback_incomplete" in x]
     fix = "chains.copy_(sample(f, chains))" if kind in COPIED else "if every chain starts afresh"
     assert fix in said
@@ -190,36 +155,13 @@ def test_chains_that_are_left_behind_are_named_once(kind, caplog):
 # -- diagnostics that a run cannot have -----------------------------------------------------------
 
 
-def transformed(how: Callable[..., Any]) -> Callable[..., Tensor]:
-    def sampler(f: nn.Module, x: Tensor) -> Tensor:
-        for _ in range(3):
-            x = x + 0.02 * how(f)(x) + 0.2 * torch.randn_like(x)
-        return x.detach()
-
-    return sampler
-
-
-def called(f: nn.Module) -> Any:
+def called(f: nn.Module, x: Tensor) -> Tensor:
     named: dict[str, Tensor] = dict(f.named_parameters())
-
-    def energy(x: Tensor) -> Tensor:
-        total: Tensor = functional_call(f, named, (x[None],)).sum()
-        return total
-
-    return vmap(grad(energy))
+    return mapped(lambda x: functional_call(f, named, (x,)), x)
 
 
-def differences(f: nn.Module) -> Any:
-    steps = 1e-2 * torch.eye(2)
-    return lambda x: torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in steps], 1).detach()
-
-
-def batched(f: nn.Module) -> Any:
-    def gradient(x: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        return torch.autograd.grad(f(x), x, torch.eye(len(x)), is_grads_batched=True)[0].sum(0)
-
-    return gradient
+def differences(f: nn.Module, x: Tensor) -> Tensor:
+    return torch.stack([(f(x + h) - f(x - h)) / 2e-2 for h in 1e-2 * torch.eye(2)], 1)
 
 
 @torch.no_grad()
@@ -229,12 +171,12 @@ def metropolis(f: nn.Module, x: Tensor) -> Tensor:
 
 
 BLIND = {
-    "grad": (transformed(lambda f: grad(lambda x: f(x).sum())), "torch.func"),
-    "vmap": (transformed(lambda f: vmap(grad(lambda x: f(x[None]).sum()))), "torch.func"),
-    "functional_call": (transformed(called), "torch.func"),
-    "jacrev": (transformed(lambda f: vmap(jacrev(lambda x: f(x[None]).sum()))), "torch.func"),
-    "is_grads_batched": (transformed(batched), "batched"),
-    "differences": (transformed(differences), "it takes none"),
+    "grad": (by(lambda f, x: grad(lambda x: f(x).sum())(x)), "torch.func"),
+    "vmap": (by(mapped), "torch.func"),
+    "functional_call": (by(called), "torch.func"),
+    "jacrev": (by(lambda f, x: vmap(jacrev(lambda x: f(x[None]).sum()))(x)), "torch.func"),
+    "is_grads_batched": (by(batched), "batched"),
+    "differences": (by(differences), "it takes none"),
     "no gradient": (metropolis, "it takes none"),
 }
 
@@ -244,8 +186,8 @@ BLIND = {
 def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, tmp_path):
     sampler, why = BLIND[kind]
     more = {"log_dir": tmp_path / "run", "beta_star": beta_star}
-    run = Run(Returned(), sampler, step_size=0.02, noise_std=0.2, **more)
-    run.go(60)
+    run = Run(sampler=sampler, step_size=0.02, noise_std=0.2, **more)
+    run.go(60, Chains())
     (said,) = [x for x in caplog.messages if "sampler/grad_norm" in x]
     assert why in said
     assert "sampler/drift_to_noise" in said
@@ -256,36 +198,44 @@ def test_a_gradient_norm_that_nobody_sees_is_said_once(kind, beta_star, caplog, 
 
 
 def test_a_run_that_has_its_diagnostics_says_nothing(caplog):
-    run = Run(Returned(), step_size=0.02, noise_std=0.2)
-    run.go(60)
+    run = Run(step_size=0.02, noise_std=0.2)
+    run.go(60, Chains())
     assert not caplog.messages
-    assert {x.name for x in run.g.check()} == {"no_sinks"}
+    assert not run.g.check()
 
 
 # -- the rest of the check ------------------------------------------------------------------------
 
-DECAYS = {"optimizer": lambda p, lr: torch.optim.Adam(p, lr=lr, weight_decay=0.1)}
-DROPS = {"f": Energy(nn.Dropout(0.1))}
-SAID: dict[str, dict[str, Any]] = {
-    "weight_decay": DECAYS,
-    "dropout": DROPS,
-    "batch_norm": {"f": Energy(nn.BatchNorm1d(8))},
-    "sampler_factor": {"output_scale": 0.51},
+
+def decaying(f: nn.Module | None = None, **told: Any) -> Run:
+    f = f or Energy()
+    return Run(torch.optim.Adam(f.parameters(), lr=1e-3, weight_decay=0.1), f, **told)
+
+
+def dropping(**told: Any) -> Run:
+    return Run(f=Energy(nn.Dropout(0.1)), **told)
+
+
+SAID: dict[str, Callable[[], Run]] = {
+    "weight_decay": decaying,
+    "dropout": dropping,
+    "batch_norm": lambda: Run(f=Energy(nn.BatchNorm1d(8))),
+    "sampler_factor": lambda: Run(output_scale=0.51),
 }
 
 
 @pytest.mark.parametrize("name", SAID)
 def test_a_problem_is_said_after_the_first_step_once(name, caplog):
-    run = Run(Returned(), **SAID[name])
-    run.go(1)
+    run = SAID[name]()
+    run.go(1, Chains())
     assert sum(f" {name}: " in x and x.startswith("g.check()") for x in caplog.messages) == 1
-    run.go(60)
+    run.go(60, Chains())
     assert sum(x.startswith("g.check()") for x in caplog.messages) == 1
 
 
-@pytest.mark.parametrize("options", [DECAYS, DROPS])
-def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(options, caplog):
-    Run(Returned(), beta_star=0, **options).go(60)
+@pytest.mark.parametrize("make", [decaying, dropping])
+def test_at_0_nothing_is_said_of_what_the_guard_does_not_touch(make, caplog):
+    make(beta_star=0).go(60, Chains())
     assert not caplog.messages
 
 
@@ -305,7 +255,7 @@ class Shy(nn.Dropout):
 
 
 def test_what_cannot_be_found_out_is_no_problem(caplog):
-    run = Run(Returned(), f=Energy(Shy()), **DECAYS)
+    run = decaying(Energy(Shy()))
     with caplog.at_level(logging.WARNING):
-        run.go(3)
+        run.go(3, Chains())
     assert ["weight_decay" in x for x in caplog.messages] == [True]

@@ -7,7 +7,7 @@ that joins the results reads the cases, too.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,44 +71,36 @@ THREE = ((2, 3), (6, 1), (4, 4))
 # Class 2 has negatives on the other rank only, class 3 is nobody else's, 5 has none at all.
 LABELS = ([0, 2, 3, 5], [3]), ([0, 1, 0, 1, 2, 5], [0, 1, 2, 0, 2])
 
-CASES: dict[str, Case] = {}
-for _variant in VARIANTS:
-    for _name, _case in {
-        "uneven": Case(UNEVEN, _variant),
-        "three": Case(THREE, _variant, -0.7),
-        "three and a proposal": Case(THREE, _variant, proposal=-3.0),
-        "a tensor of 0, NaN on one rank": Case(
-            UNEVEN, _variant, torch.tensor(0.0), bad=((1, "pos", (0, 5)), (1, "neg", (2,)))
-        ),
-        "a rank without usable negatives": Case(
-            EQUAL, _variant, bad=((0, "neg", (0, 1, 2)), (1, "pos", (0, 1)))
-        ),
-        "a rank whose log q is lost": Case(
-            EQUAL, _variant, bad=((0, "q_neg", (0, 1, 2)),), proposal=0.0
-        ),
-        "float32 far from zero": Case(
-            UNEVEN, _variant, offset=-1e5, dtype=torch.float32, proposal=-1e5
-        ),
-        "no usable negative anywhere": Case(
-            EQUAL, _variant, bad=((0, "neg", (0, 1, 2)), (1, "neg", (0, 1, 2)))
-        ),
-    }.items():
-        CASES[f"{_variant}, {_name}"] = _case
-for _variant in OF_CLASSES:
-    for _name, _case in {
-        "classes": Case(UNEVEN, _variant, labels=LABELS),
-        "classes, scales and a proposal": Case(
-            UNEVEN, _variant, -0.7, (), 0.0, torch.float64, LABELS, (0.25, 1, 3, 2, 1, 0.5), 2.0
-        ),
-        # A label that float32 would round to its neighbour's.
-        "large labels in float32": Case(
-            EQUAL,
-            _variant,
-            dtype=torch.float32,
-            labels=(([2**24, 2**24 + 1, 0, 0], [0, 0, 2**24]), ([0, 0, 0, 0], [0, 0, 2**24 + 1])),
-        ),
-    }.items():
-        CASES[f"{_variant}, {_name}"] = _case
+OF_ALL = {
+    "uneven": Case(UNEVEN),
+    "three": Case(THREE, beta=-0.7),
+    "three and a proposal": Case(THREE, proposal=-3.0),
+    "a tensor of 0, NaN on one rank": Case(
+        UNEVEN, beta=torch.tensor(0.0), bad=((1, "pos", (0, 5)), (1, "neg", (2,)))
+    ),
+    "a rank without usable negatives": Case(EQUAL, bad=((0, "neg", (0, 1, 2)), (1, "pos", (0, 1)))),
+    "a rank whose log q is lost": Case(EQUAL, bad=((0, "q_neg", (0, 1, 2)),), proposal=0.0),
+    "float32 far from zero": Case(UNEVEN, offset=-1e5, dtype=torch.float32, proposal=-1e5),
+    "no usable negative anywhere": Case(EQUAL, bad=((0, "neg", (0, 1, 2)), (1, "neg", (0, 1, 2)))),
+}
+OF_SOME = {
+    "classes": Case(UNEVEN, labels=LABELS),
+    "classes, scales and a proposal": Case(
+        UNEVEN, beta=-0.7, labels=LABELS, scales=(0.25, 1, 3, 2, 1, 0.5), proposal=2.0
+    ),
+    # A label that float32 would round to its neighbour's.
+    "large labels in float32": Case(
+        EQUAL,
+        dtype=torch.float32,
+        labels=(([2**24, 2**24 + 1, 0, 0], [0, 0, 2**24]), ([0, 0, 0, 0], [0, 0, 2**24 + 1])),
+    ),
+}
+CASES = {
+    f"{variant}, {name}": replace(case, variant=variant)
+    for cases, variants in ((OF_ALL, VARIANTS), (OF_SOME, OF_CLASSES))
+    for variant in variants
+    for name, case in cases.items()
+}
 
 
 def _run(case: Case, rank: int, group: dist.ProcessGroup) -> dict[str, Any]:

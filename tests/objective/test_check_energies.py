@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 from fractions import Fraction
 from functools import partial
 from typing import Any
@@ -25,125 +24,83 @@ F4, F3 = torch.zeros(4), torch.zeros(3)
 Y4, Y3 = torch.zeros(4, dtype=torch.long), torch.zeros(3, dtype=torch.long)
 PAIR = (Y4, Y3)
 
-# error: {name: (what is not as in a call that is accepted, part of the message)}
-REFUSED: dict[type[Exception], dict[str, tuple[dict[str, Any], str]]] = {
+# What is said: what is not as in a call that is accepted.
+REFUSED: dict[type[Exception], dict[str, dict[str, Any]]] = {
     EnergyTypeError: {
-        "list": ({"f_pos": [0.0, 1.0]}, "f_pos is of type list; expected a tensor"),
-        "float": ({"f_neg": 1.5}, "f_neg is of type float; expected a tensor"),
-        "integers": ({"f_pos": F4.long()}, "f_pos has dtype torch.int64; energies must"),
-        "booleans": ({"f_neg": F3.bool()}, "f_neg has dtype torch.bool"),
-        "complex": ({"f_neg": F3 * 1j}, "Pass the network's raw output, not labels"),
-        "log-density a list": (
-            {"log_q": ([0.0] * 4, F3)},
-            "log_q_pos is list; expected a floating-point tensor",
-        ),
-        "log-density of integers": (
-            {"log_q": (Y4, F3)},
-            "log_q_pos is torch.int64; expected a floating-point tensor",
-        ),
-        "output scales of integers": (
-            {"groups": (Y4, Y3, Y4)},
-            "the output scales have dtype torch.int64; expected floating point",
-        ),
+        "f_pos is of type list; expected a tensor": {"f_pos": [0.0, 1.0]},
+        "f_neg is of type float; expected a tensor": {"f_neg": 1.5},
+        "f_pos has dtype torch.int64; energies must": {"f_pos": F4.long()},
+        "f_neg has dtype torch.bool": {"f_neg": F3.bool()},
+        "Pass the network's raw output, not labels": {"f_neg": F3 * 1j},
+        "log_q_pos is list; expected a floating-point tensor": {"log_q": ([0.0] * 4, F3)},
+        "log_q_pos is torch.int64; expected a floating-point tensor": {"log_q": (Y4, F3)},
+        "the output scales have dtype torch.int64; expected floating point": {
+            "groups": (Y4, Y3, Y4)
+        },
     },
     ShapeError: {
-        "mean of positives": ({"f_pos": F4.mean()}, "f_pos is a single number, probably a"),
-        "mean of negatives": ({"f_neg": F3.mean()}, "Pass the vector before `.mean()`"),
-        "no positives": ({"f_pos": F4[:0]}, r"f_pos has shape (0,): it holds no sample"),
-        "no negatives": ({"f_neg": F3[:0]}, r"f_neg has shape (0,): it holds no sample"),
-        "no heads": ({"f_pos": F4.reshape(4, 1)[:, :0]}, "(4, 0): it holds no sample"),
-        "column and row": ({"f_pos": F4.reshape(4, 1)}, "f_pos has shape (4, 1) and f_neg"),
-        "row and column": ({"f_neg": F4.reshape(4, 1)}, "would broadcast to a matrix"),
-        "other heads": (
-            {"f_pos": F4.reshape(2, 2), "f_neg": F3.reshape(1, 3)},
-            "Squeeze or index the extra dimension of one of them",
-        ),
-        "devices": ({"f_neg": F3.to("meta")}, "f_pos is on cpu and f_neg on meta"),
-        "exponent of an ensemble": (
-            {"beta_star": torch.ones(2)},
-            "beta_star has shape (2,); expected a number or a 0-dim tensor, since there is one",
-        ),
-        "one positive": ({"f_pos": F4[:1], "variant": "true"}, "needs at least two; got one"),
-        "one label vector": ({"groups": (Y4,)}, "must be a pair (y_pos, y_neg)"),
-        "labels as lists": (
-            {"groups": ([0] * 4, [0] * 3)},
-            "must be a pair (y_pos, y_neg) of tensors",
-        ),
-        "labels swapped": (
-            {"groups": (Y3, Y4)},
-            "groups: y_pos has shape (3,); expected (4,), one label per sample",
-        ),
-        "output scales of the negatives": (
-            {"groups": (Y4, Y3, F3)},
-            "groups: scale has shape (3,); expected (4,), one number per sample",
-        ),
-        "one-hot labels": (
-            {"groups": (Y4, torch.zeros(3, 10))},
-            "groups: y_neg has shape (3, 10); expected (3,)",
-        ),
-        "one log-density vector": ({"log_q": F4}, "must be a pair (log_q_pos, lo"),
-        "log-densities in one": ({"log_q": (F4,)}, "must be a pair (log_q_pos, "),
-        "log-densities swapped": (
-            {"log_q": (F3, F4)},
-            "log_q_pos has shape (3,); expected (4,), one log-density per sample",
-        ),
-        "log-density as a column": (
-            {"log_q": (F4, F3.unsqueeze(1))},
-            "log_q_neg has shape (3, 1); expected (3,)",
-        ),
-        "log-density of each dimension": (
-            {
-                "f_pos": torch.zeros(4, 2),
-                "f_neg": torch.zeros(3, 2),
-                "log_q": (torch.zeros(4, 2), F3),
-            },
-            "shape (4, 2); expected (4,), one log-density per sample: log q(x), summed",
-        ),
-        "log-density on another device": (
-            {"log_q": (F4, torch.zeros(3, device="meta"))},
-            "log_q_neg is on meta and the energies on cpu",
-        ),
+        "f_pos is a single number, probably a": {"f_pos": F4.mean()},
+        "Pass the vector before `.mean()`": {"f_neg": F3.mean()},
+        "f_pos has shape (0,): it holds no sample": {"f_pos": F4[:0]},
+        "f_neg has shape (0,): it holds no sample": {"f_neg": F3[:0]},
+        "(4, 0): it holds no sample": {"f_pos": F4.reshape(4, 1)[:, :0]},
+        "f_pos has shape (4, 1) and f_neg": {"f_pos": F4.reshape(4, 1)},
+        "would broadcast to a matrix": {"f_neg": F4.reshape(4, 1)},
+        "Squeeze or index the extra dimension of one of them": {
+            "f_pos": F4.reshape(2, 2),
+            "f_neg": F3.reshape(1, 3),
+        },
+        "f_pos is on cpu and f_neg on meta": {"f_neg": F3.to("meta")},
+        "beta_star has shape (2,); expected a number or a 0-dim tensor, since there is one": {
+            "beta_star": torch.ones(2)
+        },
+        "needs at least two; got one": {"f_pos": F4[:1], "variant": "true"},
+        "must be a pair (y_pos, y_neg)": {"groups": (Y4,)},
+        "must be a pair (y_pos, y_neg) of tensors": {"groups": ([0] * 4, [0] * 3)},
+        "groups: y_pos has shape (3,); expected (4,), one label per sample": {"groups": (Y3, Y4)},
+        "groups: scale has shape (3,); expected (4,), one number per sample": {
+            "groups": (Y4, Y3, F3)
+        },
+        "groups: y_neg has shape (3, 10); expected (3,)": {"groups": (Y4, torch.zeros(3, 10))},
+        "log_q must be a pair": {"log_q": F4},
+        "log_q must be a pair (log_q_pos, log_q_neg)": {"log_q": (F4,)},
+        "log_q_pos has shape (3,); expected (4,), one log-density per sample": {"log_q": (F3, F4)},
+        "log_q_neg has shape (3, 1); expected (3,)": {"log_q": (F4, F3.unsqueeze(1))},
+        "shape (4, 2); expected (4,), one log-density per sample: log q(x), summed": {
+            "f_pos": torch.zeros(4, 2),
+            "f_neg": torch.zeros(3, 2),
+            "log_q": (torch.zeros(4, 2), F3),
+        },
+        "log_q_neg is on meta and the energies on cpu": {
+            "log_q": (F4, torch.zeros(3, device="meta"))
+        },
     },
     ConfigError: {
-        "variant": (
-            {"variant": "nopos"},
-            "variant='nopos'; expected one of default, no_pos, batch, true",
-        ),
-        "variant a number": ({"variant": 3}, "variant=3; expected one of default, no_pos"),
-        "groups of batch": (
-            {"variant": "batch", "groups": PAIR},
-            'groups are defined for variant="default" and "no_pos", not for \'batch\'',
-        ),
-        "groups of true": ({"variant": "true", "groups": PAIR}, "not for 'true'"),
-        "log-density at exponent 0": (
-            {"log_q": (F4, F3), "beta_star": 0.0},
-            "with beta_star = 0 there are none. Pass beta_star=",
-        ),
-        "exponent a string": ({"beta_star": "0.5"}, "beta_star='0.5'; expected a"),
-        "exponent None": ({"beta_star": None}, "beta_star=None; expected a"),
-        "exponent NaN": ({"beta_star": float("nan")}, "expected a finite number"),
-        "exponent infinite": ({"beta_star": float("inf")}, "beta_star=inf"),
-        "exponents": ({"beta_star": [0.5, 1.0]}, "expected a finite number or a 0-dim tensor"),
-        "exponent beyond floats": ({"beta_star": 10**400}, "is beyond any float; expected a"),
-        "exponent beyond print": ({"beta_star": -(10**5000)}, "is beyond any float; expected a"),
-        "fraction beyond floats": ({"beta_star": Fraction(10**5000)}, "is beyond any float"),
-        "exponent without a value": (
-            {"beta_star": torch.zeros((), device="meta")},
-            "beta_star is on the device meta",
-        ),
+        "variant='nopos'; expected one of default, no_pos, batch, true": {"variant": "nopos"},
+        "variant=3; expected one of default, no_pos": {"variant": 3},
+        'groups are defined for variant="default" and "no_pos", not for \'batch\'': {
+            "variant": "batch",
+            "groups": PAIR,
+        },
+        "not for 'true'": {"variant": "true", "groups": PAIR},
+        "with beta_star = 0 there are none. Pass beta_star=": {"log_q": (F4, F3), "beta_star": 0.0},
+        "beta_star='0.5'; expected a": {"beta_star": "0.5"},
+        "beta_star=None; expected a": {"beta_star": None},
+        "expected a finite number": {"beta_star": float("nan")},
+        "beta_star=inf": {"beta_star": float("inf")},
+        "expected a finite number or a 0-dim tensor": {"beta_star": [0.5, 1.0]},
+        "is beyond any float; expected a": {"beta_star": -(10**5000)},
+        "is beyond any float": {"beta_star": Fraction(10**5000)},
+        "beta_star is on the device meta": {"beta_star": torch.zeros((), device="meta")},
     },
 }
 
 
 @pytest.mark.parametrize(
-    ("error", "change", "message"),
-    [
-        pytest.param(error, *row, id=name)
-        for error, rows in REFUSED.items()
-        for name, row in rows.items()
-    ],
+    ("error", "message"), [(error, said) for error, rows in REFUSED.items() for said in rows]
 )
-def test_refused_with_its_message(error, change, message):
+def test_refused_with_its_message(error, message):
+    change = REFUSED[error][message]
     call = {"f_pos": F4, "f_neg": F3, "beta_star": 1.0, **change}
     for function in (check_energies, contrastive_loss, coefficients):
         with pytest.raises(error) as caught:
@@ -177,27 +134,6 @@ def test_errors_are_the_built_in_ones_that_callers_expect():
     assert issubclass(ShapeError, ValueError)
     assert issubclass(ConfigError, ValueError)
     assert issubclass(EnergyTypeError, TypeError)
-
-
-@pytest.mark.parametrize(
-    "beta_star", [0, 1, -0.5, Fraction(1, 2), torch.tensor(0.5), torch.tensor(2)], ids=str
-)
-def test_accepted_exponents(beta_star):
-    check_energies(F4, F3, beta_star)
-    if not isinstance(beta_star, numbers.Rational):
-        assert contrastive_loss(F4, F3, beta_star).isfinite()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_accepted_energies(dtype):
-    for heads in ((), (1,), (5,), (2, 3)):
-        pos, neg = torch.zeros(4, *heads, dtype=dtype), torch.zeros(3, *heads, dtype=dtype)
-        check_energies(pos, neg, 0.5, groups=(Y4, Y3))
-
-
-def test_reads_no_value():
-    meta = torch.zeros(4, device="meta")
-    check_energies(meta, meta, torch.tensor(0.5, device="meta"), variant="true")
 
 
 def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():

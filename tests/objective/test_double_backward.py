@@ -14,20 +14,15 @@ EVERY_VARIANT = pytest.mark.parametrize("variant", VARIANTS)
 
 
 def _textbook(pos, neg, beta, variant, at, log_q):
-    """The losses in plain torch, GradScale as the constants that it has at ``at``."""
+    """The losses with a GradScale in plain torch, where it is what it is at ``at``."""
     r_pos, r_neg = beta * pos - log_q[0], beta * neg - log_q[1]
-    log_sum = r_neg.exp().sum().log()
-    if variant == "default":
-        return (torch.logaddexp(log_sum, r_pos) - r_pos).mean() / beta
-    costs = (log_sum - r_pos) / beta
+    costs = (r_neg.exp().sum().log() - r_pos) / beta
 
     def scale(part):
         return grad_scale(at[0][part], at[1], beta, log_q=(log_q[0][part], log_q[1]))
 
     everyone, half = slice(None), len(pos) // 2
     first, second = slice(0, half), slice(half, None)
-    if variant == "no_pos":
-        return costs.mean()
     if variant == "batch":
         return scale(everyone) * costs.mean()
     return 0.5 * (scale(second) * costs[first].mean() + scale(first) * costs[second].mean())
@@ -38,7 +33,7 @@ def _hessian(function, pos, neg):
     return torch.cat([torch.cat(row, 1) for row in blocks], 0)
 
 
-@EVERY_VARIANT
+@pytest.mark.parametrize("variant", ["batch", "true"])
 def test_hessian_is_that_of_the_textbook_form(variant):
     pos, neg = energies(4, 3)
     at = pos.detach(), neg.detach()
@@ -77,16 +72,6 @@ def test_numeric_first_and_second_derivatives(variant, options):
         assert torch.autograd.gradgradcheck(loss, (pos, neg))
 
 
-def test_numeric_derivatives_of_batch_apart_from_its_detached_scale():
-    pos, neg = energies(4, 3)
-
-    def loss(p, n):
-        return contrastive_loss(p, n, 0.7, variant="batch") / grad_scale(p, n, 0.7).detach()
-
-    assert torch.autograd.gradcheck(loss, (pos, neg))
-    assert torch.autograd.gradgradcheck(loss, (pos, neg))
-
-
 @EVERY_VARIANT
 def test_function_transforms(variant):
     pos, neg = (f.detach() for f in energies(4, 3))
@@ -101,24 +86,3 @@ def test_function_transforms(variant):
     second = torch.func.jacrev(torch.func.jacrev(loss))(pos, neg)
     reference = torch.autograd.functional.hessian(lambda p: loss(p, neg), pos)
     torch.testing.assert_close(second, reference, rtol=1e-12, atol=1e-16)
-
-
-@EVERY_VARIANT
-def test_a_penalty_on_the_input_gradient_trains_the_network(variant):
-    # The use of double backward: a loss on d(contrastive loss)/dx, differentiated in θ.
-    theta = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
-    x_pos, x_neg = (f.detach().requires_grad_() for f in energies(4, 3))
-
-    def energy(x, t):
-        return t[0] * x.sin() + t[1] * x.square() + t[2] * x
-
-    def penalty(t):
-        loss = contrastive_loss(energy(x_pos, t), energy(x_neg, t), 0.7, variant=variant)
-        sides = torch.autograd.grad(loss, (x_pos, x_neg), create_graph=True)
-        return sides[0].square().sum() + sides[1].square().sum()
-
-    (found,) = torch.autograd.grad(penalty(theta), theta)
-    assert found.isfinite().all()
-    assert found.abs().min() > 0
-    if variant in OF_CLASSES:  # the others hold GradScale
-        assert torch.autograd.gradcheck(penalty, theta)

@@ -49,7 +49,7 @@ def _kept(f, where):
 
 
 def _as_without(given, clean, beta, kept, variant, tolerance=1e-13, **options):
-    """Whether a call with samples that are not usable is the call without them."""
+    """Whether a call with samples that are not usable is the call without them, weights too."""
     options["variant"] = variant
     loss = contrastive_loss(given[0], given[1], beta, **options)
     less: dict[str, Any] = {
@@ -65,6 +65,19 @@ def _as_without(given, clean, beta, kept, variant, tolerance=1e-13, **options):
         for side, oracle, part in zip(found, expected, kept, strict=True):
             torch.testing.assert_close(side, oracle, rtol=tolerance, atol=1e-15)
             assert not side[~part].any()
+    if "groups" not in options:
+        q, q_less = options.get("log_q"), less.get("log_q")
+        w = weights(given[1], beta, log_q=q and q[1])
+        w_pos = positive_weights(*given, beta, log_q=q)
+        found = w[kept[1]], w_pos[kept[0]], grad_scale(*given, beta, log_q=q)
+        right = (
+            weights(sides[1], beta, log_q=q_less and q_less[1]),
+            positive_weights(*sides, beta, log_q=q_less),
+            grad_scale(*sides, beta, log_q=q_less),
+        )
+        torch.testing.assert_close(found, right, rtol=tolerance, atol=1e-15)
+        assert not w[~kept[1]].any()
+        assert w_pos[~kept[0]].isnan().all()
 
 
 @EVERY_BAD
@@ -97,29 +110,10 @@ def test_a_log_density_that_is_not_finite_leaves_its_sample_out(variant, bad):
     log_q = q_pos, q_neg
     for beta in (0.5, -0.5, torch.tensor(0.5)):
         _as_without(clean, clean, beta, kept, variant, 1e-12, log_q=log_q)
-        w = positive_weights(*clean, beta, log_q=log_q)
-        assert torch.equal(w.isnan(), ~kept[0])
-        assert torch.equal(weights(clean[1], beta, log_q=q_neg) == 0, ~kept[1])
     lost = torch.full((5,), bad, dtype=torch.float64)
     assert contrastive_loss(*clean, 0.5, variant=variant, log_q=(q_pos, lost)) == 0
     for found in both_slopes(*clean, 0.5, variant=variant, log_q=(q_pos, lost)):
         assert not any(side.any() for side in found)
-
-
-@EVERY_BAD
-def test_weights_leave_them_out(bad):
-    pos, neg = energies(8, 5)
-    pos_b, neg_b = _with_bad(pos, BAD_POS, bad), _with_bad(neg, BAD_NEG, bad)
-    in_pos, in_neg = _kept(pos, BAD_POS), _kept(neg, BAD_NEG)
-    w = weights(neg_b, 0.5)
-    torch.testing.assert_close(w[in_neg], weights(neg[in_neg], 0.5), rtol=1e-13, atol=0)
-    assert not w[~in_neg].any()
-    w_pos = positive_weights(pos_b, neg_b, 0.5)
-    expected = positive_weights(pos[in_pos], neg[in_neg], 0.5)
-    torch.testing.assert_close(w_pos[in_pos], expected, rtol=1e-13, atol=0)
-    assert w_pos[~in_pos].isnan().all()
-    expected = grad_scale(pos[in_pos], neg[in_neg], 0.5)
-    torch.testing.assert_close(grad_scale(pos_b, neg_b, 0.5), expected, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("empty", ["pos", "neg", "both"])

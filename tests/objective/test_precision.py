@@ -18,6 +18,7 @@ from tests.objective.oracles import (
     slopes,
     textbook,
 )
+from tests.parts import doubles
 
 TOLERANCE = 1e-5
 MARGINS = [-40, -30, -17, -8, -1, 0, 1, 8, 17, 30, 40]  # S - β* f⁺
@@ -177,11 +178,8 @@ def test_the_two_sides_may_have_different_dtypes():
 
 
 def test_default_dtype_does_not_leak_into_float32_energies():
-    torch.set_default_dtype(torch.float64)
-    try:
-        pos, neg = energies(4, 3, dtype=torch.float32)
+    pos, neg = energies(4, 3, dtype=torch.float32)
+    with doubles():
         for beta in (0.5, torch.tensor(-0.5)):
             for variant in VARIANTS:
                 assert contrastive_loss(pos, neg, beta, variant=variant).dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)

@@ -59,41 +59,32 @@ def world_of_one(tmp_path):
 
 
 LABELS = torch.tensor([0, 1, 1, 2, 0, 3]), torch.tensor([1, 0, 0, 2])
-PROPOSAL = torch.linspace(-1, 1, 6).double(), torch.linspace(0, 2, 4).double()
+OPTIONS: dict[str, Any] = {
+    "plain": {},
+    "heads": {},
+    "rows": {"groups": "rows"},
+    "log q": {"log_q": (torch.linspace(-1, 1, 6).double(), torch.linspace(0, 2, 4).double())},
+    **{
+        f"{kind} of classes": {"groups": tuple(y.to(kind) for y in LABELS)}
+        for kind in (torch.int64, torch.int16, torch.uint8, torch.float64)
+    },
+}
 
 
-@pytest.mark.parametrize("options", [{}, {"groups": LABELS}, {"log_q": PROPOSAL}], ids=str)
-def test_a_world_of_one_is_no_world(world_of_one, options):
-    pos, neg = energies(6, 4)
-    for variant in OF_CLASSES if "groups" in options else VARIANTS:
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_world_of_one_is_no_world(world_of_one, name):
+    pos, neg = energies(6, 4, heads=(2,) if name == "heads" else ())
+    if name == "rows":
+        neg = neg.detach().expand(6, 4).clone().requires_grad_()
+    for variant in OF_CLASSES if "groups" in OPTIONS[name] else VARIANTS:
         for beta in (0.7, 0.0, torch.tensor(0.7), torch.tensor(0.0)):
-            if "log_q" in options and beta == 0 and not isinstance(beta, torch.Tensor):
+            if name == "log q" and beta == 0 and not isinstance(beta, torch.Tensor):
                 continue  # refused
-            given: dict[str, Any] = {"variant": variant, **options}
+            given: dict[str, Any] = {"variant": variant, **OPTIONS[name]}
             alone = contrastive_loss(pos, neg, beta, **given)
             found = contrastive_loss(pos, neg, beta, process_group=world_of_one, **given)
-            torch.testing.assert_close(found, alone, rtol=1e-12, atol=0)
-            for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
-                torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
-
-
-def test_heads_and_labels_of_any_kind_across_ranks(world_of_one):
-    pos, neg = (f.detach().requires_grad_() for f in energies(6, 4, heads=(2,)))
-    for kind in (torch.int16, torch.uint8, torch.float64):
-        groups = LABELS[0].to(kind), LABELS[1].to(kind)
-        alone = contrastive_loss(pos, neg, 0.7, groups=groups)
-        found = contrastive_loss(pos, neg, 0.7, groups=groups, process_group=world_of_one)
-        for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
-
-
-def test_rows_across_ranks(world_of_one):
-    pos, neg = energies(3, 12)
-    given: dict[str, Any] = {"groups": "rows"}
-    alone = contrastive_loss(pos, neg.reshape(3, 4), 0.7, **given)
-    found = contrastive_loss(pos, neg.reshape(3, 4), 0.7, process_group=world_of_one, **given)
-    for a, b in zip(slopes(found, pos, neg), slopes(alone, pos, neg), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
+            ours, theirs = ((x, *slopes(x, pos, neg)) for x in (found, alone))
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
 
 
 def test_gradients_of_classes_across_ranks_are_finite_beside_nan(world_of_one):

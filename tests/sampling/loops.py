@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,9 +11,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributions import Normal
 from torch.nn.functional import pad
 
 from ebmguard.samplers import annealed, mala, sgld
+from ebmguard.sampling import Measured, Recording
 from tests.parts import gradient_at, langevin
 
 Sampler = Callable[[Any, Tensor], Tensor]
@@ -90,17 +93,52 @@ def starts(loop: Loop) -> Tensor:
     return loop.start(32, *loop.shape).to(loop.dtype)
 
 
+def measure(loop: Loop) -> Measured:
+    """A small sampler, on a small network, in two calls where one does not tell."""
+    torch.manual_seed(0)
+    f, x = network(loop), starts(loop)
+    found = None
+    for _ in range(2):
+        with Recording(ends=4) as seen:
+            assert loop.sample is not None
+            result = loop.sample(f, x)
+        found = Measured.of(seen.evaluations, seen.draws.log, result).after(found)
+        if found.is_exact:
+            break
+        x = starts(loop)
+    assert found is not None
+    return found
+
+
+def agrees(loop: Loop, found: Measured) -> bool:
+    """Whether what was measured is true, to the tolerance of the loop."""
+    if loop.step is None:
+        return loop.why in found.verdict and found.convention is None
+    numbers = [
+        (found.step, loop.step, found.step_error),
+        (found.noise, loop.noise, found.noise_error),
+        (found.output_scale, loop.scale, found.output_scale_error),
+    ]
+    return (
+        found.is_exact
+        and all(math.isclose(a, b, rel_tol=loop.tolerance, abs_tol=4 * se) for a, b, se in numbers)
+        and found.convention == ("log_density" if loop.step > 0 else "energy")
+        and loop.clip in found.clip
+        and (loop.clamp is None or found.clamp == loop.clamp)
+        and math.isclose(found.decay, loop.decay, abs_tol=1e-4)
+    )
+
+
 def stepping(
     update: Callable[[Tensor, Tensor, int], Tensor],
     energy: Callable[[Any, Tensor], Tensor] = lambda f, x: f(x),
+    gradient: Callable[[Any, Tensor], Tensor] = gradient_at,
 ) -> Sampler:
     """x becomes ``update(x, gradient of energy(f, x), t)``, from one leaf to the next."""
 
     def sample(f: Any, x: Tensor) -> Tensor:
         for t in range(STEPS):
-            x = x.detach().requires_grad_()
-            (g,) = torch.autograd.grad(energy(f, x).sum(), x)
-            x = update(x.detach(), g, t)
+            x = update(x, gradient(lambda x: energy(f, x), x), t)
         return x
 
     return sample
@@ -243,21 +281,8 @@ def gibbs_with_gradients(f: Any, x: Tensor) -> Tensor:
 
 
 def augmented(f: Any, x: Tensor) -> Tensor:
-    def view(f: Any, x: Tensor) -> Tensor:
-        moved: Tensor = f(pad(x, (1, 0)).flip(-1)[..., 1:] + 0.01 * torch.randn_like(x))
-        return moved
-
-    return stepping(plain, energy=view)(f, x)
-
-
-def in_other_space(f: Any, x: Tensor) -> Tensor:
-    """The chain moves the logit of its samples."""
-    return stepping(plain, energy=lambda f, u: f(u.sigmoid()))(f, x)
-
-
-def distributed(f: Any, x: Tensor) -> Tensor:
-    normal = torch.distributions.Normal(torch.zeros_like(x), NOISE)
-    return stepping(lambda x, g, t: x + STEP * g + normal.sample())(f, x)
+    moved: Tensor = f(pad(x, (1, 0)).flip(-1)[..., 1:] + 0.01 * torch.randn_like(x))
+    return moved
 
 
 def scheduled(keeps_scale: bool) -> Any:
@@ -281,13 +306,6 @@ def by_library(f: Any, x: Tensor) -> Tensor:
         clamp=(0.0, 1.0),
         generator=generator,
     )
-
-
-def functional(f: Any, x: Tensor) -> Tensor:
-    gradient = torch.func.grad(lambda x: f(x).sum())
-    for _ in range(STEPS):
-        x = x + STEP * gradient(x) + noise(x)
-    return x
 
 
 def short(steps: int, loop: Loop) -> Loop:
@@ -368,10 +386,14 @@ LOOPS = {
         stepping(lambda x, g, t: plain(x, 32 * g), energy=lambda f, x: f(x).mean())
     ),
     "temperature inside": Loop(stepping(plain, energy=lambda f, x: f(x) / 0.1), step=10 * STEP),
-    "augmentation inside": Loop(augmented),
-    "in the logit of x": Loop(in_other_space, start=torch.randn),
+    "augmentation inside": Loop(stepping(plain, energy=augmented)),
+    "in the logit of x": Loop(
+        stepping(plain, energy=lambda f, u: f(u.sigmoid())), start=torch.randn
+    ),
     "all noise at once": Loop(all_at_once),
-    "torch.distributions": Loop(distributed),
+    "torch.distributions": Loop(
+        stepping(lambda x, g, t: x + STEP * g + Normal(torch.zeros_like(x), NOISE).sample())
+    ),
     "noise of a tensor's size": Loop(
         stepping(lambda x, g, t: x + STEP * g + torch.normal(torch.zeros_like(x), STD))
     ),
@@ -385,6 +407,10 @@ LOOPS = {
     "SGLD of the library, generator": Loop(by_library, clamp=(0, 1)),
     "annealed, step kept": refused(scheduled(False), "sizes change along the chain"),
     "clipped by norm, every sample": refused(by_row_norm(0.01), "clipped by norm in every sample"),
+    "clipped by the norm of each line": refused(
+        stepping(lambda x, g, t: plain(x, g * (0.01 / g.norm(dim=-1, keepdim=True)).clamp(max=1))),
+        "preconditioned gradient",
+    ),
     "clipped by the batch's norm": refused(stepping(by_batch_norm), "norm of the batch"),
     "clipped in every entry": refused(
         stepping(lambda x, g, t: x + g.clamp(-1e-7, 1e-7) * 1e5 + noise(x)), "sign of the gradient"
@@ -425,7 +451,10 @@ LOOPS = {
     "discrete": refused(gibbs_with_gradients, "discrete samples"),
     "two steps a call": short(2, Loop(in_place)),
     "one step a call": short(1, Loop(in_place)),
-    "torch.func.grad": refused(functional, "no step could be seen (differentiated calls: 0)"),
+    "torch.func.grad": refused(
+        stepping(plain, gradient=lambda f, x: torch.func.grad(lambda x: f(x).sum())(x)),
+        "no step could be seen (differentiated calls: 0)",
+    ),
     "NaN on the way": refused(
         stepping(lambda x, g, t: torch.where(x > 0.99, torch.nan, plain(x, g, t))), "not finite"
     ),

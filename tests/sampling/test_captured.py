@@ -186,14 +186,6 @@ def test_untempered_while_paused_and_in_the_original_after_an_error_too():
     assert torch.allclose(g.sampler.original(f, x), plain, rtol=1e-12)
 
 
-def test_untempered_guard_may_have_its_sampler_captured():
-    f, again = networks()
-    g = guard(None, Captured(), beta_star=0.5)  # no output scale: the sampler stays as it is
-    x = torch.randn(5, 2, dtype=torch.float64)
-    for _ in range(3):
-        assert torch.allclose(g.sampler(f, x), eager(again, x), rtol=1e-12)
-
-
 def test_eager_and_captured_calls_may_alternate():
     (f, again), captured, calls = networks(), Captured(), iter(range(STEPS))
 

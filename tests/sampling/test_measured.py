@@ -14,10 +14,51 @@ from torch import nn
 from ebmguard.sampling import Measured, Recording
 from ebmguard.sampling.recording import Draw
 from ebmguard.sampling.regression import solve
+from tests.adapters.cases import CODEBASES
 from tests.parts import Bowl, gradient_at
-from tests.runs import frozen, randomness
-from tests.sampling.loops import LOOPS, STEP, Loop, network, noise, plain, short, starts
-from tests.sampling.table import OF_CODEBASES, agrees, measure, measure_codebase
+from tests.runs import Run, Trial, frozen, randomness
+from tests.sampling.loops import (
+    LOOPS,
+    STEP,
+    Loop,
+    agrees,
+    measure,
+    network,
+    noise,
+    plain,
+    short,
+    starts,
+)
+
+# Codebase, its options, and what is true of its sampler; IGEBM's, which is written inline, is
+# recorded instead of guarded.
+OF_CODEBASES: list[tuple[str, Mapping[str, Any], Loop]] = [
+    ("jem", {}, Loop.of(1, 0.01)),
+    ("jem", {"class_cond_p_x_sample": True}, Loop.of(1, 0.01)),
+    ("jem", {"sgld_std": 0.0}, Loop.refused("gradient steps without noise")),
+    ("jempp", {"plc": "alltrain1"}, Loop.refused("gradient steps without noise")),
+    ("jempp", {"in_steps": 0, "sgld_lr": 1.0, "sgld_std": 1e-2}, Loop.of(1, 0.01)),
+    ("jempp", {"sgld_lr": 0.5, "sgld_std": 1e-2}, Loop.of(1.3, 0.01)),
+    ("sadajem", {}, Loop.refused("gradient steps without noise")),
+    ("sadajem", {"sgld_std": 1e-2}, Loop.of(1, 0.01)),
+    ("hdge", {}, Loop.of(1, 0.01)),
+    ("vera", {}, Loop.of(5e-5, 0.01)),
+    ("ebm_anatomy", {}, Loop.of(-1, 0.01)),
+    ("improved_cd", {}, Loop.of(-0.5, 1e-3)),
+    ("igebm", {"clip": 1e3}, Loop.of(-10, 5e-3)),
+]
+
+
+def measure_codebase(name: str, options: Mapping[str, Any]) -> tuple[Measured, Run]:
+    """A codebase's own loop, guarded at β* = 0."""
+    if name == "igebm":
+        with Recording() as seen:
+            run = CODEBASES[name].train(Trial(n=1), **options)
+        return Measured.of(seen.evaluations[:3], seen.draws.log), run
+    run = CODEBASES[name].train(Trial(beta_star=0.0, n=1), **options)
+    found = run.guards[0].measured
+    assert found is not None
+    return found, run
 
 
 @pytest.mark.parametrize("name", LOOPS)

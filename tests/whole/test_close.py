@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import errno
 import gc
 import math
-import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,77 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.optim import LBFGS, SGD, Adam, Optimizer
-from torch.optim import optimizer as of_torch
 
 from ebmguard import Guard, Recovery, guard
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import JsonlSink, TensorBoardSink, jsonl, read_jsonl
-from tests.parts import Energy, Memory, langevin
-
-X = torch.randn(8, 2, generator=torch.Generator().manual_seed(0))
-
-
-# What torch itself notes of steps that were taken.
-OF_TORCH = {"_opt_called", "_warned_capturable_if_run_uncaptured"}
-
-
-class Broken(SGD):
-    def step(self, closure: Any = None) -> Any:
-        raise MemoryError
-
-
-class BrokenFused(Adam):
-    def step(self, closure: Any = None) -> Any:
-        raise MemoryError
-
-
-class Trainer:
-    """What others made, on which a guard may hang something."""
-
-    def __init__(self, kind: Callable[..., Optimizer] = SGD) -> None:
-        self.f = Energy()
-        options = {"fused": True} if kind is BrokenFused else {}
-        self.opt = kind(self.f.parameters(), lr=0.01, **options)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-        self.scheduler = torch.optim.lr_scheduler.ConstantLR(self.opt)
-
-    def sampler(self, f: Any, x: Tensor, steps: int = 3) -> Tensor:
-        return langevin(f, x, steps)
-
-    def guard(self, **options: Any) -> Guard:
-        told: dict[str, Any] = {"beta_star": 0.5, "output_scale": 2000.0, "model": self.f}
-        told |= {"optimizer": self.opt, "scheduler": self.scheduler}
-        return guard(None, self.sampler, **told | options)
-
-    def loss(self, g: Guard, scale: float = 1.0) -> Tensor:
-        samples = g.sampler(self.f, X)
-        self.opt.zero_grad()
-        loss: Tensor = g.loss_fn(scale * self.f(X), scale * self.f(samples))
-        loss.backward()
-        return loss
-
-    def steps(self, g: Guard, count: int = 3) -> Guard:
-        for _ in range(count):
-            self.loss(g)
-            self.opt.step()
-        return g
-
-    def traces(self) -> dict[str, Any]:
-        """Everything by which one can see that something hangs on them."""
-        owners: dict[str, Any] = dict(self.f.named_modules())
-        owners |= {"opt": self.opt, "scaler": self.scaler, "scheduler": self.scheduler}
-        # Of hooks their number, of anything else that it is there.
-        seen: dict[str, Any] = {
-            f"{name}.{key}": len(x) if "hooks" in key else key
-            for name, each in owners.items()
-            for key, x in vars(each).items()
-            if key not in OF_TORCH
-        }
-        of_all = of_torch._global_optimizer_pre_hooks, of_torch._global_optimizer_post_hooks
-        seen["lr"] = [group["lr"] for group in self.opt.param_groups]
-        return seen | {"of all optimizers": [len(x) for x in of_all]}
+from ebmguard.sinks import read_jsonl
+from tests.parts import Memory, langevin
+from tests.whole.parts import Broken, BrokenFused, Trainer, X
 
 
 def sampled(trainer: Trainer) -> Guard:
@@ -363,116 +297,6 @@ def test_attach_takes_it_into_use_again(tmp_path: Path) -> None:
         trainer.loss(g)
     other.close()
     assert trainer.steps(g.attach()).step == 9
-
-
-# -- what cannot be meant is refused before anything is there --------------------------------------
-
-HUGE = 10**400
-
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "beta_star": ({"beta_star": HUGE}, "beta_star= is beyond any float"),
-    "beta_star of a schedule": ({"beta_star": lambda _: HUGE}, r"beta_star\(step=0\)= is beyond"),
-    "beta": ({"beta_star": None, "beta": -HUGE}, "beta= is beyond any float"),
-    "more digits than are shown": ({"beta_star": 10**9000}, "beta_star= is beyond any float"),
-    "output_scale": ({"output_scale": HUGE}, "output_scale= is beyond any float"),
-    "sampler_scale": ({"sampler_scale": HUGE}, "sampler_scale= is beyond any float"),
-    "reference_beta_star": ({"reference_beta_star": HUGE}, "reference_beta_star= is beyond"),
-    "step_size": ({"step_size": HUGE, "noise_std": 0.1}, "step_size= is beyond any float"),
-    "noise_std": ({"step_size": 0.1, "noise_std": HUGE}, "noise_std= is beyond any float"),
-    "clamp": ({"clamp": (-HUGE, HUGE)}, "clamp=.* expected the lowest and the highest value"),
-    "sgld_steps": ({"sgld_steps": HUGE}, "sgld_steps=.* expected the number of SGLD steps"),
-    "a NUL in log_dir": ({"log_dir": "a\0b"}, "log_dir=.* names no folder .*NUL"),
-    "a NUL alone": ({"log_dir": "\0"}, "log_dir=.* names no folder .*NUL"),
-    "half of a surrogate": ({"log_dir": "a\ud800"}, "log_dir=.* names no folder"),
-    "no log_dir": ({"log_dir": ""}, "log_dir='' names no folder .*empty"),
-    "nobody's home": ({"log_dir": "~nobody-has-this-name/x"}, "log_dir=.* names no folder"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_refused_argument_has_changed_nothing(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    told, words = REFUSED[case]
-    trainer = Trainer()
-    before = trainer.traces()
-    with pytest.raises(ConfigError, match=words):
-        trainer.guard(**{"log_dir": "run"} | told)
-    assert trainer.traces() == before
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("there", [True, False])
-@pytest.mark.parametrize("nth", range(5))
-def test_a_disk_that_is_full_at_the_start_leaves_no_file(
-    nth: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The n-th file cannot be made; or all can, and the event file cannot be written to."""
-    pytest.importorskip("tensorboard")
-    folder, full = tmp_path / "a" / "run", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if there:
-        folder.mkdir(parents=True)
-        (folder / "mine.txt").write_text("kept")
-    before, made, own = sorted(tmp_path.rglob("*")), list[Any](), os.open
-
-    def opened(path: Any, flags: int, *mode: Any, **more: Any) -> int:
-        if str(path).startswith(str(tmp_path)):
-            made.append(path)
-            if len(made) == nth + 1:
-                raise full
-        return own(path, flags, *mode, **more)
-
-    def flush(self: Any) -> None:
-        raise full
-
-    if nth < 4:
-        monkeypatch.setattr(os, "open", opened)
-    else:
-        monkeypatch.setattr(jsonl.AppendFile, "flush", flush)
-    trainer = Trainer()
-    hung = trainer.traces()
-    with pytest.raises(ConfigError, match=r"cannot be written: No space.*make room"):
-        trainer.guard(log_dir=folder)
-    monkeypatch.undo()
-    assert sorted(tmp_path.rglob("*")) == before
-    assert trainer.traces() == hung
-    trainer.guard(log_dir=folder).close()  # it is free
-
-
-@pytest.mark.parametrize("make", [JsonlSink, TensorBoardSink])
-def test_a_sink_that_cannot_be_made_leaves_no_file(
-    make: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorboard")
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(jsonl.AppendFile, "flush", full)
-    monkeypatch.setattr(os, "truncate", full)
-    with pytest.raises(ConfigError, match="cannot be written: No space"):
-        make(tmp_path / "run")
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.parametrize("name", ["log_dir", "recovery", JsonlSink, TensorBoardSink])
-def test_a_tilde_is_the_users_home(
-    name: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorboard")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    if name == "log_dir":
-        guard(None, None, beta_star=0.5, log_dir="~/run").close()
-    elif name == "recovery":
-        trainer = Trainer()
-        recovery = Recovery(folder="~/run", folder_every=1, certify_after=1, every=1)
-        trainer.steps(trainer.guard(action="rollback", recovery=recovery, buffer=[X]), 30)
-    else:
-        name("~/run").flush()
-    assert [*(tmp_path / "home" / "run").iterdir()]
-    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import socket
 import time
@@ -21,7 +20,7 @@ from ebmguard.report.page import CompareConfig, compare, page
 from ebmguard.report.problems import problems_of_run
 from ebmguard.report.watch import WatchConfig, watch
 from ebmguard.runs import load
-from ebmguard.sinks import JsonlSink, TensorBoardSink, Writer, lock_folder, read_jsonl
+from ebmguard.sinks import JsonlSink, Writer, read_jsonl
 from tests.report.folders import write
 from tests.sinks.parts import scalars
 
@@ -186,58 +185,6 @@ def test_nothing_is_written_into_what_is_no_file(name: str, kind: str, tmp_path:
     assert [entry.name for entry in run.iterdir()] == [name]
     (run / name).rmdir() if kind == "a folder" else (run / name).unlink()
     Writer([], flush_every=1, folder=run).close()
-
-
-@pytest.fixture
-def no_room() -> Iterator[Callable[[bool], None]]:
-    """Files may have no byte more, which raises an OSError as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def switch(on: bool) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0 if on else soft, hard))
-
-    yield switch
-    switch(False)
-
-
-OPENERS: dict[str, Callable[[Path], object]] = {
-    "a guard's folder": lambda folder: Writer([], flush_every=1, folder=folder),
-    "an event file": TensorBoardSink,
-}
-
-
-@pytest.mark.parametrize("opener", OPENERS)
-@pytest.mark.parametrize("is_there", [False, True])
-def test_a_full_disk_at_the_start(
-    opener: str, is_there: bool, tmp_path: Path, no_room: Callable[[bool], None]
-) -> None:
-    run = tmp_path / "run"
-    if is_there:
-        run.mkdir()
-        (run / "metrics.jsonl").write_text('{"step": 0}\n')
-    no_room(True)
-    try:
-        with pytest.raises(ConfigError, match=r"run' cannot be written.*Pass another log_dir"):
-            OPENERS[opener](run)
-    finally:
-        no_room(False)
-    assert run.exists() == is_there
-    if is_there:
-        assert [entry.name for entry in run.iterdir()] == ["metrics.jsonl"]
-        assert (run / "metrics.jsonl").read_text() == '{"step": 0}\n'
-    OPENERS[opener](run)  # room again
-
-
-def test_a_lock_that_another_holds_stays_where_the_disk_is_full(
-    tmp_path: Path, no_room: Callable[[bool], None]
-) -> None:
-    held = lock_folder(tmp_path / "run")
-    no_room(True)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Writer([], flush_every=1, folder=tmp_path / "run")
-    no_room(False)
-    assert (tmp_path / "run" / ".lock").is_file()
-    assert held is lock_folder(tmp_path / "run")
 
 
 def test_what_comes_after_the_close_is_on_the_disk_at_once(tmp_path: Path) -> None:

@@ -95,6 +95,10 @@ def set_to(name: str, value: Any) -> Edit:
     return lambda tree: tree.__setitem__(name, value)
 
 
+def weight(edit: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
+    return state(lambda x: x["model"].update({W: edit(x["model"][W])}))
+
+
 def both_steps(value: Any) -> Edit:
     def edit(snapshot: dict[str, Any]) -> None:
         snapshot["step"] = snapshot["state"]["guard"]["step"] = value
@@ -140,13 +144,9 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("the recovery", set_to("recovery", {}), "Not a state of a recovery"),
     ("the attempt", lambda x: x["recovery"].__setitem__("attempt", "1"), "'1' is not"),
     ("weights of another shape", state(lambda x: swapped(x["model"], W, B)), W),
-    (
-        "weights of another dtype",
-        state(lambda x: x["model"].update({W: x["model"][W].double()})),
-        W,
-    ),
-    ("weights of integers", state(lambda x: x["model"].update({W: x["model"][W].long()})), W),
-    ("complex weights", state(lambda x: x["model"].update({W: x["model"][W] + 1j})), W),
+    ("weights of another dtype", weight(torch.Tensor.double), W),
+    ("weights of integers", weight(torch.Tensor.long), W),
+    ("complex weights", weight(lambda x: x + 1j), W),
     ("a weight less", state(lambda x: x["model"].pop(W)), W),
     ("a weight more", state(lambda x: x["model"].update(more=torch.ones(1))), "more"),
     ("a weight that is NaN", state(lambda x: x["model"][W].fill_(NAN)), f"{W} that is not finite"),
@@ -363,11 +363,8 @@ def attached(**parts: Any) -> Callable[[Run], object]:
 
 
 ROWS = attached(buffer=lambda: torch.zeros(4, 2))
-DOUBLES = attached(
-    buffer=lambda: ReplayBuffer(
-        32, (2,), reinit_rate=0.1, generator=torch.Generator(), dtype=torch.float64
-    )
-)
+RATE: dict[str, Any] = {"reinit_rate": 0.1, "generator": torch.Generator()}
+DOUBLES = attached(buffer=lambda: ReplayBuffer(32, (2,), dtype=torch.float64, **RATE))
 GENERATORS = attached(generators=lambda: [torch.Generator(), torch.Generator()])
 OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
     ("another width", None, narrower, W),
@@ -388,12 +385,7 @@ OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
     ("a tensor as buffer", None, ROWS, "for generators"),
     ("a buffer as tensor", ROWS, lambda run: None, "for generators"),
     ("rows", ROWS, attached(buffer=lambda: torch.zeros(1, 2)), r"\(4, 2\) .* \(1, 2\)"),
-    (
-        "dtype of rows",
-        ROWS,
-        attached(buffer=lambda: torch.zeros(4, 2).bool()),
-        "float32 .* torch.bool",
-    ),
+    ("bits", ROWS, attached(buffer=lambda: torch.zeros(4, 2).bool()), "float32 .* torch.bool"),
     ("a buffer of doubles", None, DOUBLES, "float32, .* torch.float64"),
     ("a list of rows", ROWS, attached(buffer=lambda: [torch.zeros(4, 2)]), "Tensor .* list"),
     ("rules", None, {"rules": DEFAULT_RULES[1:]}, "with the rules"),
