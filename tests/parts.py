@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ebmguard import Alert, Level
+from ebmguard import Alert, Guard, Level
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.energies import Labels
 
@@ -294,6 +294,11 @@ class Script:
         self.count = 0
         self.active: dict[str, Level] = {}
         self.level = Level.INFO
+
+    def watches(self, g: Guard) -> Script:
+        """From now on it is the judge of this guard."""
+        g._loop.judge = self  # type: ignore[assignment]
+        return self
 
     def observe(
         self, step: int, row: Mapping[str, float], members: Sequence[Mapping[str, float]] = ()

@@ -19,6 +19,7 @@ from tests.parts import (
     CHAINS,
     CLASSES,
     Classifier,
+    Energy,
     Memory,
     difference,
     get_sample_q,
@@ -201,6 +202,41 @@ def begin(network: Callable[[], nn.Module] = Classifier) -> Run:
     return Run(
         f, torch.optim.Adam(f.parameters(), lr=1e-3), uniform(CHAINS), sampler=get_sample_q()
     )
+
+
+class Training:
+    """A guarded trainer of points in the plane, without a sampler where none is given.
+
+    Args:
+        f: the network.
+        make: the optimizer, of its parameters.
+        options: of the guard.
+    """
+
+    def __init__(self, sampler: Any = None, *, f: Any = None, make: Any = None, **options: Any):
+        torch.manual_seed(0)
+        self.f = f or Energy()
+        parameters = [*self.f.parameters()]
+        self.optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=0.01)
+        told = {"model": self.f, "optimizer": self.optimizer, "beta_star": 0.5}
+        self.g = guard(None, sampler, **(told | options))
+
+    def loss(self) -> Tensor:
+        """Of one batch, from the sampler on."""
+        x = torch.randn(8, 2)
+        if self.g.sampler is not None:
+            x = self.g.sampler(self.f, x)
+        loss: Tensor = self.g.loss_fn(self.f(torch.randn(8, 2) + 1), self.f(x))
+        return loss
+
+    def go(self, steps: int = 1, before_update: Callable[[], object] = lambda: None) -> None:
+        """Take steps."""
+        for _ in range(steps):
+            loss = self.loss()
+            self.optimizer.zero_grad()
+            loss.backward()
+            before_update()
+            self.optimizer.step()
 
 
 def data() -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ def gradients(request):
         assert torch.equal(same_pos, pos)
         assert torch.equal(same_neg, neg)
         sign = 1 if g._loop.settings.sign > 0 else -1
-        members = pos.shape[0] if g._loop.settings.models else 1
+        members = pos[..., 0].numel() if g._loop.settings.models else 1
         heads = pos.shape[1] if pos.ndim > 1 and members == 1 else 1
         difference = members * heads * (same_neg.mean() - same_pos.mean())
         return slopes(sign * difference, pos, neg)

@@ -1,28 +1,32 @@
-"""Public methods called at any time: by a signal's handler at any line, by threads, by plug-ins."""
+"""Public methods called at any time, by handlers, threads and plug-ins; and Ctrl-C at any line."""
 
 from __future__ import annotations
 
 import gc
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from ebmguard import guard
+import ebmguard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule, Level, Reading
 from ebmguard.errors import ConfigError, EbmguardError
-from ebmguard.retrofit import loop, rows
-from ebmguard.sinks import call_queue, jsonl, read_jsonl, writer
-from tests.parts import Memory
+from ebmguard.recovery import Recovery
+from ebmguard.sinks import read_jsonl
+from tests.parts import Energy, Memory, unit_langevin
+from tests.runs import Training
 
 reading: Any = Reading
-
-FILES = {module.__file__ for module in (loop, rows, jsonl, call_queue, writer)}
-CALLS = {
+ROOT = f"{Path(ebmguard.__file__).parent}/"
+CALLS: dict[str, Callable[[Any], Any]] = {
     "flush": lambda g: g.flush(),
     "log": lambda g: g.log({"mine": 1.0}),
     "state_dict": lambda g: g.state_dict(),
@@ -31,67 +35,73 @@ CALLS = {
 }
 
 
-class Training:
-    """A linear energy, its guard and optimizer; rows go to a folder."""
+def traced(act: Callable[[], object], visit: Callable[[str, int, str], Any]) -> None:
+    """Call ``act``, and in every line of the guard ``visit`` with its file, number and event.
 
-    def __init__(self, folder, **options):
-        torch.manual_seed(0)
-        self.model, self.folder = nn.Linear(2, 1), folder
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        own = {"beta_star": 0.5, "flush_every": 1, "log_dir": folder} | options
-        self.g = guard(None, None, model=self.model, optimizer=self.optimizer, **own)
+    If that returns a function, this is called there, as a signal's handler would be.
+    """
 
-    def steps(self, count):
-        for _ in range(count):
-            pos, neg = self.model(torch.randn(8, 2) + 1), self.model(torch.randn(8, 2))
-            loss = self.g.loss_fn(pos, neg)
-            self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+    def each(frame: FrameType, event: str, _: Any) -> Any:
+        handler = visit(frame.f_code.co_filename.removeprefix(ROOT), frame.f_lineno, event)
+        if handler is not None:
+            sys.settrace(None)
+            handler()
+            sys.settrace(called)
+        return each
 
-    @property
-    def written(self):
-        return [row["step"] for row in read_jsonl(self.folder / "metrics.jsonl")]
-
-
-def interrupted(training, act, at, kind="line"):
-    """Take a step, call ``act`` at its ``at``-th line in the files, as a handler; count lines."""
-    seen = 0
-
-    def line(frame, event, _):
-        nonlocal seen
-        if event == kind:
-            seen += 1
-            if seen == at:
-                sys.settrace(None)
-                act(training.g)
-                sys.settrace(call)
-        return line
-
-    def call(frame, *_):
-        return line(frame, "call", _) if frame.f_code.co_filename in FILES else None
+    def called(frame: FrameType, event: str, _: Any) -> Any:
+        return each(frame, event, _) if frame.f_code.co_filename.startswith(ROOT) else None
 
     before = sys.gettrace()
-    sys.settrace(call)
+    sys.settrace(called)
     try:
-        training.steps(1)
+        act()
     finally:
         sys.settrace(before)
+
+
+# -- handlers ------------------------------------------------------------------------------------
+
+FILES = {f"retrofit/{name}.py" for name in ("loop", "rows")}
+FILES |= {f"sinks/{name}.py" for name in ("jsonl", "call_queue", "writer")}
+
+
+def written(folder: Path) -> list[int]:
+    return [row["step"] for row in read_jsonl(folder / "metrics.jsonl")]
+
+
+def begun(folder: Path, **options: Any) -> Training:
+    return Training(log_dir=folder, **{"flush_every": 1, **options})
+
+
+def interrupted(training: Training, call: Callable[[Any], Any], at: int, kind: str) -> int:
+    """Take a step, in which ``call`` is made at the ``at``-th line; how many lines there are."""
+    number, seen = count(1), 0
+
+    def visit(file: str, _: int, event: str) -> Any:
+        nonlocal seen
+        if file not in FILES or event != kind:
+            return None
+        seen = next(number)
+        return (lambda: call(training.g)) if seen == at else None
+
+    traced(training.go, visit)
     return seen
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signals_handler_may_call_them_at_any_line(name, tmp_path):
-    lines = interrupted(Training(tmp_path / "0"), CALLS[name], -1)
+    lines = interrupted(begun(tmp_path / "0"), CALLS[name], -1, "line")
     assert lines > 100
     for at in range(1, lines + 1, 3):
-        training = Training(tmp_path / str(at), thin_log=False)
-        training.steps(2)
+        training = begun(tmp_path / str(at), thin_log=False)
+        training.go(2)
         with suppress(ConfigError):  # which says that the guard is closed
-            interrupted(training, CALLS[name], at)
-            training.steps(2)
+            interrupted(training, CALLS[name], at, "line")
+            training.go(2)
         training.g.close()
-        assert training.written in ([*range(training.g.step)], [*range(training.g.step + 1)]), at
+        steps = training.g.step
+        assert written(tmp_path / str(at)) in ([*range(steps)], [*range(steps + 1)]), at
 
 
 def test_a_handler_may_close_and_exit_at_any_call(tmp_path):
@@ -101,22 +111,96 @@ def test_a_handler_may_close_and_exit_at_any_call(tmp_path):
         g.close()
         raise SystemExit
 
-    calls = interrupted(Training(tmp_path / "0"), CALLS["last"], -1, "call")
+    calls = interrupted(begun(tmp_path / "0"), CALLS["last"], -1, "call")
     assert calls > 40
     for at in range(1, calls + 1):
-        training = Training(tmp_path / str(at))
-        training.steps(2)
+        training = begun(tmp_path / str(at))
+        training.go(2)
         with suppress(SystemExit):
             interrupted(training, leave, at, "call")
         del training.g  # as at the end of the process
         gc.collect()
-        assert training.written in ([0, 1], [0, 1, 2]), at
+        assert written(tmp_path / str(at)) in ([0, 1], [0, 1, 2]), at
+
+
+# -- Ctrl-C --------------------------------------------------------------------------------------
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def trained(steps: int, **options: Any) -> Training:
+    told = {"output_scale": 1, "buffer": torch.zeros(1, 2), **options}
+    training = Training(unit_langevin, make=lambda ps: torch.optim.Adam(ps, lr=0.01), **told)
+    training.go(steps)
+    return training
+
+
+def lines_of(training: Training) -> list[tuple[str, int]]:
+    lines = dict[tuple[str, int], None]()
+    traced(training.go, lambda file, line, _: lines.setdefault((file, line)))
+    return [*lines]
+
+
+def stopped(training: Training, at: tuple[str, int]) -> None:
+    """One step, which is interrupted before a line."""
+    with suppress(KeyboardInterrupt):
+        traced(training.go, lambda *place: stop if place == (*at, "line") else None)
+
+
+def check(training: Training) -> None:
+    """Nothing of a call is left, and the run goes on."""
+    f, x = training.f, torch.randn(3, 2)
+    assert torch.equal(f(x), Energy.forward(f, x))
+    assert {*vars(f)} == {*vars(Energy())}
+    assert torch.is_grad_enabled()
+    assert not torch.overrides._get_current_function_mode_stack()
+    assert len(f._forward_hooks) <= 1
+    assert [group["lr"] for group in training.optimizer.param_groups] == [0.01]
+    step = training.g.step
+    training.go(2)
+    assert training.g.step - step in (2, 3)  # an optimizer's step that was made may end late
+
+
+@pytest.mark.parametrize("options", [{}, {"beta_star": 0}, {"substeps": 4}], ids=str)
+def test_ctrl_c_before_each_line_of_a_step(options: dict[str, Any]) -> None:
+    training = trained(6, **options)
+    lines = lines_of(training)
+    assert len(lines) > 500
+    for line in lines:
+        stopped(training, line)
+        check(training)
+
+
+def blown_up() -> Training:
+    recovery = Recovery(every=5, certify_after=5)
+    training = trained(60, action="rollback", recovery=recovery)
+    training.f.net[-1].weight.data.mul_(1e4)
+    return training
+
+
+def test_ctrl_c_before_lines_of_a_rollback() -> None:
+    """What is put back is put back whole, by the step that follows where the first could not."""
+    lines = [line for line in lines_of(blown_up()) if line[0].startswith("recovery/snapshots")]
+    assert len(lines) > 20
+    for line in lines:
+        training = blown_up()
+        stopped(training, line)
+        training.go(2)
+        assert training.g.rollbacks
+        assert all(p.abs().max() < 100 for p in training.f.parameters())
+        moments = training.optimizer.state.values()
+        assert all(x["exp_avg"].abs().max() < 100 for x in moments)
+
+
+# -- threads, sinks and rules --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_other_threads_may_call_them(name, tmp_path):
     sink, failed, is_over = Memory(), list[BaseException](), threading.Event()
-    training = Training(tmp_path, flush_every=2, sinks=[sink])
+    training = begun(tmp_path, flush_every=2, sinks=[sink])
 
     def work():
         while not is_over.wait(1e-4):
@@ -131,15 +215,14 @@ def test_other_threads_may_call_them(name, tmp_path):
     for thread in threads:
         thread.start()
     with suppress(ConfigError):
-        training.steps(60)
+        training.go(60)
     is_over.set()
     for thread in threads:
         thread.join()
     training.g.close()
     assert not failed
-    found = [step for step, _ in sink.rows]
-    assert found == training.written == [*range(len(found))]
-    assert training.g.step <= len(found) <= training.g.step + 1
+    assert sink.steps == written(tmp_path) == [*range(len(sink.steps))]
+    assert training.g.step <= len(sink.steps) <= training.g.step + 1
 
 
 class Calling(Memory):
@@ -160,14 +243,24 @@ class Calling(Memory):
 @pytest.mark.parametrize("name", CALLS)
 def test_sinks_may_call_them(name, tmp_path):
     sink = Calling(CALLS[name])
-    training = Training(tmp_path, sinks=[sink])
+    training = begun(tmp_path, sinks=[sink])
     sink.g = training.g
     with suppress(ConfigError):
-        training.steps(5)
+        training.go(5)
     training.g.close()
-    found = [step for step, _ in sink.rows]
-    assert found == training.written == [*range(len(found))]
-    assert len(found) == {"close": 1, "log": 6}.get(name, 5)
+    assert sink.steps == written(tmp_path) == [*range(len(sink.steps))]
+    assert len(sink.steps) == {"close": 1, "log": 6}.get(name, 5)
+
+
+def test_a_sinks_error_names_it_and_the_row_is_in_the_files(tmp_path):
+    def fail(_):
+        raise KeyError("accuracy")
+
+    training = begun(tmp_path, sinks=[Calling(fail), other := Memory()])
+    with pytest.raises(ConfigError, match="Calling raised KeyError: 'accuracy'"):
+        training.go(3)
+    training.g.close()
+    assert written(tmp_path) == other.steps == [0]
 
 
 class Rule:
@@ -190,18 +283,6 @@ class Rule:
         pass
 
 
-def test_a_sinks_error_names_it_and_the_row_is_in_the_files(tmp_path):
-    def fail(_):
-        raise KeyError("accuracy")
-
-    training = Training(tmp_path, sinks=[Calling(fail), other := Memory()])
-    with pytest.raises(ConfigError, match="Calling raised KeyError: 'accuracy'"):
-        training.steps(3)
-    training.g.close()
-    assert training.written == [0]
-    assert [step for step, _ in other.rows] == [0]
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -217,22 +298,20 @@ def test_a_sinks_error_names_it_and_the_row_is_in_the_files(tmp_path):
 )
 def test_a_rule_that_misspeaks_is_named_at_its_first_row(said, words, tmp_path):
     rule = Rule()
-    training = Training(tmp_path, rules=[*DEFAULT_RULES, rule])
+    training = begun(tmp_path, rules=[*DEFAULT_RULES, rule])
     rule.said = said
     with pytest.raises(EbmguardError, match=rf"Rule 'mine': read\(row\) should .* but {words}"):
-        training.steps(1)
+        training.go()
 
 
 def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
-    import numpy as np
-
     rule = Rule()
-    training = Training(tmp_path, rules=[FloorRule(), rule])
+    training = begun(tmp_path, rules=[FloorRule(), rule])
     of_numpy = (np.float32(1.5), np.float64(1), np.int64(3))
     rule.said = reading(np.int64(1), np.False_, "energy_gap", *of_numpy, ["lower it"])
-    training.steps(1)
+    training.go()
     rule.said = reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
-    training.steps(1)
+    training.go()
     training.g.state_dict()
     training.g.close()
     warned, failed = read_jsonl(tmp_path / "alerts.jsonl")

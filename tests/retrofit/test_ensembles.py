@@ -1,8 +1,7 @@
-"""Every member of an ensemble is watched as if it were alone."""
+"""All members of an ensemble at once: each one's loss, numbers and alerts are as if alone."""
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -11,18 +10,101 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard import Alert, Guard, Level, errors, guard
+from ebmguard import Alert, Guard, Level, contrastive_loss, errors, guard
 from ebmguard.alerts import Verdict
+from ebmguard.diagnostics import energy_diagnostics
+from ebmguard.diagnostics import weight_diagnostics as weights
 from ebmguard.energies import Variant
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.step import stepped
-from tests.parts import Bowls, Memory, gradient_at
+from tests.parts import Bowls, Memory, gradient_at, slopes
 
 N, M = 16, 14
 STARS = [0.5, 0.0, 2.0]
 VARIANTS: list[Variant] = ["default", "no_pos", "batch"]
 OUTPUT_SCALE = 4.0
 CURVATURES = [1.0, 2.0, 3.0]
+
+
+def close(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+# -- the loss and its numbers --------------------------------------------------------------------
+
+REFERENCE = 0.7
+LABELS = torch.tensor([0, 1, 2, 0, 1, 3]), torch.tensor([1, 0, 0, 2, 1, 1, 4, 0])
+SCALES = torch.tensor([0.25, 3.0, 1.5, 0.25, 3.0, 2.0], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("models", [(), (3,), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"groups": LABELS, "variant": "no_pos"},
+        {"groups": (*LABELS, SCALES), "q": True},
+        {"variant": "batch", "q": True},
+        {"variant": ["default", "true", "no_pos"], "unusable": True},
+        {"groups": LABELS},
+    ],
+    ids=str,
+)
+def test_equals_a_loop_over_the_models(gradients, models, options):
+    stars = torch.tensor([0.5, 0.0, -2.0, 3.0, 1e-36, 0.5], dtype=torch.float64)
+    star = stars[: math.prod(models)].reshape(models)
+    pos, neg = (torch.randn(*models, n).double().requires_grad_() for n in (6, 8))
+    if options.get("unusable"):
+        with torch.no_grad():
+            neg.flatten()[1], pos.view(-1)[-1] = torch.inf, torch.nan
+    groups, variant = options.get("groups"), options.get("variant", "default")
+    if isinstance(variant, list) and len(models) != 1:
+        variant = "true"
+    q = [torch.randn(*models, n).double() for n in (6, 8)] if "q" in options else []
+    g = guard(None, None, beta_star=star, variant=variant, reference_beta_star=REFERENCE)
+    given: dict[str, Any] = {"groups": groups, "log_q": tuple(q) or None}
+    loss = g.loss_fn(pos, neg, **given)
+    found = slopes(loss, pos, neg) if "unusable" in options else gradients(g, pos, neg, **given)
+
+    names = variant if isinstance(variant, list) else [variant] * star.numel()
+    flat = [x.reshape(star.numel(), *x.shape[len(models) :]) for x in (pos, neg, star, *q)]
+    alone = []
+    for row, name, p, n, b, *own in zip(g.members or [g.last], names, *flat, strict=True):
+        log_q: Any = tuple(own) or None
+        alone.append(contrastive_loss(p, n, b, variant=name, groups=groups, log_q=log_q))
+        p, n = p.detach(), n.detach()
+        expected = energy_diagnostics(p, n)
+        # log q belongs to the exponent in force alone.
+        for prefix, at, of in (("", b, log_q), ("ref/", REFERENCE, None)):
+            expected |= {prefix + tag: x for tag, x in weights(p, n, at, groups, of).items()}
+        for tag, x in expected.items():
+            assert row[tag] == pytest.approx(x.item(), rel=1e-10, abs=1e-12, nan_ok=True), tag
+    total = torch.stack(alone).sum()
+    close(loss, total)
+    close(found, slopes(total, pos, neg))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"beta_star": 1.0}, "beta_star has no model dimensions"),
+        ({"beta_star": torch.ones(2)}, "has 3 names, but beta_star has model dimensions"),
+        ({"variant": ["default", "best"]}, r"\['default', 'best'\]; expected one"),
+    ],
+)
+def test_refused_when_it_is_built(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble(**arguments)
+
+
+def test_a_schedule_keeps_the_model_dimensions():
+    g = guard(None, None, beta_star=lambda step: torch.ones(4 - step))
+    pos, neg = torch.randn(4, N), torch.randn(4, M)
+    g.loss_fn(pos, neg)
+    with pytest.raises(ConfigError, match=r"dimensions \(3,\) at step 1, but \(4,\) at step 0"):
+        g.loss_fn(pos, neg)
+
+
+# -- rows ----------------------------------------------------------------------------------------
 
 
 def draws(step: int, bad: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,18 +119,14 @@ def draws(step: int, bad: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
     return pos, neg, x
 
 
-def ensemble(**options: Any) -> Guard:
-    star = torch.tensor(STARS, dtype=torch.float64)
-    defaults: dict[str, Any] = {
-        "beta_star": star,
-        "variant": VARIANTS,
-        "output_scale": OUTPUT_SCALE,
-    }
-    return guard(None, **(defaults | options))
+def ensemble(sampler: Any = None, **options: Any) -> Guard:
+    star: Any = torch.tensor(STARS, dtype=torch.float64)
+    defaults: dict[str, Any] = {"beta_star": star, "variant": VARIANTS}
+    return guard(None, sampler, **(defaults | {"output_scale": OUTPUT_SCALE} | options))
 
 
-def alone(i: int, **options: Any) -> Guard:
-    return ensemble(beta_star=STARS[i], variant=VARIANTS[i], **options)
+def alone(i: int, sampler: Any = None, **options: Any) -> Guard:
+    return ensemble(sampler, beta_star=STARS[i], variant=VARIANTS[i], **options)
 
 
 def attach(g: Guard, kind: str = "sgd") -> torch.optim.Optimizer:
@@ -74,13 +152,9 @@ def same_row(actual: dict[str, float], expected: dict[str, float]) -> None:
 @pytest.mark.parametrize(("judge_in_loss", "output_scale"), [(True, OUTPUT_SCALE), (False, None)])
 def test_rows_of_members_are_those_of_guards_of_single_models(judge_in_loss, output_scale):
     memory = Memory()
-    options: dict[str, Any] = {
-        "sampler": gradient_at,
-        "judge_in_loss": judge_in_loss,
-        "output_scale": output_scale,
-    }
-    together = ensemble(**options, sinks=[memory])
-    singles = [alone(i, **options) for i in range(3)]
+    options: dict[str, Any] = {"judge_in_loss": judge_in_loss, "output_scale": output_scale}
+    together = ensemble(gradient_at, **options, sinks=[memory])
+    singles = [alone(i, gradient_at, **options) for i in range(3)]
     assert together.members == []
     shapes: list[float] = []
     for step in range(54):
@@ -105,39 +179,35 @@ def test_rows_of_members_are_those_of_guards_of_single_models(judge_in_loss, out
 
 
 def test_one_members_nan_is_its_own_but_stays_in_the_mean():
-    g = ensemble(sampler=None)
+    g = ensemble()
     pos, neg, _ = draws(0)
     pos[1, 3] = torch.nan
     g.loss_fn(pos, neg)
     assert [row["nonfinite/pos"] for row in g.members] == [0, 1, 0]
     assert [math.isnan(row["f_pos/mean"]) for row in g.members] == [False, True, False]
     assert math.isnan(g.last["f_pos/mean"])
+    assert g.last["nonfinite/pos"] == pytest.approx(1 / 3)
     assert [(alert.rule, alert.member) for alert in g.alerts] == [("nonfinite", 1)]
 
 
-def test_samples_of_each_member_and_samples_that_all_share():
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (["theirs"], [0.0, 0.5, 0.0]),
+        (["shared"], [0.5, 0.5, 0.5]),
+        (["theirs", "good"], [0.0, 0.25, 0.0]),  # samplers of one step are pooled
+    ],
+)
+def test_samples_of_each_member_and_samples_that_all_share(samples, expected):
     x = draws(0)[2]
     x[1, :7] = torch.inf
-    returned = iter([x, x[1]])
-    g = ensemble(sampler=lambda: next(returned), output_scale=None)
-    g.sampler()
-    pos, neg, _ = draws(0)
-    g.loss_fn(pos, neg)
-    assert [row["nonfinite/samples"] for row in g.members] == [0.0, 0.5, 0.0]
-    g.sampler()
-    g.loss_fn(pos, neg)
-    assert [row["nonfinite/samples"] for row in g.members] == [0.5, 0.5, 0.5]
-
-
-def test_samplers_of_one_step_are_pooled_for_each_member():
-    x = draws(0)[2]
-    x[1, :7] = torch.inf
-    returned = iter([x, torch.zeros(4, 2)])
-    g = ensemble(sampler=lambda: next(returned), output_scale=None)
-    g.sampler()
-    g.sampler()
+    kinds = {"theirs": x, "shared": x[1], "good": torch.zeros(4, 2)}
+    returned = iter([kinds[name] for name in samples])
+    g = ensemble(lambda: next(returned), output_scale=None)
+    for _ in samples:
+        g.sampler()
     g.loss_fn(*draws(0)[:2])
-    assert [row["nonfinite/samples"] for row in g.members] == [0.0, 0.25, 0.0]
+    assert [row["nonfinite/samples"] for row in g.members] == expected
 
 
 def test_members_are_counted_along_the_flattened_model_dimensions():
@@ -147,6 +217,23 @@ def test_members_are_counted_along_the_flattened_model_dimensions():
     g.loss_fn(pos, neg)
     assert [row["beta_star"] for row in g.members] == [0, 1, 2, 3, 4, 5]
     assert [alert.member for alert in g.alerts] == [4]
+
+
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_losses_of_one_step_are_pooled_for_each_member(judge_in_loss):
+    g = ensemble(judge_in_loss=judge_in_loss)
+    optimizer = attach(g, "fused adam")
+    first, second = draws(0)[:2], draws(1)[:2]
+    g.loss_fn(*first)
+    g.loss_fn(*second)
+    optimizer.step()
+    g.close()
+    expected = (first[0].mean(1) + second[0].mean(1)) / 2
+    assert [row["f_pos/mean"] for row in g.members] == pytest.approx(expected.tolist())
+    assert g.last["f_pos/mean"] == pytest.approx(expected.mean().item())
+
+
+# -- alerts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,10 +249,8 @@ def test_members_are_counted_along_the_flattened_model_dimensions():
 )
 def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, bad):
     memory, told = Memory(), list[Alert]()
-    together = ensemble(
-        sampler=None, judge_in_loss=judge_in_loss, sinks=[memory], on_alert=told.append
-    )
-    singles = [alone(i, sampler=None, judge_in_loss=judge_in_loss) for i in range(3)]
+    together = ensemble(judge_in_loss=judge_in_loss, sinks=[memory], on_alert=told.append)
+    singles = [alone(i, judge_in_loss=judge_in_loss) for i in range(3)]
     optimizers = [attach(g, optimizer) for g in (together, *singles) if optimizer]
     for step in range(60):
         pos, neg, _ = draws(step, bad)
@@ -178,9 +263,7 @@ def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, 
         g.close()
     assert [single.alerts for single in singles[:2]] == [[], []]
     expected = [replace(alert, member=2) for alert in singles[2].alerts]
-    assert [alert.rule for alert in expected][:1] == [
-        "energy_blowup" if bad == 100 else "nonfinite"
-    ]
+    assert expected[0].rule == ("energy_blowup" if bad == 100 else "nonfinite")
     # An ensemble cannot roll back, and is not told to.
     advised = [repr(alert).replace('; action="rollback" next time', "") for alert in expected]
     assert [repr(alert) for alert in together.alerts] == advised
@@ -195,7 +278,7 @@ def test_alerts_are_those_of_the_failing_member_alone(judge_in_loss, optimizer, 
 
 @pytest.mark.parametrize("judge_in_loss", [True, False])
 def test_any_members_error_raises_and_withholds_the_loss(judge_in_loss):
-    g = ensemble(sampler=None, judge_in_loss=judge_in_loss, action="raise")
+    g = ensemble(judge_in_loss=judge_in_loss, action="raise")
     optimizer = attach(g)
 
     def go(first: int, last: int) -> None:
@@ -213,14 +296,10 @@ def test_any_members_error_raises_and_withholds_the_loss(judge_in_loss):
         go(decided, decided + 1)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "fused adam"])
-@pytest.mark.parametrize("judge_in_loss", [True, False])
+@pytest.mark.parametrize(("kind", "judge_in_loss"), [("sgd", True), ("fused adam", False)])
 def test_skipped_steps_are_of_the_whole_ensemble(judge_in_loss, kind):
     memory = Memory()
-    together, single = (
-        ensemble(sampler=None, judge_in_loss=judge_in_loss, sinks=[memory]),
-        alone(0, sampler=None),
-    )
+    together, single = ensemble(judge_in_loss=judge_in_loss, sinks=[memory]), alone(0)
     optimizers = [attach(together, kind), attach(single, kind)]
     for step in range(60):
         pos, neg, _ = draws(step)
@@ -232,9 +311,8 @@ def test_skipped_steps_are_of_the_whole_ensemble(judge_in_loss, kind):
             parameter.grad = torch.full((2,), torch.nan if step in (3, 4, 55) else 0.1)
             optimizer.step()
     together.close()
-    assert [(alert.step, alert.tag) for alert in together.alerts] == [
-        (alert.step, alert.tag) for alert in single.alerts
-    ]
+    alerts = [(alert.step, alert.tag) for alert in together.alerts]
+    assert alerts == [(alert.step, alert.tag) for alert in single.alerts]
     assert [alert.step for alert in together.alerts] == [3, 55]
     assert {alert.member for alert in together.alerts} == {None}
     assert [step for step, row in memory.rows if row["nonfinite/gradients"]] == [3, 4, 55]
@@ -243,92 +321,13 @@ def test_skipped_steps_are_of_the_whole_ensemble(judge_in_loss, kind):
 
 
 def test_skips_by_the_scaler_are_no_members():
-    g = ensemble(sampler=None, judge_in_loss=True)
-    pos, neg, _ = draws(0)
-    g.loss_fn(pos, neg)
-    stepped(g._loop, 1.0, True)
+    g = ensemble(judge_in_loss=True)
+    optimizer, scaler = attach(g), torch.amp.GradScaler("cpu")
+    g.attach(scaler=scaler)
+    g.loss_fn(*draws(0)[:2])
+    (parameter,) = optimizer.param_groups[0]["params"]
+    scaler.scale(torch.inf * parameter.sum()).backward()
+    scaler.step(optimizer)
     assert [(alert.rule, alert.level, alert.member) for alert in g.alerts] == [
         ("amp_skip", Level.INFO, None)
     ]
-
-
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-def test_losses_of_one_step_are_pooled_for_each_member(judge_in_loss):
-    g = ensemble(sampler=None, judge_in_loss=judge_in_loss)
-    optimizer = attach(g, "fused adam")
-    first, second = draws(0)[:2], draws(1)[:2]
-    g.loss_fn(*first)
-    g.loss_fn(*second)
-    (row,) = g._loop.rows.state_dict(is_over=True)["rows"]
-    optimizer.step()
-    g.close()
-    for i, member in enumerate(row[3]):
-        expected = (first[0][i].mean() + second[0][i].mean()) / 2
-        assert member["f_pos/mean"] == pytest.approx(expected.item())
-    assert row[1]["f_pos/mean"] == pytest.approx((first[0].mean() + second[0].mean()).item() / 2)
-
-
-class Run:
-    """An ensemble on given energies, of which one member's blow up late."""
-
-    def __init__(self, *, judge_in_loss: bool, optimizer: bool) -> None:
-        self.memory = Memory()
-        self.guard = ensemble(sampler=None, judge_in_loss=judge_in_loss, sinks=[self.memory])
-        self.optimizer = attach(self.guard) if optimizer else None
-
-    def go(self, first: int, last: int) -> None:
-        for step in range(first, last):
-            pos, neg, _ = draws(step, 100.0)
-            self.guard.loss_fn(pos, neg)
-            if self.optimizer is not None:
-                self.optimizer.step()
-
-    def rows(self) -> list[tuple[int, str]]:
-        return [(step, repr(sorted(row.items()))) for step, row in self.memory.rows]
-
-
-@pytest.mark.parametrize(
-    ("saved_after", "judge_in_loss", "optimizer"),
-    [(30, True, True), (45, True, False), (45, False, True), (30, False, False)],
-)
-def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, saved_after):
-    whole, first, second = (Run(judge_in_loss=judge_in_loss, optimizer=optimizer) for _ in range(3))
-    whole.go(0, 60)
-    first.go(0, saved_after)
-    state = json.loads(json.dumps(first.guard.state_dict()))
-    rows, alerts = first.rows(), list(first.memory.alerts)
-    second.guard.load_state_dict(state)
-    assert repr(second.guard.state_dict()) == repr(first.guard.state_dict())
-    second.go(saved_after, 60)
-    for run in (whole, second):
-        run.guard.close()
-    assert rows + second.rows() == whole.rows()
-    assert alerts + second.memory.alerts == whole.memory.alerts
-    assert {record["member"] for record in whole.memory.alerts} == {2}
-    assert repr(second.guard.members) == repr(whole.guard.members)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda judge: judge | {"members": []}, "of 0 ensemble members, but this one has 3"),
-        (lambda judge: judge | {"members": judge["members"][:2]}, "of 2 ensemble members, but"),
-        (lambda judge: judge | {"members": [{}, {}, {}]}, "damaged"),
-        (lambda judge: judge | {"rules": {}}, "is of a judge with the rules"),
-    ],
-)
-def test_foreign_states_are_refused_and_change_nothing(change, message):
-    run, other = (Run(judge_in_loss=True, optimizer=True) for _ in range(2))
-    run.go(0, 5)
-    other.go(0, 50)
-    before = repr(run.guard.state_dict())
-    state = other.guard.state_dict()
-    with pytest.raises(ConfigError, match=message):
-        run.guard.load_state_dict(state | {"judge": change(state["judge"])})
-    assert repr(run.guard.state_dict()) == before
-
-
-def test_state_of_an_ensemble_is_not_that_of_a_single_model():
-    run, single = Run(judge_in_loss=True, optimizer=False), alone(0, sampler=None)
-    with pytest.raises(ConfigError, match=r"3 ensemble members, but this one has 0 \(0 for a sin"):
-        single.load_state_dict(run.guard.state_dict())

@@ -1,22 +1,47 @@
-"""Which losses the guard can take over, and which it must refuse."""
+"""Which losses the guard takes over, which it refuses, and that it tells them from samplers."""
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ebmguard.errors import LossError
-from ebmguard.retrofit.caller_loss import CallerLoss, Convention
+from ebmguard import guard
+from ebmguard.errors import ConfigError, LossError
+from ebmguard.samplers import hmc, sgld
+from tests.parts import Bowl, difference, gradient_at, rising_difference
 
-N = 6
+
+def check(loss_fn: Any, convention: Any = "log_density", n: int = 6, m: int = 6) -> None:
+    guard(loss_fn, None, beta_star=1.0, convention=convention).loss_fn(
+        torch.randn(n), torch.randn(m)
+    )
 
 
-def check(loss_fn: Any, convention: Convention = "log_density", n: int = N, m: int = N) -> None:
-    CallerLoss(loss_fn, convention).check(torch.randn(n), torch.randn(m))
+OF_ANY_SIZES: list[Any] = [
+    lambda p, n: n.mean() - p.mean(),
+    lambda p, n: -(p.mean() - n.mean()),
+    lambda p, n: 0.1 * (n.mean() - p.mean()),
+    lambda p, n: 1e-6 * (n.mean() - p.mean()),
+    lambda p, n: 2e4 * (n.mean() - p.mean()),
+    lambda p, n: n.mean() - p.mean() + 3.0,
+    lambda p, n: F.l1_loss(n, n + 1) * 2 + n.mean() - p.mean(),
+    lambda p, n: (n.double().mean() - p.double().mean()).float(),
+    lambda p, n: torch.stack([n.mean(), -p.mean()]).sum(),
+]
+OF_EQUAL_SIZES: list[Any] = [lambda p, n: (n - p).mean(), lambda p, n: n.sum() - p.sum()]
+
+
+@pytest.mark.parametrize("loss_fn", OF_ANY_SIZES + OF_EQUAL_SIZES)
+def test_accepted(loss_fn):
+    for sizes in ((6, 6), (1, 1), *([(5, 9)] if loss_fn in OF_ANY_SIZES else [])):
+        check(loss_fn, "log_density", *sizes)
+        check(lambda p, n: loss_fn(n, p), "energy", *sizes)
 
 
 def bce(pos, neg):
@@ -25,47 +50,12 @@ def bce(pos, neg):
     return F.binary_cross_entropy_with_logits(logits, labels)
 
 
-def info_nce(pos, neg):
-    return -(pos - torch.logsumexp(torch.cat([pos, neg]), 0)).mean()
-
-
-MEAN = [
-    lambda p, n: n.mean() - p.mean(),
-    lambda p, n: -(p.mean() - n.mean()),
-    lambda p, n: (n - p).mean(),
-    lambda p, n: 0.1 * (n.mean() - p.mean()),
-    lambda p, n: 1e-6 * (n.mean() - p.mean()),
-    lambda p, n: 2e4 * (n.mean() - p.mean()),
-    lambda p, n: n.sum() - p.sum(),
-    lambda p, n: n.mean() - p.mean() + 3.0,
-    lambda p, n: F.l1_loss(n, n + 1) * 2 + n.mean() - p.mean(),
-    lambda p, n: (n.double().mean() - p.double().mean()).float(),
-    lambda p, n: torch.stack([n.mean(), -p.mean()]).sum(),
-]
-
-
-@pytest.mark.parametrize("loss_fn", MEAN)
-def test_accepted(loss_fn):
-    check(loss_fn)
-    check(lambda p, n: loss_fn(n, p), "energy")
-
-
-@pytest.mark.parametrize("loss_fn", MEAN[:2] + MEAN[3:6])
-def test_accepted_with_different_numbers_of_samples(loss_fn):
-    check(loss_fn, n=5, m=9)
-
-
-def test_accepted_for_single_samples_and_heads():
-    check(MEAN[0], n=1, m=1)
-    CallerLoss(MEAN[0], "log_density").check(torch.randn(4, 3), torch.randn(5, 3))
-
-
 NOT_AFFINE = {
     "softplus of the difference": lambda p, n: F.softplus(n.mean() - p.mean()),
     "softplus per pair": lambda p, n: F.softplus(n - p).mean(),
     "softplus of each side": lambda p, n: (F.softplus(n) + F.softplus(-p)).mean(),
     "binary cross-entropy (NCE)": bce,
-    "InfoNCE": info_nce,
+    "InfoNCE": lambda p, n: -(p - torch.logsumexp(torch.cat([p, n]), 0)).mean(),
     "hinge": lambda p, n: F.relu(1 + n - p).mean(),
     "hinge of the means": lambda p, n: F.relu(1 + n.mean() - p.mean()),
     "distant hinge": lambda p, n: F.relu(1000 + n.mean() - p.mean()),
@@ -89,42 +79,38 @@ NOT_AFFINE = {
 }
 
 
-@pytest.mark.parametrize("name", list(NOT_AFFINE))
+@pytest.mark.parametrize("name", NOT_AFFINE)
 def test_not_affine(name):
-    with pytest.raises(LossError, match=r"not affine.*add the other terms outside"):
-        check(NOT_AFFINE[name])
+    for n in (6, 1) if name in ("softplus per pair", "hinge", "L2", "tanh") else (6,):
+        with pytest.raises(LossError, match=r"not affine.*add the other terms outside"):
+            check(NOT_AFFINE[name], n=n, m=n)
 
 
-def test_not_affine_even_for_a_single_pair():
-    for name in ("softplus per pair", "hinge", "L2", "tanh"):
-        with pytest.raises(LossError, match="not affine"):
-            check(NOT_AFFINE[name], n=1, m=1)
-
-
-@pytest.mark.parametrize("convention", ["log_density", "energy"])
-def test_sign_that_contradicts_the_convention(convention: Convention):
-    def minimised(p, n):
-        return n.mean() - p.mean() if convention == "energy" else p.mean() - n.mean()
-
-    other = "log_density" if convention == "energy" else "energy"
+@pytest.mark.parametrize(
+    ("convention", "other", "minimised", "high", "raises"),
+    [
+        ("log_density", "energy", rising_difference, "high", "lower f on data"),
+        ("energy", "log_density", difference, "low", "raise f on data"),
+    ],
+)
+def test_sign_that_contradicts_the_convention(convention, other, minimised, high, raises):
+    """Both readings are named: f is what the other says, or the difference is turned round."""
     with pytest.raises(LossError) as caught:
         check(minimised, convention)
     message = str(caught.value)
-    assert f"contradicts convention={convention!r}" in message
-    # Both readings: f is what the other convention says, or the difference is turned round.
-    assert f"convention={other!r}" in message
-    assert f"If f is {'high' if convention == 'log_density' else 'low'} on data" in message
-    assert "return its negative" in message
-    assert ("lower f on data" in message) == (convention == "log_density")
-    assert ("raise f on data" in message) == (convention == "energy")
-    check(minimised, other)  # type: ignore[arg-type]
+    for words in (
+        *(f"contradicts convention={convention!r}", f"convention={other!r}"),
+        *(f"If f is {high} on data", "return its negative", raises),
+    ):
+        assert words in message
+    assert ("lower f on data" in message) != ("raise f on data" in message)
+    check(minimised, other)
 
 
 class Counting:
     """A warm-up that counts calls of the loss, of which the guard makes more than the trainer."""
 
-    def __init__(self):
-        self.calls = 0
+    calls = 0
 
     def __call__(self, pos, neg):
         self.calls += 1
@@ -159,12 +145,8 @@ def test_other_refusals(loss_fn, message):
 
 
 def test_sums_over_unequal_numbers():
-    def sums(p, n):
-        return n.sum() - p.sum()
-
-    check(sums, n=4, m=4)
     with pytest.raises(LossError, match=r"total slope 4 on f_pos against 9 on f_neg.*Use means"):
-        check(sums, n=4, m=9)
+        check(OF_EQUAL_SIZES[1], n=4, m=9)
 
 
 def test_errors_of_the_loss_itself_come_through():
@@ -176,72 +158,210 @@ def test_errors_of_the_loss_itself_come_through():
 
 
 def test_checked_once():
-    calls = []
+    counts = [0]
 
     def loss_fn(p, n):
-        calls.append(p)
+        counts[-1] += 1
         return n.mean() - p.mean()
 
-    difference = CallerLoss(loss_fn, "log_density")
-    pos, neg = torch.full((3,), 0.5), torch.zeros(4)
-    difference.check(pos, neg)
-    after_first = len(calls)
-    difference.check(pos, neg)
-    assert len(calls) == after_first
-    assert not any(torch.equal(seen, pos) for seen in calls)  # on points of its own
+    g = guard(loss_fn, None, beta_star=1.0)
+    for _ in range(3):
+        counts.append(0)
+        g.loss_fn(torch.randn(3), torch.randn(4))
+    assert counts[1] > counts[2] == counts[3] == 1
 
 
-def test_weight_of_zero_is_looked_at_again():
-    counter = {"step": 0}
-    hidden: Any = nn.Identity()
+# -- its weight ----------------------------------------------------------------------------------
 
-    def loss_fn(p, n):
-        return min(1.0, counter["step"] / 10) * hidden(n.mean() - p.mean())
 
-    difference = CallerLoss(loss_fn, "log_density")
-    pos, neg = torch.randn(3), torch.randn(4)
-    difference.check(pos, neg)
-    weight = difference.weight(pos, neg)
-    assert weight is not None
-    assert weight == 0
-    counter["step"], hidden = 5, F.softplus
+def losses(loss_fn: Any, dtype: torch.dtype = torch.float32, count: int = 4) -> tuple[Any, ...]:
+    """A guard of the loss, energies, and the guarded plain difference of these."""
+    pos, neg = (torch.randn(n, dtype=dtype, requires_grad=True) for n in (3, count))
+    plain = guard(None, None, beta_star=1.0).loss_fn(pos, neg)
+    return guard(loss_fn, None, beta_star=1.0), pos, neg, plain
+
+
+def test_a_weight_of_zero_is_looked_at_again():
+    weight, hidden = 0.0, nn.Identity()
+    g, pos, neg, plain = losses(lambda p, n: weight * hidden(n.mean() - p.mean()))
+    assert g.loss_fn(pos, neg) == 0
+    weight, hidden = 0.5, nn.Softplus()  # type: ignore[assignment]
     with pytest.raises(LossError, match="not affine"):
-        difference.check(pos, neg)
+        g.loss_fn(pos, neg)
     hidden = nn.Identity()
-    difference.check(pos, neg)
-    assert difference.weight(pos, neg) == 0.5
+    for weight in (0.5, 0.75):
+        torch.testing.assert_close(g.loss_fn(pos, neg), weight * plain)
 
 
-def test_weight_works_where_gradients_are_off_and_leaves_none():
-    difference = CallerLoss(lambda p, n: 0.25 * (n.mean() - p.mean()), "log_density")
-    pos, neg = torch.randn(3, requires_grad=True), torch.randn(4, requires_grad=True)
+def test_a_weight_works_where_gradients_are_off_and_leaves_none():
+    g, pos, neg, plain = losses(lambda p, n: 0.25 * (n.mean() - p.mean()))
     with torch.no_grad():
-        difference.check(pos, neg)
-        weight = difference.weight(pos, neg)
-    assert weight == 0.25
+        torch.testing.assert_close(g.loss_fn(pos, neg), 0.25 * plain.detach())
     assert pos.grad is None
     assert neg.grad is None
-    assert CallerLoss(None, "energy").weight(pos, neg) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_weight_of_short_floats_is_not_rounded(dtype):
-    difference = CallerLoss(lambda p, n: 0.1 * (n.mean() - p.mean()), "log_density")
-    pos, neg = torch.randn(3, dtype=dtype), torch.randn(999, dtype=dtype)
-    weight = difference.weight(pos, neg)
-    assert weight is not None
-    assert weight.item() == pytest.approx(0.1, rel=1e-6)
+def test_a_weight_of_short_floats_is_not_rounded(dtype):
+    g, pos, neg, _ = losses(lambda p, n: 0.1 * (n.mean() - p.mean()), dtype, 999)
+    g.loss_fn(pos, neg)
+    assert g.last["loss_weight"] == pytest.approx(0.1, rel=1e-6)
+
+
+# -- the other way round -------------------------------------------------------------------------
+
+
+def after_backward(caplog, sign, *, beta_star=0.5, **options):
+    """What is said in three steps of a loss with this sign about the way it trains."""
+    f = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(f.parameters(), 0.1, **options)
+    told = {"model": f, "optimizer": optimizer} if options else {}
+    g = guard(None, None, beta_star=beta_star, output_scale=100.0, **told)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "ebmguard"):
+        for _ in range(3):
+            loss = sign * g.loss(f(torch.randn(8, 3)), f(torch.randn(8, 3)))
+            optimizer.zero_grad()
+            (3 * loss).backward()
+            optimizer.step()
+    return [message for message in caplog.messages if "wrong way" in message]
+
+
+def test_a_loss_that_is_subtracted_trains_backwards_which_is_said_once(caplog):
+    for beta_star in (0.0, 0.5):
+        (said,) = after_backward(caplog, -1, beta_star=beta_star)
+        assert "is negative" in said
+        assert "add it, do not subtract it" in said
+        assert not after_backward(caplog, 1, beta_star=beta_star)
+    # An optimizer that maximises wants the other sign.
+    assert not after_backward(caplog, -1, maximize=True)
+    (said,) = after_backward(caplog, 1, maximize=True)
+    assert "is positive, and the optimizer ascends" in said
+
+
+# -- a loss and a sampler, told apart by what they do, whatever their names ------------------------
+
+POS, NEG = torch.tensor([1.0, 3.0]), torch.tensor([0.5, -1.5, 4.0])
+
+
+def mcmc_cd(f, f_q):
+    return f_q.mean() - f.mean()
+
+
+def sampled_gap(energy, energy_neg):
+    return energy_neg.mean() - energy.mean()
+
+
+def langevin_hmc(model, x, n_steps=1):
+    return n_steps * (x.mean() - model.mean())
+
+
+class HMCLike:
+    def __call__(self, f, x):
+        return x.mean() - f.mean()
+
+
+class Sampled(nn.Module):
+    def forward(self, net, x_init):
+        return x_init.mean() - net.mean()
+
+
+class Unready:
+    """What it weighs by is set by the loop."""
+
+    weight: float
+
+    def sample(self, f, buffer):
+        return self.weight * (buffer.mean() - f.mean())
+
+
+def drawing(f, x0):
+    torch.rand(3)
+    return x0.mean() - f.mean()
+
+
+def heads(net, x):
+    assert len(x) > 2
+    return x[:3].mean() - net.mean()
+
+
+LOSSES: list[Any] = [mcmc_cd, sampled_gap, langevin_hmc, HMCLike(), Sampled(), drawing, heads]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_is_one_whatever_it_is_called(loss):
+    random = torch.get_rng_state()
+    g = guard(loss, gradient_at, model=Bowl())
+    assert torch.equal(torch.get_rng_state(), random)
+    g.sampler(Bowl(), torch.ones(3, 2))
+    # Not as a number with its own name: the plain difference, by hand.
+    assert g.loss(POS.clone().requires_grad_(), NEG.clone().requires_grad_()) == 1.0 - 2.0
+
+
+def test_a_loss_may_wait_for_what_comes_later():
+    own = Unready()
+    g = guard(own.sample)
+    own.weight = 3.0
+    assert g.loss(POS, NEG) == -3.0
+
+
+def sample(f_pos, f_neg):
+    return gradient_at(f_pos, f_neg)
+
+
+def contrastive_loss(e_pos, e_neg):
+    x = e_neg.detach().requires_grad_()
+    return torch.autograd.grad(e_pos(x).sum(), x)[0]
+
+
+class Loss:
+    def __call__(self, f_real, f_fake):
+        return gradient_at(f_real, f_fake)
+
+
+@pytest.mark.parametrize("sampler", [sample, contrastive_loss, Loss()])
+def test_a_sampler_is_one_whatever_it_is_called(sampler: Any):
+    """The gradient of the bowl -|x|²/2 is -x."""
+    x = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
+    assert torch.equal(guard(None, sampler).sampler(Bowl(), x), -x)
+    with pytest.raises(ConfigError, match=r"fails: 'Tensor' object is not callable\. .*second"):
+        guard(sampler)
+
+
+def test_what_a_sampler_has_of_the_trainer_is_left_alone():
+    calls: list[Tensor] = []
+
+    def counting(f, x):
+        calls.append(x)
+        return gradient_at(f, x)
+
+    guard(None, counting)
+    assert not calls
+
+
+def plain_difference(f, x):
+    return torch.mean(x) - torch.mean(f)
+
+
+@pytest.mark.parametrize("loss", [mcmc_cd, sampled_gap, plain_difference])
+def test_a_loss_in_the_place_of_the_sampler(loss):
+    with pytest.raises(ConfigError, match=r"a loss: it makes one number of two.*comes first"):
+        guard(None, loss)
+
+
+def draw(buffer, n):
+    return buffer.sample(n)
 
 
 @pytest.mark.parametrize(
-    ("convention", "expected"),
+    ("sampler", "words"),
     [
-        ("log_density", lambda p, n: n.sum(1).mean() - p.sum(1).mean()),
-        ("energy", lambda p, n: p.sum(1).mean() - n.sum(1).mean()),
+        (sgld, "comes second"),
+        (hmc, "comes second"),
+        (partial(sgld, steps=2, step_size=0.1, noise_std=0.1), "comes second"),
+        (draw, r"has no attribute 'sample'.*comes second"),
     ],
 )
-def test_plain_difference(convention: Convention, expected):
-    pos, neg = torch.randn(3, 2), torch.randn(4, 2)
-    assert torch.equal(CallerLoss(None, convention).plain(pos, neg), expected(pos, neg))
-    own = CallerLoss(lambda p, n: 7 * p.sum() + n.sum(), convention)
-    assert torch.equal(own.plain(pos, neg), 7 * pos.sum() + neg.sum())
+def test_a_sampler_in_the_place_of_the_loss(sampler: Any, words: str):
+    with pytest.raises(ConfigError, match=words):
+        guard(sampler)

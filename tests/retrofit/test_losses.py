@@ -1,8 +1,14 @@
-"""The guarded loss and the reweighted energies against closed forms, in every layout."""
+"""The guarded loss and the reweighted energies against closed forms, in every layout.
+
+Also with a sampler that knows its own density, and with temperatures apart.
+"""
 
 from __future__ import annotations
 
 import importlib
+import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,14 +16,23 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import contrastive_loss, guard
-from tests.parts import Memory, energies, slopes
+from ebmguard.diagnostics import pareto_k, weight_diagnostics
+from ebmguard.errors import ConfigError, ShapeError
+from tests.parts import Energy, Memory, climb, difference, energies, rising_difference, slopes
 from tests.parts import gradients as closed_form
 
 N, M, K = 5, 7, 3
+PAGE = (Path(__file__).parents[2] / "docs" / "samplers.md").read_text()
+PAGE = PAGE.split("\n## Proposals that know their density\n")[1].split("\n## ")[0]
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def proposal() -> tuple[Tensor, Tensor]:
+    """Log-densities of positives and negatives."""
+    return torch.randn(N, dtype=torch.float64), torch.randn(M, dtype=torch.float64)
 
 
 def close(actual: Tensor, expected: Tensor | float) -> None:
@@ -27,53 +42,55 @@ def close(actual: Tensor, expected: Tensor | float) -> None:
 
 @pytest.mark.parametrize("beta_star", [0.3, 2.0, -0.7])
 @pytest.mark.parametrize(
-    ("heads", "options", "scale"),
+    ("heads", "convention", "has_proposal"),
     [
-        ((), {}, 1),
-        ((), {"convention": "energy"}, -1),
-        ((1,), {}, 1),
-        ((K,), {}, 1),
+        ((), "log_density", False),
+        ((), "energy", False),
+        ((1,), "log_density", False),
+        ((K,), "log_density", False),
+        ((), "log_density", True),
+        ((), "energy", True),  # of the proposal, high stays high
     ],
 )
-def test_layouts(gradients, heads, options, scale, beta_star):
-    """High on data is the sum over heads times the scale."""
-    sides = leaves((N, *heads), (M, *heads))
-    g = guard(None, None, beta_star=beta_star, **options)
-    found = gradients(g, *sides)
-    f_pos, f_neg = (scale * f.detach().reshape(len(f), -1).sum(1) for f in sides)
-    expected = closed_form(f_pos, f_neg, beta_star)
-    for side, gradient, right in zip(sides, found, expected, strict=True):
+def test_layouts(gradients, heads, convention, has_proposal, beta_star):
+    """High on data is the sum over heads; exp(β* f) is divided by the proposal's density."""
+    sides, scale = leaves((N, *heads), (M, *heads)), 1 if convention == "log_density" else -1
+    g = guard(None, None, beta_star=beta_star, convention=convention)
+    f_pos, f_neg = f = [scale * x.detach().reshape(len(x), -1).sum(1) for x in sides]
+    options: dict[str, Any] = {}
+    if has_proposal:
+        options["log_q"] = proposal()
+        f = [x - q / beta_star for x, q in zip(f, options["log_q"], strict=True)]
+    found = gradients(g, *sides, **options)
+    for side, gradient, right in zip(sides, found, closed_form(*f, beta_star), strict=True):
         close(gradient, scale * right.reshape(-1, *(1 for _ in heads)).expand_as(side))
     assert g.last["f_pos/mean"] == pytest.approx(f_pos.mean().item())
     assert g.last["energy_gap"] == pytest.approx((f_pos.mean() - f_neg.mean()).item())
 
 
-@pytest.mark.parametrize("variant", ["default", "no_pos", "batch", "true"])
-def test_variants_are_those_of_the_objective(gradients, variant):
+@pytest.mark.parametrize(
+    ("variant", "options"),
+    [
+        *((variant, []) for variant in ("default", "no_pos", "batch", "true")),
+        *((variant, ["log_q"]) for variant in ("default", "no_pos", "batch", "true")),
+        *((variant, ["groups"]) for variant in ("default", "no_pos")),
+        *((variant, ["groups", "log_q"]) for variant in ("default", "no_pos")),
+    ],
+    ids=str,
+)
+def test_variants_are_those_of_the_objective(gradients, variant, options):
     pos, neg = leaves((N,), (M,))
+    given: dict[str, Any] = {
+        "groups": (torch.tensor([0, 0, 1, 1, 9]), torch.tensor([0, 1, 1, 0, 1, 7, 7])),
+        "log_q": proposal(),
+    }
+    given = {name: given[name] for name in options}
     g = guard(None, None, beta_star=0.8, variant=variant)
-    to_pos, to_neg = gradients(g, pos, neg)
-    expected = slopes(contrastive_loss(pos, neg, 0.8, variant=variant), pos, neg)
-    close(to_pos, expected[0])
-    close(to_neg, expected[1])
-
-
-@pytest.mark.parametrize("variant", ["default", "no_pos"])
-def test_groups(gradients, variant):
-    pos, neg = leaves((5,), (6,))
-    y_pos, y_neg = torch.tensor([0, 0, 1, 1, 9]), torch.tensor([0, 1, 1, 0, 1, 7])
-    g = guard(None, None, beta_star=1.5, variant=variant)
-    to_pos, to_neg = gradients(g, pos, neg, groups=(y_pos, y_neg))
-    expected_pos, expected_neg = torch.zeros(5).double(), torch.zeros(6).double()
-    for i in range(4):  # the fifth has no partner
-        mine = y_neg == y_pos[i]
-        total = (1.5 * neg[mine]).exp().sum()
-        missing = total / ((1.5 * pos[i]).exp() + total) if variant == "default" else 1.0
-        expected_pos[i] -= missing / 4
-        expected_neg[mine] += (missing / 4 * (1.5 * neg[mine]).exp() / total).detach()
-    close(to_pos, expected_pos)
-    close(to_neg, expected_neg)
-    assert g.last["unpaired"] == 1
+    found = gradients(g, pos, neg, **given)
+    loss = contrastive_loss(pos, neg, 0.8, variant=variant, **given)
+    for side, right in zip(found, slopes(loss, pos, neg), strict=True):
+        close(side, right)
+    assert g.last.get("unpaired") == (1 if "groups" in given else None)
 
 
 def test_reweighting_multiplies_whatever_gradient_arrives():
@@ -94,14 +111,14 @@ def test_reweighting_at_beta_star_zero_returns_the_very_same_tensors():
 
 def test_exponent_as_tensor_and_as_schedule():
     pos, neg = leaves((N,), (M,))
-    expected = slopes(guard(None, None, beta_star=0.75).loss_fn(pos, neg), pos, neg)
     for beta_star in (
         torch.tensor(0.75),
         lambda step: 0.75,
         lambda step: torch.tensor(0.75, dtype=torch.float64),
     ):
         g = guard(None, None, beta_star=beta_star)
-        for actual, right in zip(slopes(g.loss_fn(pos, neg), pos, neg), expected, strict=True):
+        found = slopes(g.loss_fn(pos, neg), pos, neg)
+        for actual, right in zip(found, closed_form(pos, neg, 0.75), strict=True):
             close(actual, right)
         assert g.last["beta_star"] == 0.75
 
@@ -124,56 +141,67 @@ def test_energies_without_a_graph():
     assert g.reweight(torch.ones(3), torch.ones(4))[0].tolist() == [1.0, 1.0, 1.0]
 
 
+def test_training_goes_on_after_a_first_loss_in_inference_mode():
+    # What is kept for later calls must not be an inference tensor, which no gradient goes through.
+    g = guard(None, None, beta_star=0.3719)
+    pos, neg = leaves((N,), (M,))
+    with torch.inference_mode(), g.paused():
+        g.loss_fn(pos, neg)
+    found = slopes(g.loss_fn(pos, neg), pos, neg)
+    for side, right in zip(found, closed_form(pos, neg, 0.3719), strict=True):
+        close(side, right)
+
+
 # -- the trainer's own loss ----------------------------------------------------------------------
-
-
-def mean_difference(pos, neg):
-    return neg.mean() - pos.mean()
 
 
 @pytest.mark.parametrize(
     ("loss_fn", "shape", "options", "weight"),
     [
-        (mean_difference, (N,), {}, 1.0),
+        (difference, (N,), {}, 1.0),
         (lambda p, n: 0.3 * (n.mean() - p.mean()), (N,), {}, 0.3),
         (lambda p, n: n.sum() - p.sum(), (N,), {}, N),
         (lambda p, n: (n - p).mean(), (N, 1), {}, 1.0),
         (lambda p, n: n.sum(1).mean() - p.sum(1).mean(), (N, K), {}, 1.0),
-        (mean_difference, (N, K), {}, 1 / K),
-        (lambda p, n: p.mean() - n.mean(), (N,), {"convention": "energy"}, 1.0),
+        (difference, (N, K), {}, 1 / K),
+        (rising_difference, (N,), {"convention": "energy"}, 1.0),
         (lambda p, n: (n - p).mean(-1).sum(), (2, N), {"beta_star": torch.ones(2)}, 1.0),
-        (mean_difference, (2, N), {"beta_star": torch.ones(2)}, 0.5),
+        (difference, (2, N), {"beta_star": torch.ones(2)}, 0.5),
     ],
 )
 def test_weight_of_a_given_loss(loss_fn, shape, options, weight):
     options = {"beta_star": 1.0} | options
     pos, neg = leaves(shape, shape)
-    memory = Memory()
-    given = guard(loss_fn, None, sinks=[memory], **options)
-    plain = guard(None, None, **options)
+    given, plain = (guard(loss, None, **options) for loss in (loss_fn, None))
     close(given.loss_fn(pos, neg), weight * plain.loss_fn(pos, neg))
     assert given.last["loss_weight"] == pytest.approx(weight)
+    if isinstance(options["beta_star"], Tensor):
+        return
+    log_q = torch.randn(N).double(), torch.randn(N).double()
+    of_proposal = (g.loss_fn(pos, neg, log_q=log_q) for g in (given, plain))
+    close(next(of_proposal), weight * next(of_proposal))
     # At beta* = 0 the same loss is the trainer's, whatever its units.
-    if not isinstance(options["beta_star"], Tensor):
-        off = guard(loss_fn, None, **(options | {"beta_star": 0.0}))
-        assert torch.equal(off.loss_fn(pos, neg), loss_fn(pos, neg))
-        small = guard(loss_fn, None, **(options | {"beta_star": 1e-9, "variant": "no_pos"}))
-        actual = slopes(small.loss_fn(pos, neg), pos, neg)
-        for gradient, right in zip(actual, slopes(loss_fn(pos, neg), pos, neg), strict=True):
-            torch.testing.assert_close(gradient, right, rtol=1e-7, atol=0)
+    off = guard(loss_fn, None, **(options | {"beta_star": 0.0}))
+    assert torch.equal(off.loss_fn(pos, neg), loss_fn(pos, neg))
+    small = guard(loss_fn, None, **(options | {"beta_star": 1e-9, "variant": "no_pos"}))
+    actual = slopes(small.loss_fn(pos, neg), pos, neg)
+    for gradient, right in zip(actual, slopes(loss_fn(pos, neg), pos, neg), strict=True):
+        torch.testing.assert_close(gradient, right, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_without_a_loss_it_is_at_beta_star_zero_the_difference_of_summed_heads(sign):
+    pos, neg = leaves((3, 2), (4, 2))
+    g = guard(None, None, beta_star=0.0, convention="log_density" if sign > 0 else "energy")
+    close(g.loss_fn(pos, neg), sign * (neg.sum(1).mean() - pos.sum(1).mean()))
 
 
 def test_ramped_weight_follows_the_trainers_counter():
-    counter = {"step": 0}
-
-    def loss_fn(pos, neg):
-        return min(1.0, counter["step"] / 4) * (neg.mean() - pos.mean())
-
+    step = 0
     pos, neg = leaves((N,), (M,))
-    ramped = guard(loss_fn, None, beta_star=1.0)
+    ramped = guard(lambda p, n: min(1.0, step / 4) * (n.mean() - p.mean()), None, beta_star=1.0)
     plain = guard(None, None, beta_star=1.0).loss_fn(pos, neg)
     for step in range(7):
-        counter["step"] = step
         close(ramped.loss_fn(pos, neg), min(1.0, step / 4) * plain)
 
 
@@ -188,7 +216,7 @@ def test_weight_does_not_train_what_it_is_made_of():
 
 def test_last_row_holds_everything_once():
     pos, neg = leaves((N,), (M,))
-    g = guard(mean_difference, None, beta_star=1.0, output_scale=20_000)
+    g = guard(difference, None, beta_star=1.0, output_scale=20_000)
     loss = g.loss_fn(pos, neg)
     weights = ["grad_scale", "weight_entropy", "ess", "max_weight", "positive_weight_entropy"]
     weights += ["reweighting_angle", "pareto_k"]
@@ -205,11 +233,8 @@ def test_last_row_holds_everything_once():
     assert g.last["energy_gap_scaled"] == pytest.approx(20_000 * g.last["energy_gap"])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"beta_star": 0.0}, {"beta_star": 1.0}, {"beta_star": torch.tensor(1.0)}],
-)
-def test_energies_are_checked_once(monkeypatch, options):
+@pytest.mark.parametrize("beta_star", [0.0, 1.0, torch.tensor(1.0)])
+def test_energies_are_checked_once(monkeypatch, beta_star):
     calls: list[int] = []
     modules = ("ebmguard.retrofit.ensemble", "ebmguard.objective.losses")
     for module in map(importlib.import_module, modules):
@@ -220,22 +245,11 @@ def test_energies_are_checked_once(monkeypatch, options):
             return check(*args, **kwargs)
 
         monkeypatch.setattr(module, "check_energies", counted)
-    g = guard(None, None, **options)
+    g = guard(None, None, beta_star=beta_star)
     g.loss_fn(*energies())
     assert calls == [1]
     g.reweight(*energies())
     assert calls == [1, 1]
-
-
-def test_training_goes_on_after_a_first_loss_in_inference_mode():
-    # What is kept for later calls must not be an inference tensor, which no gradient goes through.
-    g = guard(None, None, beta_star=0.3719)
-    pos, neg = leaves((N,), (M,))
-    with torch.inference_mode(), g.paused():
-        g.loss_fn(pos, neg)
-    found = torch.autograd.grad(g.loss_fn(pos, neg), (pos, neg))
-    for side, right in zip(found, closed_form(pos, neg, 0.3719), strict=True):
-        close(side, right)
 
 
 # -- conditional energies --------------------------------------------------------------------------
@@ -262,10 +276,8 @@ def conditional(f: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", ["columns", "vectors", "reweighted"])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_density_of_y_for_each_x_is_that_of_the_data(seed: int, shape: str) -> None:
+def test_the_density_of_y_for_each_x_is_that_of_the_data(shape: str) -> None:
     """By quadrature, with 4 negatives for each x."""
-    torch.manual_seed(seed)
     f, x, means = Conditional(), torch.linspace(-2, 2, 64)[:, None], list[Tensor]()
     optimizer = torch.optim.SGD(f.parameters(), lr=0.2)
     loss, sample = g = guard(None, conditional, model=f, optimizer=optimizer, beta_star=0.5)
@@ -295,3 +307,125 @@ def test_the_density_of_y_for_each_x_is_that_of_the_data(seed: int, shape: str) 
     assert kl.max() < 3e-3
     assert g.last["grad_scale"] == pytest.approx(4 / 5, abs=0.05)
     assert g.last["unpaired"] == 0
+
+
+# -- proposals that know their density -------------------------------------------------------------
+
+
+def test_weights_of_the_row_have_the_proposal_and_those_of_the_reference_do_not():
+    (pos, neg), log_q = leaves((N,), (M,)), proposal()
+    g = guard(None, None, beta_star=2.0)
+    g.loss_fn(pos, neg, log_q=log_q)
+    for tag, expected in weight_diagnostics(pos, neg, 2.0, log_q=log_q).items():
+        assert g.last[tag] == pytest.approx(expected.item()), tag
+    for tag, expected in weight_diagnostics(pos, neg, 0.5).items():
+        assert g.last[f"ref/{tag}"] == pytest.approx(expected.item()), tag
+
+
+def test_pareto_shape_is_that_of_the_weights_in_force_through_a_checkpoint_too():
+    memory = Memory()
+    g = guard(None, None, beta_star=1.25, sinks=[memory])
+    kept = []
+    for step in range(51):
+        neg, q_neg = torch.randn(2, 30 + step, dtype=torch.float64)
+        # Some steps do without.
+        log_q = None if step % 3 == 0 else (torch.zeros(5), q_neg)
+        kept.append((neg, q_neg if log_q else torch.zeros_like(q_neg)))
+        g.loss_fn(torch.zeros(5, dtype=torch.float64), neg, log_q=log_q)
+        if step == 49:
+            state = g.state_dict()
+            g.close()
+            g = guard(None, None, beta_star=1.25, sinks=[memory])
+            g.load_state_dict(state)
+    g.close()
+    (row,) = [row for step, row in memory.rows if step == 50 and "pareto_k" in row]
+    for tag, star, share in (("pareto_k", 1.25, 1.0), ("ref/pareto_k", 0.5, 0.0)):
+        weights = [torch.softmax(star * f - share * q, -1) for f, q in kept[-16:]]
+        expected = pareto_k(torch.cat([(w * len(w)).log() for w in weights]))
+        assert row[tag] == pytest.approx(expected.item(), rel=1e-6), tag
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_lost_log_density_is_counted_and_alerts(bad):
+    (pos, neg), (q_pos, q_neg) = leaves((N,), (M,)), proposal()
+    q_neg[2] = bad
+    g = guard(None, None, beta_star=1.0)
+    found = slopes(g.loss_fn(pos, neg, log_q=(q_pos, q_neg)), pos, neg)
+    assert all(side.isfinite().all() for side in found)
+    assert found[1][2] == 0
+    assert (g.last["nonfinite/pos"], g.last["nonfinite/neg"]) == (0, 1)
+    assert math.isnan(g.last["ess"])
+    assert not math.isnan(g.last["ref/ess"])
+    assert [alert.rule for alert in g.alerts] == ["nonfinite"]
+
+
+@pytest.mark.parametrize("call", ["loss", "reweight"])
+def test_a_proposal_is_refused_before_anything_is_counted(call):
+    (pos, neg), (q_pos, q_neg) = leaves((N,), (M,)), proposal()
+    on, off = (guard(None, None, beta_star=beta_star) for beta_star in (1.0, 0.0))
+    with pytest.raises(ConfigError, match=r"with beta_star = 0 there are none. Pass beta_star="):
+        getattr(off, call)(pos, neg, log_q=(q_pos, q_neg))
+    with pytest.raises(ShapeError, match=r"log_q_pos has shape \(7,\); expected \(5,\)"):
+        getattr(on, call)(pos, neg, log_q=(q_neg, q_pos))
+    for g in (off, on):
+        assert g.step == 0
+        assert not g.last
+    # A schedule that reaches zero is refused there.
+    g = guard(None, None, beta_star=lambda step: 1.0 - step)
+    g.loss_fn(pos, neg, log_q=(q_pos, q_neg))
+    with pytest.raises(ConfigError, match="with beta_star = 0"):
+        getattr(g, call)(pos, neg, log_q=(q_pos, q_neg))
+    assert g.loss_fn(pos, neg).isfinite()
+
+
+def test_the_program_on_the_page(capsys):
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert float(capsys.readouterr().out) == pytest.approx(0.37, abs=0.03)
+    # f is the log-density of the data, up to a constant.
+    x = torch.linspace(-0.4, 2.4, 57).unsqueeze(1)
+    log_density, log_q = (
+        q.log_prob(x).squeeze(1) for q in (torch.distributions.Normal(1.0, 0.7), names["q"])
+    )
+    with torch.no_grad():
+        f = names["f"](x).squeeze(1)
+    assert (f - log_density).std() < 0.15
+    assert (f - (log_density - log_q)).std() > 0.4
+
+
+# -- temperatures apart (Appendix G.1) -----------------------------------------------------------
+
+
+class Multiple(nn.Module):
+    """k f of a network f."""
+
+    def __init__(self, net: nn.Module, k: float) -> None:
+        super().__init__()
+        self.net, self.k = net, k
+
+    def forward(self, x: Tensor) -> Tensor:
+        f: Tensor = self.net(x)
+        return self.k * f
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "variant"),
+    [(0.3, 0.5, "default"), (2.0, 0.25, "no_pos"), (0.0, 0.7, "batch"), (0.3, 0.5, "true")],
+)
+def test_sampler_scale_and_beta_star_are_the_update_of_another_model(a, b, variant):
+    """a = k (1 - β) and b = k β on f, as 1 - β and β on k f, but for the units of the loss."""
+    net, k = Energy(dtype=torch.float64), a + b
+    whole = Multiple(net, k)
+    apart = guard(None, climb, model=net, sampler_scale=a, beta_star=b, variant=variant)
+    together = guard(None, climb, model=whole, beta=b / k, output_scale=1.0, variant=variant)
+    x_pos, start = torch.randn(6, 2).double(), torch.randn(4, 2).double()
+    x_apart, x_together = apart.sampler(net, start), together.sampler(whole, start)
+    torch.testing.assert_close(x_apart, x_together, rtol=1e-12, atol=1e-12)
+    assert (x_apart == start).all() == (a == 0)
+    loss = apart.loss_fn(net(x_pos), net(x_apart))
+    other = together.loss_fn(whole(x_pos), whole(x_together))
+    torch.testing.assert_close(k * loss, other)
+    parameters = list(net.parameters())
+    for found, right in zip(slopes(k * loss, *parameters), slopes(other, *parameters), strict=True):
+        torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-13)

@@ -1,56 +1,56 @@
-"""A step whose gradients are not finite changes nothing, whatever the optimizer."""
+"""A step whose gradients are not finite changes nothing, whatever the optimizer or optimizers."""
 
 from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import Level, errors, guard
+from ebmguard.errors import ConfigError
+from ebmguard.recovery import Recovery
 from ebmguard.retrofit.optimizer import OptimizerHooks
-from tests.parts import Memory, energies
+from tests.parts import Energy, Memory, energies, langevin
 
 BAD = [torch.nan, torch.inf, -torch.inf]
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda ps: SGD(ps, lr=0.1),
+    "sgd with momentum": lambda ps: SGD(ps, lr=0.1, momentum=0.9),
+    "fused sgd": lambda ps: SGD(ps, lr=0.1, fused=True),
+    "fused momentum": lambda ps: SGD(ps, lr=0.1, momentum=0.9, dampening=0.5, fused=True),
+    "fused adagrad": lambda ps: Adagrad(ps, lr=0.1, fused=True),
+    "adam": lambda ps: Adam(ps, lr=0.1, foreach=False),
+    "adam, foreach": lambda ps: Adam(ps, lr=0.1, foreach=True),
+    "adam, amsgrad": lambda ps: Adam(ps, lr=0.1, amsgrad=True),
+    "fused adam": lambda ps: Adam(ps, lr=0.1, fused=True),
+    "adamw": lambda ps: AdamW(ps, lr=0.1, weight_decay=0.1),
+    "fused adamw": lambda ps: AdamW(ps, lr=0.1, weight_decay=0.1, fused=True),
+    "two groups": lambda ps: Adam([{"params": ps[:1]}, {"params": ps[1:]}], lr=0.1),
+}
 
 
-def make(optimizer: Any, **options: Any):
+def make(optimizer: Any, **options: Any) -> Any:
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     parameters.append(nn.Parameter(torch.ones(1)))  # which never gets a gradient
-    memory = Memory()
-    opt = optimizer(parameters)
-    g = guard(None, None, beta_star=1.0, sinks=[memory], flush_every=1, **options)
-    g.attach(optimizer=opt)
+    memory, opt = Memory(), optimizer(parameters)
+    g = guard(None, None, beta_star=1.0, sinks=[memory], flush_every=1, optimizer=opt, **options)
     return g, opt, parameters, memory
 
 
-def set_gradients(parameters, *, bad: float | None = None):
+def set_gradients(parameters: Sequence[nn.Parameter], bad: float | None = None) -> None:
     for p in parameters[:2]:
         p.grad = torch.randn_like(p)
-    if bad is not None:
-        parameters[1].grad[0, 1] = bad
-
-
-OPTIMIZERS = {
-    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
-    "sgd with momentum": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9),
-    "fused sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True),
-    "fused momentum": lambda ps: torch.optim.SGD(
-        ps, lr=0.1, momentum=0.9, dampening=0.5, fused=True
-    ),
-    "fused adagrad": lambda ps: torch.optim.Adagrad(ps, lr=0.1, fused=True),
-    "adam": lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=False),
-    "adam, foreach": lambda ps: torch.optim.Adam(ps, lr=0.1, foreach=True),
-    "adam, amsgrad": lambda ps: torch.optim.Adam(ps, lr=0.1, amsgrad=True),
-    "fused adam": lambda ps: torch.optim.Adam(ps, lr=0.1, fused=True),
-    "adamw": lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.1),
-    "fused adamw": lambda ps: torch.optim.AdamW(ps, lr=0.1, weight_decay=0.1, fused=True),
-    "two groups": lambda ps: torch.optim.Adam([{"params": ps[:1]}, {"params": ps[1:]}], lr=0.1),
-}
+        if bad is not None and p.ndim > 1:
+            p.grad[0, 1] = bad
 
 
 def same(parameters, opt, twins, twin):
@@ -63,19 +63,35 @@ def same(parameters, opt, twins, twin):
             assert torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(value)), key
 
 
-@pytest.mark.parametrize("in_closure", [False, True])  # Lightning calls backward inside the step
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_skipped_step_changes_nothing(name, bad, in_closure):
-    """Steps good, bad, good give what the two good ones give without a guard."""
+@pytest.fixture
+def _memory_that_is_not_written_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+# Each optimizer with each order, and each of these with each kind of number.
+ORDERS = [(name, *x) for name in OPTIMIZERS for x in (("gbg", False), ("gbg", True), ("bg", False))]
+
+
+@pytest.mark.usefixtures("_memory_that_is_not_written_is_nan")
+@pytest.mark.parametrize(
+    ("name", "order", "in_closure", "bad"),
+    [(*x, bad) for x, bad in zip(ORDERS, cycle([*BAD, *BAD[1:], BAD[0], *BAD[2:], *BAD[:2]]))],
+)
+def test_skipped_step_changes_nothing(name, order, in_closure, bad):
+    """Steps good, bad, good give what the two good ones give without a guard.
+
+    Lightning calls backward inside the step.
+    """
     g, opt, parameters, memory = make(OPTIMIZERS[name])
     twins = [nn.Parameter(p.detach().clone()) for p in parameters]
     twin = OPTIMIZERS[name](twins)
-    for kind in (None, bad, None):
+    for kind in order:
         given: list[Any] = []
 
         def compute(kind=kind, given=given):
-            set_gradients(parameters, bad=kind)
+            set_gradients(parameters, bad if kind == "b" else None)
             given += [p.grad for p in parameters]
             for q, value in zip(twins, given, strict=True):
                 q.grad = None if value is None else value.clone()
@@ -88,39 +104,17 @@ def test_skipped_step_changes_nothing(name, bad, in_closure):
             opt.step()
         # The gradients are where they were, for the trainer's own eyes.
         assert all(p.grad is x for p, x in zip(parameters, given, strict=True))
-        if kind is None:
+        if kind == "g":
             twin.step()
-    same(parameters, opt, twins, twin)
-    assert g.step == 3
-    assert memory.column("nonfinite/gradients") == [0.0, 1.0, 0.0]
-    assert memory.column("alert_level")[1] == Level.ERROR
+            same(parameters, opt, twins, twin)
+        assert all(map(torch.equal, parameters, twins))
+    assert g.step == len(order)
+    assert memory.column("nonfinite/gradients") == [float(kind == "b") for kind in order]
+    at = order.index("b")
+    assert memory.column("alert_level")[at] == Level.ERROR
     (alert,) = g.alerts
-    assert (alert.rule, alert.tag, alert.step) == ("nonfinite", "nonfinite/gradients", 1)
+    assert (alert.rule, alert.tag, alert.step) == ("nonfinite", "nonfinite/gradients", at)
     assert "found_inf" not in vars(opt)
-
-
-@pytest.fixture
-def _memory_that_is_not_written_is_nan():
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("_memory_that_is_not_written_is_nan")
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_skipped_first_step_leaves_no_state_that_matters(name):
-    _held, opt, parameters, _ = make(OPTIMIZERS[name])
-    twins = [nn.Parameter(p.detach().clone()) for p in parameters]
-    twin = OPTIMIZERS[name](twins)
-    set_gradients(parameters, bad=torch.nan)
-    opt.step()
-    assert all(torch.equal(p, q) for p, q in zip(parameters, twins, strict=True))
-    set_gradients(parameters)
-    for p, q in zip(parameters, twins, strict=True):
-        q.grad = p.grad
-    opt.step()
-    twin.step()
-    same(parameters, opt, twins, twin)
 
 
 class CountReads(TorchDispatchMode):
@@ -133,7 +127,7 @@ class CountReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_only_fused_optimizers_decide_on_the_device(name):
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     opt, told = OPTIMIZERS[name](parameters), list[Any]()
@@ -147,7 +141,7 @@ def test_only_fused_optimizers_decide_on_the_device(name):
 
     opt.register_step_pre_hook(inside_the_step)
     for bad in (None, torch.nan, None):
-        set_gradients(parameters, bad=bad)
+        set_gradients(parameters, bad)
         with reads:
             opt.step()
         assert reads.count == seen[-1][0] or not name.startswith("fused")
@@ -165,17 +159,17 @@ def test_only_fused_optimizers_decide_on_the_device(name):
 def test_skips_obey_the_lag_and_the_action(name, judge_in_loss):
     g, opt, parameters, _ = make(OPTIMIZERS[name], judge_in_loss=judge_in_loss, action="raise")
 
-    def step(*, bad=None):
+    def step(bad=None):
         g.loss_fn(*energies())
-        set_gradients(parameters, bad=bad)
+        set_gradients(parameters, bad)
         opt.step()
 
     step()
     if not judge_in_loss:
-        step(bad=torch.inf)
+        step(torch.inf)
         step()
     with pytest.raises(errors.NonFiniteError, match="step 1: nonfinite/gradients"):
-        step(bad=torch.inf if judge_in_loss else None)
+        step(torch.inf if judge_in_loss else None)
 
 
 def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
@@ -193,11 +187,10 @@ def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
 
 def test_gradients_of_several_dtypes():
     parameters = [
-        nn.Parameter(torch.ones(2, dtype=torch.float64)),
-        nn.Parameter(torch.ones(2, dtype=torch.bfloat16)),
+        nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)
     ]
-    opt = torch.optim.SGD(parameters, lr=1e-300)
-    g = guard(None, None, beta_star=1.0).attach(optimizer=opt)
+    opt = SGD(parameters, lr=1e-300)
+    g = guard(None, None, beta_star=1.0, optimizer=opt)
     parameters[0].grad = torch.full((2,), 1e300, dtype=torch.float64)  # not finite in float32
     parameters[1].grad = torch.ones(2, dtype=torch.bfloat16)
     opt.step()
@@ -211,8 +204,8 @@ def test_gradients_of_several_dtypes():
 
 def test_sparse_and_empty_gradients():
     table, empty = nn.Embedding(4, 2, sparse=True), nn.Parameter(torch.ones(0))
-    opt = torch.optim.SGD([*table.parameters(), empty], lr=0.1)
-    g = guard(None, None, beta_star=1.0).attach(optimizer=opt)
+    opt = SGD([*table.parameters(), empty], lr=0.1)
+    g = guard(None, None, beta_star=1.0, optimizer=opt)
     empty.grad = torch.ones(0)
     before = table.weight.detach().clone()
     table(torch.tensor([1, 1])).sum().backward()
@@ -237,9 +230,8 @@ def test_closure_that_is_called_often_is_left_alone():
         loss.backward()
         return loss.detach()
 
-    for keyword in (False, True):
-        loss = opt.step(closure=closure) if keyword else opt.step(closure)
-        assert math.isfinite(loss)
+    assert math.isfinite(opt.step(closure))
+    assert math.isfinite(opt.step(closure=closure))
     assert g.step == 2
     assert parameters[0].abs().max() < 1
     assert not g.alerts
@@ -248,14 +240,166 @@ def test_closure_that_is_called_often_is_left_alone():
 def test_nan_that_comes_through_a_withheld_loss():
     """A weight of 0 does not stop 0 * inf inside the network; the skipped step does."""
     f = nn.Linear(1, 1)
-    opt = torch.optim.Adam(f.parameters(), lr=0.1)
-    g = guard(None, None, beta_star=1.0).attach(model=f, optimizer=opt)
+    opt = Adam(f.parameters(), lr=0.1)
+    g = guard(None, None, beta_star=1.0, model=f, optimizer=opt)
     before = copy.deepcopy(f.state_dict())
     x_neg = torch.tensor([[torch.inf], [1.0]])
-    loss = g.loss_fn(f(torch.ones(2, 1)).squeeze(1), f(x_neg).squeeze(1))
-    loss.backward()
+    g.loss_fn(f(torch.ones(2, 1)).squeeze(1), f(x_neg).squeeze(1)).backward()
     assert f.weight.grad is not None
     assert torch.isnan(f.weight.grad).any()
     opt.step()
     assert all(torch.equal(value, before[key]) for key, value in f.state_dict().items())
     assert {alert.tag for alert in g.alerts} == {"nonfinite/energies"}
+
+
+# -- several optimizers ----------------------------------------------------------------------------
+
+X = torch.ones(4, 2)
+
+
+class Embedded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shifts = nn.Embedding(2, 2, sparse=True)
+        self.rest = Energy()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.rest(x + self.shifts((x[:, 0] > 0).long()))
+
+
+def split(one: Any, other: Any, **options: Any) -> Any:
+    f = Energy()
+    own = [[p for p in f.parameters() if (p.ndim > 1) is wide] for wide in (True, False)]
+    return f, [one(own[0], lr=0.01, **options), other(own[1], lr=0.01, **options)]
+
+
+def embedded() -> Any:
+    f = Embedded()
+    return f, [SparseAdam(f.shifts.parameters(), lr=0.1), Adam(f.rest.parameters(), lr=0.1)]
+
+
+def several(f: Any, optimizers: Sequence[Optimizer] | Optimizer, **options: Any) -> Any:
+    told = {"beta_star": 0.5, "output_scale": 1, **options}
+    return guard(None, langevin, model=f, optimizer=optimizers, **told)
+
+
+def step(
+    g: Any,
+    f: Any,
+    optimizers: Any,
+    spoiled: Any = None,
+    more: Any = lambda: 0.0,
+    schedulers: Sequence[Any] = (),
+) -> None:
+    loss, sample = g
+    value = loss(f(X + torch.randn(4, 2)), f(sample(f, torch.randn(4, 2)))) + more()
+    for each in optimizers:
+        each.zero_grad()
+    value.backward()
+    if spoiled is not None:
+        p = spoiled.param_groups[0]["params"][-1]
+        p.grad = p.grad * math.nan
+    for each in (*optimizers, *schedulers):
+        each.step()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda: split(Muon, AdamW),
+        lambda: split(Adam, SGD, fused=True),
+        embedded,
+    ],
+    ids=["Muon and AdamW", "fused", "sparse and dense"],
+)
+def test_they_skip_a_step_together_and_end_it_together(kind: Any, reverse: bool, which: int):
+    f, optimizers = kind()
+    g = several(f, optimizers)
+    in_turn = optimizers[::-1] if reverse else optimizers
+    for _ in range(3):
+        step(g, f, in_turn)
+    before = [p.detach().clone() for p in f.parameters()]
+    step(g, f, in_turn, optimizers[which])
+    assert all(map(torch.equal, before, f.parameters()))
+    assert g.step == 4
+    assert g.last["nonfinite/gradients"] == 1
+    step(g, f, in_turn)
+    # The loss does not change with the bias of the last layer.
+    assert sum(map(torch.equal, before, f.parameters())) <= 1
+
+
+def test_one_that_rests_does_not_hold_up_the_steps() -> None:
+    f, (one, other) = split(Adam, SGD)
+    g = several(f, (one, other))
+    for i in range(6):
+        step(g, f, [one] if i % 3 else [one, other])
+    g.sampler(f, X)
+    assert g.step == 6
+
+
+def test_norms_are_those_of_all_together() -> None:
+    """As of one optimizer that has all parameters, in the rows of the slow tier."""
+    rows = []
+    for has_several in (False, True):
+        torch.manual_seed(0)
+        f, optimizers = split(SGD, SGD)
+        optimizers = optimizers if has_several else [SGD([*f.parameters()], lr=0.01)]
+        g = several(f, optimizers)
+        rows.append(dict[str, float]())
+        for _ in range(60):
+            step(g, f, optimizers)
+            rows[-1] |= {x: y for x, y in g.last.items() if x.startswith("optim/")}
+    assert rows[0].keys() == rows[1].keys() != set()
+    for name, value in rows[0].items():
+        assert rows[1][name] == pytest.approx(value, rel=1e-5)
+
+
+def test_a_rollback_takes_all_of_them_back() -> None:
+    """Parameters, moments and rates of both, and what else they train, to the bit."""
+    f, optimizers = split(Adam, AdamW)
+    other = nn.Linear(3, 3)
+    optimizers[1].add_param_group({"params": other.parameters()})
+    schedulers = [ExponentialLR(each, 0.99) for each in optimizers]
+    told: dict[str, Any] = {"scheduler": schedulers, "buffer": torch.zeros(1, 2)}
+    told["recovery"] = Recovery(every=1000, certify_after=2, reseed=False)
+    g = several(f, optimizers, action="rollback", beta_star=0, **told)
+    parts = [f, other, *optimizers, *schedulers]
+
+    def state() -> list[Any]:
+        return torch.utils._pytree.tree_leaves([x.state_dict() for x in parts])
+
+    before = [x.clone() if isinstance(x, torch.Tensor) else x for x in state()[:6]]
+    g.sampler(f, X)
+    for i in range(60):
+        if i == 50:
+            with torch.no_grad():
+                [p.mul_(1e4) for p in (*f.parameters(), *other.parameters())]
+        more = {"more": lambda: other(torch.ones(3)).square().sum(), "schedulers": schedulers}
+        step(g, f, optimizers, **more)
+        if g.rollbacks:
+            break
+    assert g.rollbacks[0].restored_step == 0
+    assert all(map(torch.equal, before, state()[:6]))
+    assert not any(each.state_dict()["state"] for each in optimizers)
+
+
+def test_a_rollback_refuses_parameters_that_nobody_would_skip() -> None:
+    f, (one, _) = split(Adam, AdamW)
+    g = several(f, one, action="rollback", buffer=torch.zeros(1, 2))
+    q = g.sampler(f, X)
+    with pytest.raises(ConfigError, match=r"net\.0\.bias, net\.2\.bias.*optimizer=\[a, b\]"):
+        g.loss_fn(f(X), f(q))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        ([], "a list; expected a torch Optimizer"),
+        ([SGD, 1], "the class type; expected a torch|class SGD"),
+    ],
+)
+def test_what_is_no_list_of_optimizers(optimizer: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        guard(None, langevin, optimizer=optimizer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +19,28 @@ STEPS, SAVED_AFTER = 60, 45
 
 
 class Run:
-    """A loop on given energies that blow up late: alerts, a schedule, histograms, all of it."""
+    """A loop on given energies that blow up late: alerts, a schedule, histograms, all of it.
 
-    def __init__(self, *, judge_in_loss=True, optimizer=False, sampler=True):
-        self.memory = Memory()
+    Args:
+        models: dimensions of an ensemble, of which the last member's energies blow up.
+    """
+
+    def __init__(
+        self,
+        *,
+        judge_in_loss: bool = True,
+        optimizer: bool = False,
+        sampler: bool = True,
+        models: tuple[int, ...] = (),
+    ) -> None:
+        self.memory, self.sampling, self.models = Memory(), sampler, models
         self.alerts: list[dict[str, object]] = []
-        self.sampling = sampler
+        stars: Any = torch.tensor([0.5, 0.0, 2.0]) if models else lambda step: 0.5 + 0.01 * step
         self.guard = guard(
             None,
             gradient_at if sampler else None,
-            beta_star=lambda step: 0.5 + 0.01 * step,
+            beta_star=stars,
+            variant=["default", "no_pos", "batch"] if models else "default",
             output_scale=100.0,
             sinks=[self.memory],
             flush_every=7,
@@ -42,78 +56,76 @@ class Run:
     def go(self, first: int, last: int) -> None:
         for step in range(first, last):
             rng = torch.Generator().manual_seed(step)
-            pos, neg = torch.randn(16, generator=rng), torch.randn(12, generator=rng)
+            pos, neg = (torch.randn(*self.models, n, generator=rng) for n in (16, 12))
             if self.sampling:
                 self.guard.sampler(self.f, torch.randn(12, 2, generator=rng))
-            self.guard.loss_fn(pos + (100.0 if step >= 43 else 0.0), neg)
+            pos.view(-1, 16)[-1] += 100.0 if step >= 43 else 0.0
+            self.guard.loss_fn(pos, neg)
             if self.optimizer is not None:
                 self.optimizer.step()
 
-    def rows(self):
+    def rows(self) -> list[tuple[int, str]]:
         # NaN is not equal to itself, but its text is.
         return [(step, repr(sorted(row.items()))) for step, row in self.memory.rows]
 
 
-def through_json(state):
+def through_json(state: Any, folder: Path) -> Any:
     return json.loads(json.dumps(state))
 
 
-def through_torch(state, tmp_path):
-    torch.save(state, tmp_path / "state.pt")
-    return torch.load(tmp_path / "state.pt", weights_only=True)
+def through_torch(state: Any, folder: Path) -> Any:
+    torch.save(state, folder / "state.pt")
+    return torch.load(folder / "state.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("optimizer", [True, False])
-@pytest.mark.parametrize("sampler", [True, False])
-@pytest.mark.parametrize("via", [through_json, through_torch])
-def test_continued_run_is_the_uninterrupted_one(judge_in_loss, optimizer, sampler, via, tmp_path):
-    options = {"judge_in_loss": judge_in_loss, "optimizer": optimizer, "sampler": sampler}
-    whole = Run(**options)
+ENSEMBLE: dict[str, Any] = {"models": (3,), "sampler": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "saved_after", "via"),
+    [
+        ({}, SAVED_AFTER, through_json),
+        ({"optimizer": True}, SAVED_AFTER, through_torch),
+        ({"judge_in_loss": False}, SAVED_AFTER, through_torch),
+        ({"judge_in_loss": False, "optimizer": True}, SAVED_AFTER, through_json),
+        ({"sampler": False}, SAVED_AFTER, through_torch),
+        ({"judge_in_loss": False, "sampler": False}, SAVED_AFTER, through_json),
+        # A step whose row is under way has its histogram.
+        ({"judge_in_loss": False, "optimizer": True}, 1, through_json),
+        ({**ENSEMBLE, "optimizer": True}, 30, through_json),
+        (ENSEMBLE, SAVED_AFTER, through_torch),
+        ({**ENSEMBLE, "judge_in_loss": False, "optimizer": True}, SAVED_AFTER, through_json),
+        ({**ENSEMBLE, "judge_in_loss": False}, 30, through_torch),
+    ],
+)
+def test_continued_run_is_the_uninterrupted_one(options, saved_after, via, tmp_path):
+    whole, first, second = (Run(**options) for _ in range(3))
     whole.go(0, STEPS)
     whole.guard.close()
     assert whole.memory.steps == list(range(STEPS))
     assert any(record["level"] == "ERROR" for record in whole.alerts)
+    assert {record.get("member") for record in whole.alerts} == {2 if "models" in options else None}
     assert [step for step, _ in whole.memory.histograms] == [0, 50]
 
-    first = Run(**options)
-    first.go(0, SAVED_AFTER)
+    first.go(0, saved_after)
     state = first.guard.state_dict()
     rows, alerts = first.rows(), list(first.alerts)
-    state = via(state, tmp_path) if via is through_torch else via(state)
-    second = Run(**options)
-    second.guard.load_state_dict(state)
-    assert second.guard.step == SAVED_AFTER
-    second.go(SAVED_AFTER, STEPS)
+    histograms = list(first.memory.histograms)
+    second.guard.load_state_dict(via(state, tmp_path))
+    assert second.guard.step == saved_after
+    assert repr(second.guard.state_dict()) == repr(state)
+    second.go(saved_after, STEPS)
     second.guard.close()
     assert rows + second.rows() == whole.rows()
     assert alerts + second.alerts == whole.alerts
-    assert second.memory.histograms == [h for h in whole.memory.histograms if h[0] == 50]
+    assert histograms + second.memory.histograms == whole.memory.histograms
+    assert repr(second.guard.members) == repr(whole.guard.members)
 
     # Saving changes nothing for who goes on.
-    first.go(SAVED_AFTER, STEPS)
+    first.go(saved_after, STEPS)
     first.guard.close()
     assert first.rows() == whole.rows()
     assert first.alerts == whole.alerts
-
-
-def test_histogram_of_a_row_that_was_under_way():
-    first = Run(judge_in_loss=False, optimizer=True)
-    first.go(0, 1)
-    second = Run(judge_in_loss=False, optimizer=True)
-    second.guard.load_state_dict(first.guard.state_dict())
-    second.go(1, 4)
-    first.go(1, 4)
-    assert second.memory.histograms == first.memory.histograms
-    assert second.rows() == first.rows()
-
-
-def test_schedule_goes_on_where_it_stopped():
-    first, second = Run(), Run()
-    first.go(0, 10)
-    second.guard.load_state_dict(first.guard.state_dict())
-    second.go(10, 11)
-    assert second.guard.last["beta_star"] == pytest.approx(0.6)
 
 
 def test_own_hold_wins_over_the_saved_one():
@@ -126,10 +138,9 @@ def test_own_hold_wins_over_the_saved_one():
     # And the other way round: rows that were under way are judged when they come.
     back = Run(judge_in_loss=True, optimizer=True)
     back.guard.load_state_dict(lagging.guard.state_dict())
-    detector: Any = Script({8: Level.WARN})
-    back.guard._loop.judge = detector
+    script = Script({8: Level.WARN}).watches(back.guard)
     back.go(9, 10)
-    assert sorted(step for step, _ in detector.seen) == [7, 8, 9]
+    assert sorted(step for step, _ in script.seen) == [7, 8, 9]
     assert back.memory.steps == [7, 8, 9]
     assert back.memory.column("alert_level") == [0.0, 1.0, 0.0]
 
@@ -142,19 +153,6 @@ def test_nothing_is_over_before_its_loss():
     run.guard.sampler(run.f, torch.ones(2, 2).double())  # ends step 2, and is of step 3
     state = run.guard.state_dict()
     assert (state["step"], state["rows"]) == (3, [])
-
-
-def test_what_was_loaded_is_what_was_saved():
-    for options in (
-        {"judge_in_loss": True},
-        {"judge_in_loss": False},
-        {"judge_in_loss": False, "optimizer": True},
-    ):
-        first, second = Run(**options), Run(**options)
-        first.go(0, 5)
-        state = first.guard.state_dict()
-        second.guard.load_state_dict(state)
-        assert repr(second.guard.state_dict()) == repr(state)
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
@@ -173,22 +171,37 @@ def test_loading_in_place_rewinds(optimizer):
     assert again[:-2] == ([*range(9)] if optimizer else [*range(8), 4])
 
 
+def judged(**change: Any) -> Callable[[Any], Any]:
+    """A change of what the judge has."""
+    return lambda state: state | {"judge": state["judge"] | change}
+
+
+OTHER = "Not a guard's state of version"
+OF_MEMBERS = "ensemble members, but this one has"
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("options", "change", "message"),
     [
-        lambda state: state | {"version": 99},
-        lambda state: state | {"version": 3},  # its pooled energies had no log q beside them
-        lambda state: {k: v for k, v in state.items() if k != "rows"},
-        lambda state: state | {"more": 1},
-        lambda state: {},
-        lambda state: state | {"detector": {"unknown_rule": {}}},
+        ({}, lambda state: state | {"version": 99}, OTHER),
+        # Its pooled energies had no log q beside them.
+        ({}, lambda state: state | {"version": 3}, OTHER),
+        ({}, lambda state: {k: v for k, v in state.items() if k != "rows"}, OTHER),
+        ({}, lambda state: state | {"more": 1}, OTHER),
+        ({}, lambda state: {}, OTHER),
+        ({}, judged(rules={}), "is of a judge with the rules"),
+        ({}, judged(members=[{}, {}, {}]), rf"of 3 {OF_MEMBERS} 0 \(0 for a sin"),
+        (ENSEMBLE, judged(members=[]), f"of 0 {OF_MEMBERS} 3"),
+        (ENSEMBLE, judged(members=[{}, {}]), f"of 2 {OF_MEMBERS} 3"),
+        (ENSEMBLE, judged(members=[{}, {}, {}]), "damaged"),
+        (ENSEMBLE, judged(rules={}), "is of a judge with the rules"),
     ],
 )
-def test_foreign_states_are_refused_and_change_nothing(change):
-    run, other = Run(), Run()
+def test_foreign_states_are_refused_and_change_nothing(options, change, message):
+    run, other = Run(**options), Run(**options)
     run.go(0, 5)
     other.go(0, 20)
     before = repr(run.guard.state_dict())
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=message):
         run.guard.load_state_dict(change(other.guard.state_dict()))
     assert repr(run.guard.state_dict()) == before

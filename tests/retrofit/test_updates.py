@@ -1,4 +1,7 @@
-"""`optim/...`: what an optimizer made of the gradient, in the row of the network it has made."""
+"""`optim/...`: what an optimizer made of the gradient, in the row of the network it has made.
+
+Under a GradScaler the scaler skips, which the guard counts and reports as INFO.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard import guard
+from ebmguard import Level, errors, guard
+from ebmguard.errors import ConfigError
 from ebmguard.retrofit.optimizer import total_norm
 from tests.parts import Memory, energies
 
@@ -24,12 +28,11 @@ class Run:
         self.parameters = [
             nn.Parameter(torch.randn(3, dtype=torch.float64) + 1) for _ in range(2 * groups)
         ]
-        pairs = [self.parameters[i : i + 2] for i in range(0, 2 * groups, 2)]
-        lrs = [0.1 / 4**i for i in range(groups)]
+        self.pairs = [self.parameters[i : i + 2] for i in range(0, 2 * groups, 2)]
+        self.lrs = [0.1 / 4**i for i in range(groups)]
         self.optimizer = make(
-            [{"params": own, "lr": lr} for own, lr in zip(pairs, lrs, strict=True)]
+            [{"params": own, "lr": lr} for own, lr in zip(self.pairs, self.lrs, strict=True)]
         )
-        self.lrs, self.pairs = lrs, pairs
         self.scaler = options.pop("scaler", None)
         self.memory = Memory()
         self.guard = guard(None, None, beta_star=beta_star, sinks=[self.memory], **options)
@@ -47,13 +50,7 @@ class Run:
             scale = self.guard.last["grad_scale"]
         slopes = sum((torch.randn(3, dtype=torch.float64) * p).sum() for p in self.parameters)
         self.optimizer.zero_grad()
-        if self.scaler is None:
-            (scale * slopes + 0 * loss).backward()
-            self.optimizer.step()
-        else:
-            self.scaler.scale(scale * slopes + 0 * loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
+        take(scale * slopes + 0 * loss, self.optimizer, self.scaler)
 
     def gradient(self) -> float:
         grads = [p.grad for p in self.parameters if p.grad is not None]
@@ -67,12 +64,29 @@ class Run:
             if TAGS[0] in row
         }
 
+    def moved(self, closure: Any) -> float:
+        """How far a step with this closure goes."""
+        before = torch.cat([p.detach().clone() for p in self.parameters])
+        self.optimizer.step(closure)
+        return float((torch.cat([p.detach() for p in self.parameters]) - before).norm())
 
-def sgd(groups):
+
+def take(loss: torch.Tensor, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+    """Backward pass and update."""
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def sgd(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(groups)
 
 
-def adam(groups):
+def adam(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, betas=(0.0, 0.5), eps=0)
 
 
@@ -86,16 +100,8 @@ def test_descent_goes_as_far_as_the_gradient(judge_in_loss):
     assert list(rows) == [1]
     grad_scale = run.memory.rows[0][1]["grad_scale"]
     assert 0.05 < grad_scale < 0.7
-    assert rows[1]["optim/grad_norm"] == pytest.approx(norm, rel=1e-5)
-    assert rows[1]["optim/update_norm"] == pytest.approx(0.1 * norm, rel=1e-5)
-    assert rows[1]["optim/amplification"] == pytest.approx(norm / grad_scale, rel=1e-5)
-
-
-def test_only_once_in_fifty_steps():
-    run = Run(sgd)
-    for _ in range(102):
-        run.step()
-    assert list(run.rows()) == [1, 51, 101]
+    expected = dict(zip(TAGS, (norm, 0.1 * norm, norm / grad_scale), strict=True))
+    assert rows[1] == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(("make", "undoes"), [(sgd, False), (adam, True)])
@@ -105,6 +111,7 @@ def test_adam_undoes_what_grad_scale_has_done(make, undoes):
     for step in range(102):
         run.step(scale=None, apart=0.0 if step < 60 else 11.0)
     rows, grad_scales = run.rows(), run.memory.column("grad_scale")
+    assert list(rows) == [1, 51, 101]  # once in fifty steps
     fall = grad_scales[50] / grad_scales[100]
     assert 500 < fall < 10_000
     rise = rows[101]["optim/amplification"] / rows[51]["optim/amplification"]
@@ -133,7 +140,6 @@ def test_every_group_has_its_own_learning_rate(as_tensor):
 @pytest.mark.parametrize(
     ("options", "scaled"),
     [
-        ({"beta_star": 0.0}, False),
         ({"beta_star": torch.tensor(0.0)}, False),
         ({"variant": "no_pos"}, False),
         ({"variant": "batch"}, True),
@@ -150,37 +156,12 @@ def test_grad_scale_counts_where_it_is_in_force(options, scaled):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_amp_scale_is_taken_out_of_the_gradient(fused):
-    def make(groups):
-        return torch.optim.Adam(groups, fused=fused)
-
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    plain, scaled = Run(make), Run(make, scaler=scaler)
-    for run in (plain, scaled):
-        for p, value in zip(run.parameters, (1.0, 2.0), strict=True):
-            p.data.fill_(value)
-        run.step()
-        run.step()
-    assert scaled.rows()[1] == pytest.approx(plain.rows()[1], rel=1e-5)
-
-
-@pytest.mark.parametrize("fused", [True, False])
 def test_a_step_that_was_left_out_has_no_amplification(fused):
     run = Run(lambda groups: torch.optim.Adam(groups, fused=fused))
     run.step(scale=torch.nan)
     run.step()
-    row = run.rows()[1]
-    assert math.isnan(row["optim/grad_norm"])
-    assert row["optim/update_norm"] == 0
-    assert math.isnan(row["optim/amplification"])
-
-
-def test_a_step_that_the_scaler_left_out_says_nothing():
-    run = Run(sgd, scaler=torch.amp.GradScaler("cpu", init_scale=8.0))
-    run.step(scale=torch.inf)
-    run.step()
-    assert run.guard.step == 2
-    assert run.rows() == {}
+    expected = dict(zip(TAGS, (math.nan, 0.0, math.nan), strict=True))
+    assert run.rows()[1] == pytest.approx(expected, nan_ok=True)
 
 
 def test_gradients_of_a_closure_that_is_called_first_of_all():
@@ -192,9 +173,7 @@ def test_gradients_of_a_closure_that_is_called_first_of_all():
             p.grad = torch.full_like(p, 2.0)
         return torch.tensor(0.0)
 
-    before = torch.cat([p.detach().clone() for p in run.parameters])
-    run.optimizer.step(closure)
-    moved = (torch.cat([p.detach() for p in run.parameters]) - before).norm().item()
+    moved = run.moved(closure)
     run.step()
     row = run.rows()[1]
     assert row["optim/grad_norm"] == pytest.approx(2 * math.sqrt(6))
@@ -210,9 +189,7 @@ def test_gradients_of_a_closure_that_is_called_often_are_not_known():
         loss.backward()
         return loss.detach()
 
-    before = torch.cat([p.detach().clone() for p in run.parameters])
-    run.optimizer.step(closure)
-    moved = (torch.cat([p.detach() for p in run.parameters]) - before).norm().item()
+    moved = run.moved(closure)
     run.optimizer.step(closure)
     row = run.rows()[1]
     assert math.isnan(row["optim/grad_norm"])
@@ -223,7 +200,7 @@ def test_gradients_of_a_closure_that_is_called_often_are_not_known():
 def test_of_an_ensemble_nothing_is_told():
     p = nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([p], lr=0.1)
-    g = guard(None, None, beta_star=torch.tensor([0.5, 1.0])).attach(optimizer=optimizer)
+    g = guard(None, None, beta_star=torch.tensor([0.5, 1.0]), optimizer=optimizer)
     for _ in range(2):
         g.loss_fn(torch.randn(2, 4), torch.randn(2, 5))
         p.grad = torch.ones(2)
@@ -231,37 +208,46 @@ def test_of_an_ensemble_nothing_is_told():
     assert not set(TAGS) & set(g.last)
 
 
-def test_optimizers_without_a_learning_rate_or_parameters_that_are_trained():
-    class Own(torch.optim.Optimizer):
-        def step(self, closure=None):
-            for p in self.param_groups[0]["params"]:
-                if p.grad is not None:
-                    p.data -= p.grad
+class Own(torch.optim.Optimizer):
+    """Without a learning rate."""
 
-    p, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
-    p.grad = torch.tensor([3.0, 4.0])
-    for optimizer in (Own([p, frozen], {}), torch.optim.SGD([frozen], lr=0.1)):
-        g = guard(None, None, beta_star=1.0).attach(optimizer=optimizer)
-        g.loss_fn(*energies())
-        optimizer.step()
-        g.loss_fn(*energies())
-        if isinstance(optimizer, Own):
-            expected = pytest.approx([5.0, 5.0, math.nan], nan_ok=True)
-            assert [g.last[tag] for tag in TAGS] == expected
-        else:
-            assert not set(TAGS) & set(g.last)
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                p.data -= p.grad
 
 
-def test_sparse_gradients():
-    table = nn.Embedding(4, 2, sparse=True)
-    optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    g = guard(None, None, beta_star=0.0).attach(optimizer=optimizer)
+P, FROZEN = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False)
+TABLE = nn.Parameter(torch.ones(4, 2))
+SPARSE = torch.sparse_coo_tensor(
+    torch.tensor([[1, 1]]), torch.ones(2, 2), (4, 2), check_invariants=True
+)
+
+
+@pytest.mark.parametrize(
+    ("make", "gradient", "expected"),
+    [
+        (lambda: Own([P, FROZEN], {}), (P, torch.tensor([3.0, 4.0])), (5.0, 5.0, math.nan)),
+        (lambda: torch.optim.SGD([FROZEN], lr=0.1), None, None),
+        # A gradient of 2 in both entries of a row.
+        (
+            lambda: torch.optim.SGD([TABLE], lr=0.1),
+            (TABLE, SPARSE),
+            (8**0.5, 0.1 * 8**0.5, 8**0.5),
+        ),
+    ],
+    ids=["no learning rate", "no parameter that is trained", "sparse"],
+)
+def test_other_optimizers_and_gradients(make, gradient, expected):
+    optimizer = make()
+    g = guard(None, None, beta_star=0.0, optimizer=optimizer)
+    if gradient is not None:
+        gradient[0].grad = gradient[1]
     g.loss_fn(*energies())
-    table(torch.tensor([1, 1])).sum().backward()  # a gradient of 2 in both entries of a row
     optimizer.step()
     g.loss_fn(*energies())
-    assert g.last["optim/grad_norm"] == pytest.approx(math.sqrt(8))
-    assert g.last["optim/amplification"] == pytest.approx(math.sqrt(8))
+    found = [g.last[tag] for tag in TAGS if tag in g.last]
+    assert found == pytest.approx([*(expected or ())], nan_ok=True)
 
 
 def test_what_waits_for_its_row_is_part_of_the_state():
@@ -280,7 +266,111 @@ def test_a_norm_of_several_types_is_that_of_everything_together():
     half = torch.full((100,), 6e4, dtype=torch.float16)  # the sum of squares is infinite in float16
     assert total_norm([half]).item() == pytest.approx(6e5, rel=1e-3)
     assert total_norm([half]).dtype == torch.float32
-    assert total_norm([torch.ones(3).bfloat16(), wide]).item() == pytest.approx(
-        math.sqrt(2) * 1e150
-    )
+    found = total_norm([torch.ones(3).bfloat16(), wide]).item()
+    assert found == pytest.approx(math.sqrt(2) * 1e150)
     assert total_norm([torch.tensor([3 + 4j])]).item() == pytest.approx(5.0)
+
+
+# -- under a GradScaler ----------------------------------------------------------------------------
+
+
+def new_scaler() -> torch.amp.GradScaler:
+    return torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=10_000)
+
+
+KINDS: dict[str, Any] = {
+    "adam": lambda ps: torch.optim.Adam(ps, lr=0.1),
+    "fused adam": lambda ps: torch.optim.Adam(ps, lr=0.1, fused=True),
+    "sgd": lambda ps: torch.optim.SGD(ps, lr=0.1),
+    "fused sgd": lambda ps: torch.optim.SGD(ps, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_skip_is_counted_and_is_no_alarm(name, judge_in_loss):
+    run = Run(KINDS[name], scaler=new_scaler(), judge_in_loss=judge_in_loss, action="raise")
+    for factor in (1.0, torch.inf, 1.0, 1.0):
+        before = run.parameters[0].detach().clone()
+        run.step(factor)
+        assert torch.equal(run.parameters[0], before) == (factor == torch.inf)
+    assert run.guard.step == 4
+    assert run.scaler.get_scale() == 4.0  # the scaler has done its own work
+    run.guard.close()
+    memory = run.memory
+    assert memory.steps == [0, 1, 2, 3]
+    assert memory.column("scaler/skipped") == [0.0, 1.0, 0.0, 0.0]
+    assert "nonfinite/gradients" not in memory.rows[1][1]
+    (alert,) = run.guard.alerts
+    assert (alert.rule, alert.level, alert.step) == ("amp_skip", Level.INFO, 1)
+    assert memory.alerts == [alert.record()]
+    assert memory.column("alert_level") == [0.0] * 4
+    assert not {"found_inf", "grad_scale"} & set(vars(run.optimizer))
+
+
+def test_a_first_step_that_the_scaler_left_out_says_nothing():
+    run = Run(sgd, scaler=new_scaler())
+    run.step(scale=torch.inf)
+    run.step()
+    assert run.guard.step == 2
+    assert run.rows() == {}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_bit_identical_to_the_scaler_alone_and_other_optimizers_of_it_do_not_count(name):
+    scalers, ps = (new_scaler(), new_scaler()), [nn.Parameter(torch.ones(3)) for _ in range(2)]
+    optimizers = [KINDS[name]([p]) for p in ps]
+    g = guard(None, None, beta_star=1.0, optimizer=optimizers[0], scaler=scalers[0])
+    for factor in (1.0, torch.inf, 0.3, torch.nan, 0.7):
+        g.loss_fn(*energies())
+        for p, optimizer, scaler in zip(ps, optimizers, scalers, strict=True):
+            optimizer.zero_grad()
+            take(factor * p.sum(), optimizer, scaler)
+    assert torch.equal(*ps)
+    assert scalers[0].state_dict() == scalers[1].state_dict()
+    q, alerts = nn.Parameter(torch.ones(1)), len(g.alerts)
+    take(torch.inf * q.sum(), torch.optim.SGD([q], lr=0.1), scalers[0])
+    assert g.step == 5
+    assert len(g.alerts) == alerts
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_amp_scale_is_taken_out_of_the_gradient(fused):
+    rows = []
+    for scaler in (None, new_scaler()):
+        torch.manual_seed(0)
+        run = Run(lambda groups: torch.optim.Adam(groups, fused=fused), scaler=scaler)
+        run.step()
+        run.step()
+        rows.append(run.rows()[1])
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+
+
+def test_a_scaler_that_is_switched_off_leaves_the_check_to_the_guard():
+    p = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([p], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    g = guard(None, None, beta_star=1.0, action="raise", optimizer=optimizer, scaler=scaler)
+    with pytest.raises(errors.NonFiniteError):
+        take(torch.nan * p.sum(), optimizer, scaler)
+    assert torch.equal(p, torch.ones(3))
+    assert g.step == 1
+
+
+def test_scaler_may_come_later_and_is_let_go():
+    p = nn.Parameter(torch.ones(3))
+    first, second = (torch.optim.SGD([p], lr=0.1) for _ in range(2))
+    scaler = torch.amp.GradScaler("cpu")
+    step = scaler.step
+    g = guard(None, None, beta_star=1.0)
+    with pytest.raises(ConfigError, match="scaler= needs the optimizer"):
+        g.attach(scaler=scaler)
+    g.attach(optimizer=first).attach(scaler=scaler)
+    assert g.trainer.optimizer is first
+    assert scaler.step != step
+    g.attach(optimizer=second)
+    assert g.trainer.scaler is scaler
+    take(torch.inf * p.sum(), second, scaler)
+    assert g.step == 1
+    with pytest.raises(ConfigError, match="GradScaler"):
+        g.attach(scaler=object())  # type: ignore[arg-type]
