@@ -172,6 +172,28 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"image_size": 3}, "image_size is 3, and the images have 8x8 pixels"),
         ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
         ({"data": "cifar10", "data_root": "no"}, "no, which is not a folder"),
+        *(
+            ({name: value}, f"{name} is {value}, expected")
+            for name, values in {
+                "lr": (0.0, math.nan),
+                "depth": (12, 4),
+                "width": (0,),
+                "n_pos": (0,),
+                "n_labelled": (-1,),
+                "sgld_steps": (-1,),
+                "step_size": (math.inf,),
+                "noise_std": (-0.1,),
+                "data_noise": (math.nan,),
+                "reinit_rate": (1.1, math.nan),
+                "buffer_size": (0,),
+                "eval_every": (0,),
+                "train_images": (0,),
+                "quality_samples": (-1,),
+                "warmup": (-1,),
+                "stop_after": (-1,),
+            }.items()
+            for value in values
+        ),
     ],
     "shortrun": [
         ({"beta_star": math.inf}, "beta_star is inf, expected a finite number"),
@@ -184,10 +206,26 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
         ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
         ({"start_from": "no/run"}, "no/run holds no run"),
+        ({"nf": 0}, "nf is 0, expected 1 or more"),
+        ({"train_images": 0}, "train_images is 0, expected 1 or more"),
+        *(
+            ({name: value}, f"{name} is {value}, expected a positive number")
+            for name in ("lr", "step_size", "noise_std")
+            for value in (0, math.nan)
+        ),
+        *(
+            ({"data_noise": value}, f"data_noise is {value}, expected a finite number, 0 or more")
+            for value in (-0.1, math.nan)
+        ),
     ],
     "toy": [
         ({"scenario": "gmm-best"}, "expected one of gmm-default"),
-        ({"betas": ("2",)}, "beta is '2'"),
+        *(
+            ({"betas": (beta,)}, f"beta is '{re.escape(beta)}', expected a number up to 1")
+            for beta in ("", "x", "0.5:", "0:1:2", "1.5", "nan", "inf", "0.5+", "0:2")
+        ),
+        ({"betas": ("0", "0")}, "expected different values"),
+        ({"betas": ("0.1+0.2", "0.1+0.2+0.3")}, "averages in one ensemble need equally many"),
         ({"variants": ("best",)}, "variant is 'best'"),
         ({"seeds": 0}, "seeds is 0, expected 1 or more"),
         ({"threads": -1}, "threads is -1, expected 0 or more"),

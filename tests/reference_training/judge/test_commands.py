@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,73 +13,104 @@ import torch
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.judge import jem, shortrun, toy
+from ebmguard.reference_training.judge import bism, jem, shortrun, toy
 from ebmguard.reference_training.judge.classification import accuracy, calibration_error, classify
+from ebmguard.reference_training.judge.config import (
+    EvaluateBism,
+    EvaluateJem,
+    EvaluateShortRun,
+    EvaluateToy,
+)
 from ebmguard.reference_training.judge.evaluate import EvaluateConfig, run
 from ebmguard.reference_training.judge.features import load_features
-from ebmguard.reference_training.judge.jem import EvaluateJem
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.robustness import robustness
 from ebmguard.reference_training.judge.stored import load_network
-from ebmguard.reference_training.judge.toy import EvaluateToy, table
+from ebmguard.reference_training.judge.toy import table
 from ebmguard.reference_training.networks import WideResNet
 from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU, TOY, small_evaluations, trained_folder
 
 COMMANDS = {
-    "jem": (jem.run, jem.EvaluateJem, {}),
-    "shortrun": (shortrun.run, shortrun.EvaluateShortRun, {"likelihood": True}),
-    "toy": (toy.run, toy.EvaluateToy, {}),
+    "jem": (jem.run, EvaluateJem, {}),
+    "shortrun": (shortrun.run, EvaluateShortRun, {"likelihood": True}),
+    "bism": (bism.run, EvaluateBism, {"features": "judge"}),
+    "toy": (toy.run, EvaluateToy, {}),
 }
+NO_CLASSIFIER = "and the model has no classifier"
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "jem": [
+        ({"samples": 0}, "samples is 0, expected 1 or more"),
+        ({"chain_steps": -1}, "chain_steps is -1, expected 0 or more"),
+        ({"attack_images": 0}, "attack_images is 0, expected 1 or more"),
+        ({"refine_steps": -1}, "refine_steps is -1, expected 0 or more"),
+        *(({"attacks": (x,)}, f"has '{x}'") for x in ("linf", "l1:8", "l2:-1", "linf:nan")),
+    ],
+    "shortrun": [
+        ({"likelihood": False}, f'features is "None", {NO_CLASSIFIER}'),
+        ({"features": "own"}, f'features is "own", {NO_CLASSIFIER}'),
+        ({"count": 1}, "count is 1, expected 2 or more"),
+    ],
+    "bism": [
+        ({"samples": 1}, "samples is 1, expected 2 or more"),
+        ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
+        ({"features": "own"}, f'features is "own", {NO_CLASSIFIER}'),
+        ({"likelihood": True}, "likelihood is on, expected it off"),
+    ],
+    "toy": [],
+}
+OF_ALL: list[tuple[dict[str, Any], str]] = [
+    ({"temperatures": 0}, "temperatures is 0, expected 1 or more"),
+    ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
+    ({"device": "abacus"}, "device is 'abacus', which cannot be used here"),
+    ({"run": Path("no")}, "no holds no run"),
+]
 
 
-def found(config, device):
-    return {"device": device.type, "score": float("nan")}
-
-
-def say(results):
-    return f"score {results['score']}"
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [(name, *case) for name, own in REFUSED.items() for case in (*own, *OF_ALL)],
+)
+def test_what_cannot_be_meant_is_refused(name, given, says):
+    evaluate, settings, least = COMMANDS[name]
+    with pytest.raises(ConfigError, match=says):
+        evaluate(settings(**{"run": Path("x"), "device": "cpu", **least, **given}))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_cannot_be_evaluated_is_refused(tmp_path, name):
     evaluate, settings, least = COMMANDS[name]
 
-    def refused(path, says, **more):
+    def refused(path, says):
         with pytest.raises(ConfigError, match=says):
-            evaluate(settings(run=path, **{"device": "cpu", **least, **more}))
+            evaluate(settings(run=path, device="cpu", **least))
         assert not (path / "evaluation.json").exists()
 
-    refused(tmp_path, "temperatures is 0, expected 1 or more", temperatures=0)
-    refused(tmp_path, "ais_chains is 1, expected 2 or more", ais_chains=1)
-    refused(tmp_path, "device is 'abacus', which cannot be used here", device="abacus")
-    refused(tmp_path / "no", "no holds no run")
     jem_folder(tmp_path / "jem")
     trained_folder(tmp_path / "shortrun", iterations=1)
     for other in {"jem", "shortrun"} - {name}:
-        refused(tmp_path / other, f"{other} is not a run.* of `ebmguard train {name}`")
-    if name != "toy":
+        refused(tmp_path / other, f"{other} (is not a|holds no) run.* of `ebmguard train {name}")
+    if name in ("jem", "shortrun"):
         for file in (tmp_path / name / "checkpoints").iterdir():
             file.unlink()
         refused(tmp_path / name, "has no checkpoint")
 
 
-def test_results_are_printed_and_stored(tmp_path, capsys):
-    assert run(found, say, EvaluateConfig(run=tmp_path, device="cpu")) == 0
+@pytest.mark.parametrize("stored", [True, False])
+def test_results_are_printed_and_stored_where_they_can_be(tmp_path, capsys, stored):
+    def measure(config, device):
+        return {"device": device.type, "score": math.nan}
+
     file = tmp_path / "evaluation.json"
-    assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
-    assert capsys.readouterr().out == f"score nan\n\nwritten to {file}\n"
-
-
-@pytest.mark.parametrize("why", ["a folder is in its place", "the folder is gone"])
-def test_results_that_cannot_be_stored_are_printed(tmp_path, capsys, why):
-    path = tmp_path / "run"
-    if why == "a folder is in its place":
-        (path / "evaluation.json").mkdir(parents=True)
-    with pytest.raises(DiskError, match=r"run/evaluation\.json could not be written"):
-        run(found, say, EvaluateConfig(run=path, device="cpu"))
-    assert capsys.readouterr().out == "score nan\n"
+    if not stored:
+        file.mkdir()
+    with nullcontext() if stored else pytest.raises(DiskError, match=r"evaluation\.json could not"):
+        assert run(measure, str, EvaluateConfig(run=tmp_path, device="cpu")) == 0
+        assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
+    printed = capsys.readouterr().out
+    told = f"\nwritten to {file}\n" if stored else ""
+    assert printed == "{'device': 'cpu', 'score': nan}\n" + told
 
 
 SPREAD = [i for i in range(30) if i % 6 != 5]
@@ -172,17 +205,13 @@ def test_the_newest_checkpoint_instead(tmp_path):
     assert results["samples"] == {"buffer": pytest.approx({"step": 12, **expected})}
 
 
-def test_settings_that_cannot_be_meant(tmp_path):
+def test_fresh_chains_need_steps(tmp_path):
     jem_folder(tmp_path / "run", reinit_rate=0.0)
     with pytest.raises(ConfigError, match="--chain-steps"):
         evaluate(tmp_path / "run")
     assert evaluate(tmp_path / "run", chain_steps=1)["samples"]["fresh"]["steps"] == 1
-    refused: list[dict[str, Any]] = [{"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}]
-    refused += [{"attacks": (attack,)} for attack in ("linf", "l1:8", "l2:-1", "linf:nan")]
-    refused += [{"attack_images": 0}, {"refine_steps": -1}]
-    for settings in refused:
-        with pytest.raises(ConfigError, match=next(iter(settings))):
-            evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
+    with pytest.raises(ConfigError, match="trained on"):
+        evaluate(tmp_path / "run", chain_steps=1, ood=("digits",))
 
 
 def test_data_are_where_and_as_small_as_in_the_training(tmp_path):

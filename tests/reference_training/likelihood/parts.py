@@ -77,31 +77,6 @@ def modes() -> Known:
     return Known(Path(f, isotropic(2, 2.0)), log_z, samples, 150)
 
 
-def gaussian_rbm() -> Known:
-    """E = ½ Σ (v - b)² / s² - c·h - vᵀWh with 4 hidden bits and 3 visible numbers: enumeration."""
-    b, s = torch.tensor([0.2, -0.4, 0.0], dtype=WIDE), torch.tensor([0.7, 1.0, 0.8], dtype=WIDE)
-    c = torch.tensor([-0.5, 0.3, 0.0, 0.6], dtype=WIDE)
-    w = normal(3, 4, seed=104)
-
-    def f(v: Tensor) -> Tensor:  # the negative free energy
-        quadratic = ((v - b) / s).square().sum(1) / 2
-        return torch.nn.functional.softplus(c + v @ w).sum(1) - quadratic
-
-    def of_hidden(h: Tensor) -> Tensor:  # the integral over v, in closed form
-        pull = h @ w.T
-        each = b * pull + (s * pull).square() / 2 + s.log() + math.log(2 * math.pi) / 2
-        return h @ c + each.sum(1)
-
-    def samples(n: int) -> Tensor:
-        states = ((torch.arange(16)[:, None] >> torch.arange(4)) & 1).to(WIDE)
-        share = of_hidden(states).softmax(0)
-        h = states[torch.multinomial(share, n, replacement=True, generator=rng(105))]
-        return b + s.square() * (h @ w.T) + s * normal(n, 3, seed=106)
-
-    path = Path(f, isotropic(3, 2.0))
-    return Known(path, float(enumerated_log_z(of_hidden, 4)), samples, 40)
-
-
 def bernoulli_rbm() -> Known:
     """A joint state of 6 visible and 4 hidden bits, by block Gibbs at each temperature."""
     w = 1.2 * normal(6, 4, seed=107)

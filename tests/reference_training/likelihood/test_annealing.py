@@ -24,7 +24,6 @@ from tests.reference_training.likelihood.parts import (
     Known,
     bernoulli_rbm,
     gaussian,
-    gaussian_rbm,
     isotropic,
     modes,
 )
@@ -35,7 +34,6 @@ KNOWN: dict[str, Callable[[], Known]] = {
     "gaussian-mala": gaussian,
     "gaussian-hmc": partial(gaussian, leapfrog_steps=3),
     "modes": modes,
-    "gaussian-rbm": gaussian_rbm,
     "bernoulli-rbm": bernoulli_rbm,
 }
 FEW = settings(max_examples=10, deadline=None, derandomize=True, database=None)
@@ -72,7 +70,7 @@ def test_weights_are_unbiased_however_coarse_the_schedule(name):
 
 
 def test_weighted_samples_are_those_of_the_model():
-    known = gaussian_rbm()
+    known = gaussian()
     schedule = pilot(known.path, chains=100, temperatures=20, generator=rng(1))
     ahead = forward(known.path, schedule, chains=4000, generator=rng(2))
     exact = known.samples(100_000)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import shlex
 import signal
 from dataclasses import fields, replace
@@ -120,24 +119,6 @@ def test_presets_sample_as_the_published_script_number_by_number():
         assert preset.problems() == [], name
         sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")
         assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        *(
-            ({name: value}, f"{name} is {value}, expected a positive number")
-            for name in ("lr", "step_size", "noise_std")
-            for value in (0, math.nan)
-        ),
-        ({"nf": 0}, "nf is 0, expected 1 or more"),
-        ({"train_images": 0}, "train_images is 0, expected 1 or more"),
-        ({"data_noise": -0.1}, "data_noise is -0.1, expected a finite number, 0 or more"),
-        ({"data_noise": math.nan}, "data_noise is nan, expected a finite number, 0 or more"),
-    ],
-)
-def test_what_cannot_be_meant_is_said_once(changes, says):
-    assert replace(CIFAR10, **changes).problems() == [says]
 
 
 config_for = SHORTRUN.config_for

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from torch import nn
 
-from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.evaluate import (
     Evaluator,
@@ -26,7 +24,7 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-from tests.reference_training.parts import CPU, rng
+from tests.reference_training.parts import CPU, rng, small_evaluations
 
 
 def evaluator_of(
@@ -34,17 +32,6 @@ def evaluator_of(
 ):
     settings = dataclasses.replace(SCENARIOS[scenario], **other)
     return Evaluator(settings, Members.of(betas, variants, seeds), CPU)
-
-
-class Quadratic(nn.Module):
-    """f = -curvature |x|² / 2: its Langevin chain stays Gaussian."""
-
-    def __init__(self, curvature):
-        super().__init__()
-        self.curvature = curvature
-
-    def forward(self, x):
-        return -0.5 * self.curvature * x.square().sum(-1)
 
 
 @pytest.mark.parametrize("scenario", ["gmm-default", "mixture1d-default"])
@@ -195,10 +182,12 @@ def test_samples_outside_the_grid_are_wrong():
 
 
 def test_samples_depend_on_the_seed_and_the_step_alone(monkeypatch):
-    monkeypatch.setattr(evaluate, "SAMPLES", 200)
-    monkeypatch.setattr(evaluate, "SAMPLES_AT_ONCE", 100)
+    small_evaluations(monkeypatch)
     together = evaluator_of(betas=("0", "0.5"), variants=("default", "true"), seeds=(3, 4))
-    same = Quadratic(0.1)  # of all members, whose samples differ by their random numbers alone
+
+    def same(x):  # of all members, whose samples differ by their random numbers alone
+        return -0.05 * x.square().sum(-1)
+
     samples = together.samples(same, 50)
     assert samples.shape == (8, 200, 2)
     for member in range(2, 8):
