@@ -222,7 +222,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"scenario": "gmm-best"}, "expected one of gmm-default"),
         *(
             ({"betas": (beta,)}, f"beta is '{re.escape(beta)}', expected a number up to 1")
-            for beta in ("", "x", "0.5:", "0:1:2", "1.5", "nan", "inf", "0.5+", "0:2")
+            for beta in ("", "x", "0.5:", "0:1:2", "1.5", "nan", "inf", "-inf", "0.5+", "0:2")
         ),
         ({"betas": ("0", "0")}, "expected different values"),
         ({"betas": ("0.1+0.2", "0.1+0.2+0.3")}, "averages in one ensemble need equally many"),
@@ -234,7 +234,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"iterations": 0}, "iterations is 0"),
     ],
     "rbm": [
-        ({"method": "hmc"}, "method is 'hmc'"),
+        *(({"method": x}, f"method is '{x}', expected dsm, .*, cdK") for x in ("hmc", "cd0")),
+        ({"noise_std": 0.0}, "noise_std is 0.0, expected a positive number"),
+        ({"noise_range": (0.3, 0.1)}, "noise_range is 0.3 to 0.1, expected 0 < least < most"),
+        ({"inner_steps": -1}, "inner_steps is -1, expected 0 or more"),
+        ({"lr": math.nan}, "lr is nan"),
         ({"hidden": 0}, "hidden is 0, expected 1 or more"),
         ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
         ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),

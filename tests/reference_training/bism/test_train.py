@@ -25,9 +25,7 @@ from ebmguard.reference_training.bism.train import told
 from ebmguard.reference_training.data import load_data
 from ebmguard.runs import load
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.parts import DEEP, RBM, rng
-
-from .parts import binary_states
+from tests.reference_training.parts import DEEP, RBM, binary_states, rng
 
 
 def test_the_checkerboards_density_is_that_of_its_samples():

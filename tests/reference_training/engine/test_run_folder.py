@@ -32,6 +32,10 @@ from tests.reference_training.jem.fabricate import write_lines
 from tests.sinks.test_lock import HOLDS, another
 
 
+def files_of(path):
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
 def at(out, **values):
     return ToyConfig(out=Path(out), **values)
 
@@ -189,7 +193,7 @@ def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
 def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {"lr": 0.1})
     folder.append_rows("metrics.jsonl", [{"step": 0}])
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = files_of(tmp_path / "run")
     other = RunFolder.resume(tmp_path / "run", Ranks(1, 2))
     other.write_config({"lr": 0.2})
     other.write_results({"steps": 1})
@@ -197,7 +201,7 @@ def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
     other.append_rows("alerts.jsonl", [{"step": 1}])
     other.cut_rows({})
     other.save("checkpoints/best.pt", {"step": 1})
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = files_of(tmp_path / "run")
     assert after == before
     other.checkpoints.save(4, {"x": torch.ones(1)})
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [
@@ -211,10 +215,10 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
     del folder
     for out, make in ((tmp_path / "run", RunFolder.resume), (tmp_path / "new", new)):
         with another(HOLDS, out) as process:
-            before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+            before = files_of(out)
             with pytest.raises(ConfigError, match=f"in use by process {process.pid} on "):
                 make(out)
-            assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+            assert files_of(out) == before
         assert make(out).config == {"lr": 0.1}
 
 

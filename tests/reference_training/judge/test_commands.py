@@ -28,6 +28,7 @@ from ebmguard.reference_training.judge.robustness import robustness
 from ebmguard.reference_training.judge.stored import load_network
 from ebmguard.reference_training.judge.toy import table
 from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU, TOY, small_evaluations, trained_folder
@@ -170,23 +171,38 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
         assert words in printed
 
 
-def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys):
-    # o = 2 step_size / noise_std² = 1/2, where f is nearly flat and log Z nearly the volume.
-    networks, _ = jem_folder(tmp_path / "run", noise_std=2.0, eval_noise=0.0)
-    options = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
-    found = evaluate(tmp_path / "run", chains=(), ood=(), **options)["likelihood"]
-    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
-    with torch.no_grad():
-        f = 0.5 * networks["best"](data.scale(data.test_x)).mean().item()
+@pytest.mark.parametrize(("name", "noise"), [("jem", 0.0), ("shortrun", 0.03)])
+def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys, name, noise):
+    """At o = 2 step_size / noise_std² = 1/2 f is nearly flat, and log Z nearly the volume."""
+    path = tmp_path / "run"
+    if name == "jem":
+        network = jem_folder(path, noise_std=2.0, eval_noise=noise)[0]["best"]
+        data = load_data("digits", train_images=90, valid_images=20, test_images=40)
+    else:
+        trained = load_run(trained_folder(path, noise_std=2.0, data_noise=noise), CPU)
+        network, data = trained.network, trained.data
+    judge, settings, _ = COMMANDS[name]
+    own = {"chains": (), "ood": ()} if name == "jem" else {}
+    options = {"likelihood": True, "temperatures": 12, "ais_chains": 20, "device": "cpu"}
+    assert judge(settings(run=path, **own, **options)) == 0
+    stored = json.loads((path / "evaluation.json").read_text())
+    assert "scores" not in stored  # of which features would be needed
+    found = stored["likelihood"]
     assert found["holds"], found["verdict"]
-    for end in found["log_z"]:
-        assert end == pytest.approx(64 * math.log(2) + f, abs=0.5)
+    with torch.no_grad():
+        f = 0.5 * network(data.scale(data.test_x)).mean().item()
+    volume = 64 * math.log(2 * (1 + 6 * noise))
+    assert found["log_z"] == pytest.approx([volume + f] * 2, abs=0.5)
+    assert found["held_out"] == len(data.test_x)
     low, high = found["log_likelihood"]
-    assert (low, high) == pytest.approx([f - end for end in reversed(found["log_z"])], abs=1e-4)
+    assert (low, high) == pytest.approx([f - end for end in reversed(found["log_z"])], abs=0.02)
     assert found["verdict"] in capsys.readouterr().out
-    jem_folder(tmp_path / "still", noise_std=0.0)
+
+
+def test_a_likelihood_needs_noise(tmp_path):
+    jem_folder(tmp_path, noise_std=0.0)
     with pytest.raises(ConfigError, match="noise_std is 0"):
-        evaluate(tmp_path / "still", chains=(), ood=(), **options)
+        evaluate(tmp_path, chains=(), ood=(), likelihood=True)
 
 
 def test_the_newest_checkpoint_instead(tmp_path):

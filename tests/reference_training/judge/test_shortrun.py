@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -118,22 +116,6 @@ def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
     jem_folder(tmp_path / "same", stored=settings)
     check_features(str(tmp_path / "same"), tiny_run(**settings))
     check_features("inception:file.pth", tiny_run())
-
-
-def test_likelihood_needs_no_features(tmp_path, capsys):
-    path = trained_folder(tmp_path / "run", noise_std=2.0)
-    options: dict[str, Any] = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
-    assert run(EvaluateShortRun(run=path, device="cpu", **options)) == 0
-    stored = json.loads((path / "evaluation.json").read_text())
-    assert "scores" not in stored
-    found, trained = stored["likelihood"], load_run(path, CPU)
-    assert (found["held_out"], found["starts"]) == (32, "long-run")
-    # f is nearly flat at o = 1/2, and log Z nearly the volume of the cube.
-    assert found["holds"], found["verdict"]
-    volume = 64 * math.log(2 * (1 + 6 * trained.settings.data_noise))
-    f = 0.5 * trained.energies(trained.data.scale(trained.data.test_x)).mean()
-    assert found["log_z"] == pytest.approx([volume + float(f)] * 2, abs=0.5)
-    assert found["verdict"] in capsys.readouterr().out
 
 
 WIDE = torch.float64

@@ -19,7 +19,7 @@ from ebmguard.reference_training.likelihood import (
     enumerated_log_z,
     quadrature_log_z,
 )
-from tests.reference_training.likelihood.parts import WIDE, modes
+from tests.reference_training.likelihood.test_annealing import WIDE, modes
 from tests.reference_training.parts import rng
 
 

@@ -38,7 +38,7 @@ from ebmguard.reference_training.studies.jem_tables import (
     setups,
 )
 from tests.reference_training.jem.fabricate import OWN, write_run
-from tests.reference_training.parts import assert_no_text_on_text
+from tests.reference_training.studies.small import assert_no_text_on_text
 
 AXIS = SymmetricalLogTransform(base=10, linthresh=LINTHRESH, linscale=1)
 anything = st.one_of(st.floats(-1e12, 1e12), st.sampled_from([math.nan, math.inf, -math.inf]))

@@ -9,22 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_energies as module
 from ebmguard.reference_training.studies.command import find
-from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run, write_rows
-from tests.reference_training.studies import small
-from tests.reference_training.studies.small import study_of
-
-
-def test_numbers_are_the_recorded_ones(tmp_path):
-    small.recorded("12", small.courses(tmp_path))
-    for name in ("13", "14"):
-        small.recorded(name, small.chains(), 40)
-
+from tests.reference_training.parts import Function, Quadratic, tiny_run
+from tests.reference_training.studies.small import assert_no_text_on_text, study_of, write_rows
 
 # -- Figure 12 --------------------------------------------------------------------------------
 
@@ -61,6 +51,12 @@ def test_runs_of_equal_settings_are_told_apart(tmp_path):
     ]
     names = ["β* = 0, seed 0", "β* = 0, seed 1, 1", "β* = 0, seed 1, 3", "β* = 2"]
     assert study_of("12", *runs)["run"].tolist() == names
+
+
+def test_without_a_gap_that_varies_at_zero_nothing_tells_how_wide_others_are(tmp_path):
+    wide, flat = (run_of(tmp_path / f"{b:g}", b, [1.0] * 50) for b in (2.0, 0.0))
+    for runs in ([wide], [flat, wide]):
+        assert study_of("12", *runs)["widening"].tolist()[-1] is None
 
 
 def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
@@ -145,17 +141,10 @@ def test_negatives_are_the_chain_in_closed_form():
     assert found["data_mean"][0] == pytest.approx(data_mean, rel=0.01)
 
 
-class Exploding(nn.Module):
-    """f = |x|⁴ / 333, up which chains leave for infinity, some sooner than others."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) -> (B,)."""
-        f: torch.Tensor = x.square().flatten(1).sum(1).square() * 0.003
-        return f
-
-
 def test_chains_that_are_lost_are_counted_and_the_rest_is_drawn():
-    run = tiny_run(network=Exploding(), sgld_steps=6, train_images=1000)
+    # Up |x|⁴ chains leave for infinity, some sooner than others.
+    exploding = Function(lambda x: x.square().sum(1).square() * 0.003)
+    run = tiny_run(network=exploding, sgld_steps=6, train_images=1000)
     found = study_of("14", run, count=200)
     lost, all_lost = found["not_finite"]
     assert 0 < lost < all_lost == 200

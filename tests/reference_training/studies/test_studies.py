@@ -19,13 +19,14 @@ from ebmguard.reference_training.studies import command, shortrun
 from ebmguard.reference_training.studies.command import MODULES, find, numbers
 from ebmguard.reference_training.studies.config import JemFigure, ShortRunFigure, ToyFigure
 from ebmguard.reference_training.studies.jem_tables import page
-from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
+from ebmguard.reference_training.studies.study import Study, frame_of, plain, text
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
 from ebmguard.sinks import to_json
 from tests.reference_training.jem import fabricate as jem
 from tests.reference_training.jem.fabricate import OWN, made_up_evaluation
-from tests.reference_training.parts import assert_no_text_on_text, tiny_run, trained_folder
-from tests.reference_training.studies.small import RECORDED, assert_recorded
+from tests.reference_training.parts import tiny_run, trained_folder
+from tests.reference_training.studies import small
+from tests.reference_training.studies.small import RECORDED, assert_no_text_on_text, assert_recorded
 from tests.reference_training.toy.fabricate import write_run
 
 
@@ -48,6 +49,22 @@ def test_toys(name: Any, tmp_path):
     if name in ("1d", "7", "8", "9"):  # each other layout is drawn where a figure is trained
         for figure in study.drawn(frame).values():
             assert_no_text_on_text(figure)
+
+
+SHORT_RUNS: dict[str, tuple[Any, int | None]] = {
+    "12": (small.courses, None),
+    **dict.fromkeys(("13", "14"), (small.chains, 40)),
+    "15": (small.chains, 16),
+    "interpolation": (small.flows, 4),
+    "steps": (small.chains, 12),
+    "long-run": (small.long_chains, 12),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_RUNS)
+def test_short_runs(tmp_path, name):
+    make, count = SHORT_RUNS[name]
+    small.recorded(name, make(tmp_path) if name == "12" else make(), count)
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +159,6 @@ def test_numbers_as_text_and_as_plain_values():
         {"about": "a: digits", "run": "a", "f": "NaN", "n": 1234},
         {"about": "b: digits", "run": "b", "f": "Infinity", "course": [1.5, "NaN"]},
     ]
-
-
-@pytest.mark.parametrize(
-    ("values", "rises"), [([1], None), ([1, 2, 3], True), ([1, 1], False), ([1, np.nan], None)]
-)
-def test_whether_values_ascend(values, rises):
-    assert ascending(values) is rises
 
 
 def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
