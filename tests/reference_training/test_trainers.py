@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import shutil
 from typing import Any
 
 import pytest
 
+from ebmguard.cli import main
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
@@ -132,6 +135,32 @@ def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path, name, unit, s
     before = results_of(tmp_path)
     trainer.go(trainer.config(out=tmp_path, resume=True))  # there is nothing left to do
     assert results_of(tmp_path) == before
+
+
+WORDS = {
+    "jem": "test accuracy ",
+    "shortrun": "medians of the last 100 updates: ",
+    "toy": "| default",
+    "rbm": " nats per sample",
+    "deep": "loss on test images ",
+}
+"""Of what a trainer says at the end of a run."""
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_command_says_how_its_run_went_also_when_there_is_nothing_left_to_do(
+    tmp_path, monkeypatch, capsys, name
+):
+    small_evaluations(monkeypatch)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
+    config = TRAINERS[name].config_for(tmp_path)
+    assert main(shlex.split(config.command())[1:]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ended = f"finished {config.total_steps} steps without divergence"
+    assert lines[:2] == [f"results in {tmp_path}", ended]
+    assert any(WORDS[name] in line for line in lines[2:])
+    assert main([*config.words[1:], "--out", str(tmp_path), "--resume"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # -- settings ----------------------------------------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
@@ -139,13 +138,6 @@ def test_likelihoods_of_many_latents_are_bracketed_or_not_shown(tmp_path):
     options |= {"iterations": 5, "evaluations": 1}
     assert not RBM.run(tmp_path / "none" / "dsm", **options, method="dsm")["bracket_holds"]
     assert "no bracket" in page(tmp_path / "none")
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    words = ["train", "bism", "--out", str(tmp_path / "run"), "--iterations", "3"]
-    assert main([*words, "--method", "cd1", "--evaluations", "1"]) == 0
-    assert "nats per sample" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 0
 
 
 WIDE = torch.float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shlex
 import signal
@@ -132,24 +131,6 @@ def _quiet(monkeypatch):
 
 def words(out, **settings):
     return shlex.split(config_for(out, **settings).command())[1:]
-
-
-def test_a_run_says_how_it_went(tmp_path, capsys):
-    assert main(words(tmp_path / "run")) == 0
-    out = tmp_path / "run"
-    text = capsys.readouterr().out
-    results = json.loads((out / "results.json").read_text())
-    lines = text.splitlines()
-    assert lines[0] == f"results in {out}"
-    assert lines[1] == "finished 6 steps without divergence"
-    medians = results["median_last_100"]
-    assert lines[-1] == (
-        f"medians of the last 100 updates: energy gap {medians['energy_gap']:.3g}, "
-        f"GradScale {medians['grad_scale']:.3g}, ESS {medians['ess']:.3g}"
-    )
-    # Resumed when there is nothing left to do, it says so again.
-    assert main(["train", "shortrun", "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == lines[2:]
 
 
 def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):

@@ -17,7 +17,7 @@ from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.reference_training.studies import command, shortrun
 from ebmguard.reference_training.studies.command import MODULES, find, numbers
-from ebmguard.reference_training.studies.config import JemFigure, ShortRunFigure, ToyFigure
+from ebmguard.reference_training.studies.config import ShortRunFigure, ToyFigure
 from ebmguard.reference_training.studies.jem_tables import page
 from ebmguard.reference_training.studies.study import Study, frame_of, plain, text
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
@@ -27,6 +27,7 @@ from tests.reference_training.jem.fabricate import OWN, made_up_evaluation
 from tests.reference_training.parts import tiny_run, trained_folder
 from tests.reference_training.studies import small
 from tests.reference_training.studies.small import RECORDED, assert_no_text_on_text, assert_recorded
+from tests.reference_training.studies.test_jem import made
 from tests.reference_training.toy.fabricate import write_run
 
 
@@ -85,24 +86,20 @@ def jem_runs(tmp_path_factory):
     small: dict[str, Any] = {"iterations": 1200, "steps_per_epoch": 100, "depth": 10, "width": 1}
     for name, settings in runs.items():
         jem.write_run(folder / name, train_images=640, **small, **settings)
-    return find_runs([folder])
+    return folder
 
 
 @pytest.mark.parametrize("name", ["3", "4", "16", "17", "18", "19", "20"])
 def test_jem(name: Any, jem_runs):
-    study = find(name)
-    frame = study.numbers(jem_runs, JemFigure(name=name, runs=()))
-    head, _, *lines = text(frame).splitlines()
-    names, *rows = ([c.strip() for c in line.strip("|").split("|")] for line in (head, *lines))
-    found = [dict(zip(names, row, strict=True)) for row in rows]
+    found = made(name, jem_runs)[1]
     kept = [{k: row[k] for k in told} for row, told in zip(found, RECORDED[name], strict=True)]
     assert kept == RECORDED[name]
-    for figure in study.drawn(frame).values():
-        assert_no_text_on_text(figure)
 
 
 def test_tables_of_jem_runs(jem_runs):
-    assert page(jem_runs) == (Path(__file__).parent / "jem_tables.md").read_text(encoding="utf-8")
+    assert page(find_runs([jem_runs])) == (Path(__file__).parent / "jem_tables.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_study_has_its_word_and_its_place_in_the_table():
