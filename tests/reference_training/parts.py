@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,13 +16,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from ebmguard.energies import Variant
 from ebmguard.reference_training.bism import deep_train
 from ebmguard.reference_training.bism import train as rbm_train
 from ebmguard.reference_training.bism.config import BismConfig, DeepConfig
+from ebmguard.reference_training.bism.posterior import BernoulliPosterior
+from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.progress import Reporter
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
@@ -43,15 +41,21 @@ from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.samplers import ReplayBuffer
-from ebmguard.sinks import JsonlSink, read_jsonl
+from ebmguard.sinks import read_jsonl
 from tests.faults.injector import FaultInjector
-from tests.parts import PATIENCE
+from tests.objective.oracles import textbook
+from tests.runs import frozen
 
 CPU = torch.device("cpu")
 
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    """Images, from U(-1, 1)."""
+    return torch.rand(shape, generator=rng(seed)) * 2 - 1
 
 
 class Silent(Reporter):  # type: ignore[misc]
@@ -209,6 +213,20 @@ def in_float64() -> Iterator[None]:
             torch.set_default_dtype(torch.float32)
 
 
+def pulled(
+    f_pos: Tensor,
+    f_neg: Tensor,
+    beta_star: float,
+    variant: Variant = "default",
+    labels: Tensor | None = None,
+) -> Tensor:
+    """What has the gradient of the objective, with energies of one class each where it is told."""
+    groups = None if labels is None else (labels, labels)
+    known = textbook(f_pos.detach(), f_neg.detach(), beta_star, variant, groups=groups)
+    parts = ((f_pos, known.to_pos), (f_neg, known.to_neg))
+    return torch.stack([f @ f.new_tensor(list(map(float, to))) for f, to in parts]).sum()
+
+
 # -- what a run leaves behind ------------------------------------------------------------------
 
 
@@ -234,15 +252,8 @@ def results_of(out: Path) -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in every bit; NaN equals NaN."""
-    if isinstance(a, Tensor):
-        alike = a.shape == b.shape and a.dtype == b.dtype
-        return alike and bool(torch.equal(a.isnan(), b.isnan()) and ((a == b) | a.isnan()).all())
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b or (a != a and b != b))
+    """Equal in every bit."""
+    return bool(frozen(a) == frozen(b))
 
 
 def largest_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -285,17 +296,51 @@ def assert_same_run(one: Path, other: Path, part: str = "") -> None:
         assert same(*(torch.load(file, weights_only=True) for file in best))
 
 
-def kill_at_a_checkpoint(child: BaseProcess, run: Path) -> None:
-    """SIGKILL a training after its first checkpoint."""
-    try:
-        deadline = time.monotonic() + PATIENCE
-        while not list((run / "checkpoints").glob("step-*.pt")):
-            assert child.is_alive()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    finally:
-        child.kill()
-        child.join()
+# -- models ------------------------------------------------------------------------------------
+
+
+def binary_states(bits: int) -> Tensor:
+    """Every state of at least two bits, (2^bits, bits), in float64."""
+    return torch.cartesian_prod(*[torch.arange(2.0, dtype=torch.float64)] * bits)
+
+
+def rbm(visible: int = 2, hidden: int = 4, seed: int = 0) -> GaussianBernoulliRBM:
+    """One whose modes are well apart but meet, with a scale of its own for each entry."""
+    model = GaussianBernoulliRBM(visible, hidden, rng(seed)).double()
+    with torch.no_grad():
+        model.weight.mul_(3)
+        model.log_std.copy_(torch.linspace(-0.4, 0.3, visible))
+    return model
+
+
+def exact_posterior(model: GaussianBernoulliRBM) -> BernoulliPosterior:
+    posterior = BernoulliPosterior(*model.weight.shape).double()
+    with torch.no_grad():
+        posterior.weight.copy_(model.weight.T)
+        posterior.bias.copy_(model.hidden_bias)
+    return posterior
+
+
+def published_layers(
+    nf: int, act: Callable[[], nn.Module] = nn.GELU, *, channels: int = 1, halvings: int = 1
+) -> nn.Sequential:
+    """The layers of Nijkamp et al.'s script: of images of 8x8 pixels, or of twice as many a side
+    for each further halving."""
+    layers = [nn.Conv2d(channels, nf, 3, 1, 1), act()]
+    for width in (nf * 2**i for i in range(halvings)):
+        layers += [nn.Conv2d(width, 2 * width, 4, 2, 1), act()]
+    return nn.Sequential(*layers, nn.Conv2d(nf * 2**halvings, 1, 4, 1, 0), nn.Flatten(0))
+
+
+class Function(nn.Module):
+    """A network without parameters: f of images as rows, (B, C H W) -> (B,)."""
+
+    def __init__(self, f: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.f = f
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.f(x.flatten(1))
 
 
 class Quadratic(nn.Module):
@@ -340,38 +385,3 @@ def trained_folder(out: Path, **settings: Any) -> Path:
     """A run folder of a few updates; `load_run` of trained.py opens it."""
     assert SHORTRUN.go(SHORTRUN.config_for(out, **settings)) is not None
     return out
-
-
-def write_rows(run: Path, columns: Mapping[str, Sequence[float]]) -> None:
-    """Add rows to the metrics.jsonl of a run folder, as the guard writes them, by their columns."""
-    sink = JsonlSink(run)
-    for step, values in enumerate(zip(*columns.values(), strict=True)):
-        sink.write_row(step, dict(zip(columns, values, strict=True)), {})
-    sink.flush()
-
-
-def assert_no_text_on_text(figure: Figure) -> None:
-    """No text of the picture lies on another, or leaves the picture."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()  # which places everything
-    parts = [figure, *figure.subfigs]
-    written = [text for part in parts for text in part.texts if text.get_text()]
-    for axes in [axes for axes in figure.axes if axes.axison]:
-        written += [axes.title, axes.xaxis.label, axes.yaxis.label, *axes.texts]
-        labels = (*axes.get_xticklabels(), *axes.get_yticklabels())
-        inside = axes.get_window_extent(renderer).padded(2)
-        for label in labels:
-            x, y = label.get_transform().transform(label.get_position())
-            if inside.x0 <= x <= inside.x1 or inside.y0 <= y <= inside.y1:
-                written.append(label)
-    legends = [axes.get_legend() for axes in figure.axes]
-    legends += [legend for part in parts for legend in part.legends]
-    for legend in filter(None, legends):
-        written += legend.get_texts()
-    shown = [(text, text.get_window_extent(renderer)) for text in written if text.get_text()]
-    shown = [(text, box) for text, box in shown if box.width]
-    for text, box in shown:
-        outside = box.x0 < 0 or box.y0 < 0 or box.x1 > figure.bbox.x1 or box.y1 > figure.bbox.y1
-        assert not outside, f"{text.get_text()!r} leaves the picture"
-    for (a, one), (b, two) in itertools.combinations(shown, 2):
-        assert not one.overlaps(two), f"{a.get_text()!r} lies on {b.get_text()!r}"

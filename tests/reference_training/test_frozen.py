@@ -179,21 +179,6 @@ def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, mask
         torch.testing.assert_close(net.state_dict()[name], own, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_eager_samples_are_the_same_bits_at_the_same_cost(autocast):
-    torch.manual_seed(0)
-    net, (x, noise) = WideResNet(autocast=autocast), start()
-    labels = torch.tensor([4, 4])
-    assert torch.equal(sampler(net, x, noise, labels), plain(net, x, noise, labels))
-    for each in (sampler, plain):
-        with Calls(aten.convolution_backward.default) as backwards:
-            each(net, x, noise)
-        assert [tuple(args[-1]) for args in backwards.args] == 3 * CONVOLUTIONS * [
-            (True, False, False)
-        ]
-    assert all(p.grad is None for p in net.parameters())
-
-
 def test_frozen_gives_each_parameter_its_own_back():
     net = WideResNet(width=1)
     net.stem.weight.requires_grad_(False)

@@ -14,6 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.networks import WideResNet, evaluation_mode
 from ebmguard.reference_training.shortrun.network import EnergyNet
+from tests.reference_training.parts import published_layers, uniform
 
 aten = torch.ops.aten
 
@@ -220,46 +221,22 @@ def network(**settings):
     return EnergyNet(**{"in_channels": 3, "image_size": 32, "nf": 4, **settings})
 
 
-def images(count, channels, size):
-    shape = (count, channels, size, size)
-    return torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 2 - 1
-
-
-@pytest.mark.parametrize(("nf", "parameters"), [(32, 693_569), (64, 2_763_393), (128, 11_031_809)])
-def test_the_published_numbers_of_parameters(nf, parameters):
-    assert sum(p.numel() for p in network(nf=nf).parameters()) == parameters
-
-
-def plain_layers(nf, act):
-    """The layers of the published script, for 32x32 images of 3 channels."""
-    return nn.Sequential(
-        nn.Conv2d(3, nf, 3, 1, 1),
-        act(),
-        nn.Conv2d(nf, nf * 2, 4, 2, 1),
-        act(),
-        nn.Conv2d(nf * 2, nf * 4, 4, 2, 1),
-        act(),
-        nn.Conv2d(nf * 4, nf * 8, 4, 2, 1),
-        act(),
-        nn.Conv2d(nf * 8, 1, 4, 1, 0),
-    )
-
-
 @pytest.mark.parametrize(
     ("activation", "act"), [("leaky_relu", lambda: nn.LeakyReLU(0.2)), ("gelu", nn.GELU)]
 )
 def test_the_published_network_layer_by_layer(activation, act):
-    net, plain = network(activation=activation), plain_layers(4, act)
+    net = network(activation=activation)
+    plain = published_layers(4, act, channels=3, halvings=3)
     torch.manual_seed(0)
-    same_seed = plain_layers(4, act)
+    same_seed = published_layers(4, act, channels=3, halvings=3)
     for own, other, fresh in zip(
         net.parameters(), plain.parameters(), same_seed.parameters(), strict=True
     ):
         # Initialised as PyTorch does, layer after layer.
         assert torch.equal(own, fresh)
         other.data.copy_(own.data)
-    x = images(5, 3, 32)
-    assert torch.equal(net(x), plain(x).squeeze())
+    x = uniform(5, 3, 32, 32)
+    assert torch.equal(net(x), plain(x))
     gradients = [torch.autograd.grad(g(x).sum(), list(g.parameters())) for g in (net, plain)]
     for one, another in zip(*gradients, strict=True):
         assert torch.equal(one, another)
@@ -283,7 +260,7 @@ def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, 
     assert convolutions[-1].kernel_size == (last, last)
     assert {layer.kernel_size for layer in convolutions[1:-1]} <= {(4, 4)}
     assert {layer.stride for layer in convolutions[1:-1]} <= {(2, 2)}
-    x = images(2, channels, size).requires_grad_()
+    x = uniform(2, channels, size, size).requires_grad_()
     (gradient,) = torch.autograd.grad(net(x).sum(), x)
     assert bool((gradient != 0).all(1).flatten(1).any(1).all())
     # The last convolution sees every pixel that is left: each moves f.
@@ -292,7 +269,7 @@ def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, 
 
 def test_bfloat16_is_close_to_float32_and_returns_float32():
     exact, rough = network(nf=16), network(nf=16, autocast=torch.bfloat16)
-    x = images(24, 3, 32).requires_grad_()
+    x = uniform(24, 3, 32, 32).requires_grad_()
     f, g = exact(x), rough(x)
     assert f.dtype == g.dtype == torch.float32
     assert not torch.equal(f, g)

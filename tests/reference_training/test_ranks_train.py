@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import random
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -72,3 +81,71 @@ def test_ranks_go_back_together_and_go_on_with_the_same_network(seen, folder):
         # Their chains are apart, after the reseeding too.
         assert [len(one["buffer"]["samples"]) for one in (first, second)] == [15, 16]
         assert not same(first["buffer"]["generator"], second["buffer"]["generator"])
+
+
+# -- ranks that are killed while torchrun watches them, and start again by themselves ---------
+
+KILLS = 3
+EVERY = 10
+
+
+def start(out: Path) -> subprocess.Popen[bytes]:
+    """Two ranks, by torchrun."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    restarts = ["--max-restarts", str(KILLS), "-m"]
+    config = SHORTRUN.config_for(out, iterations=120, sample_every=50, checkpoint_every=EVERY)
+    with out.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", *launcher, *restarts, *shlex.split(config.command())],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """The processes that it has started as ranks."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    found = []
+    for child in children:
+        try:
+            is_rank = b"LOCAL_RANK=" in Path(f"/proc/{child}/environ").read_bytes()
+        except OSError:  # it is over
+            continue
+        found += [int(child)] if is_rank else []
+    return found
+
+
+def steps_saved(out: Path) -> int:
+    """The step of the newest checkpoint; 0 before the first."""
+    return max((int(file.name[5:13]) for file in out.glob("checkpoints/step-*.pt")), default=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+def test_killed_ranks_start_again_and_end_with_the_bits_of_an_unbroken_run(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(whole).wait() == 0
+    rng = random.Random(0)
+    launcher = start(broken)
+    try:
+        for kill in range(KILLS):
+            while len(ranks := ranks_of(launcher.pid)) < 2:
+                assert launcher.poll() is None
+                time.sleep(0.05)
+            # The first dies while it starts, the others when the run has come farther.
+            if kill:
+                wanted = steps_saved(broken) + EVERY * rng.randint(1, 4)
+                while steps_saved(broken) < wanted:
+                    assert launcher.poll() is None
+                    time.sleep(0.01)
+            time.sleep(rng.uniform(0, 0.1 if kill else 3))
+            os.kill(ranks[rng.randrange(2)], signal.SIGKILL)
+            while set(ranks) & set(ranks_of(launcher.pid)):
+                time.sleep(0.01)
+        assert launcher.wait() == 0
+    finally:
+        launcher.terminate()
+        launcher.wait()
+    for part in (".rank0of2", ".rank1of2"):
+        assert_same_run(whole, broken, part)

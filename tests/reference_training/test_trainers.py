@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 import shutil
 from typing import Any
 
 import pytest
 
+from ebmguard.cli import main
 from ebmguard.errors import ConfigError
+from ebmguard.reference_training.engine import loop
 from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
@@ -134,6 +137,32 @@ def test_a_diverging_run_is_recorded_watched_and_stopped(tmp_path, name, unit, s
     assert results_of(tmp_path) == before
 
 
+WORDS = {
+    "jem": "test accuracy ",
+    "shortrun": "medians of the last 100 updates: ",
+    "toy": "| default",
+    "rbm": " nats per sample",
+    "deep": "loss on test images ",
+}
+"""Of what a trainer says at the end of a run."""
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_a_command_says_how_its_run_went_also_when_there_is_nothing_left_to_do(
+    tmp_path, monkeypatch, capsys, name
+):
+    small_evaluations(monkeypatch)
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
+    config = TRAINERS[name].config_for(tmp_path)
+    assert main(shlex.split(config.command())[1:]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    ended = f"finished {config.total_steps} steps without divergence"
+    assert lines[:2] == [f"results in {tmp_path}", ended]
+    assert any(WORDS[name] in line for line in lines[2:])
+    assert main([*config.words[1:], "--out", str(tmp_path), "--resume"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
 # -- settings ----------------------------------------------------------------------------------
 
 REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
@@ -172,6 +201,28 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"image_size": 3}, "image_size is 3, and the images have 8x8 pixels"),
         ({"train_images": 10**6}, "train_images is 1000000, expected at most 1437"),
         ({"data": "cifar10", "data_root": "no"}, "no, which is not a folder"),
+        *(
+            ({name: value}, f"{name} is {value}, expected")
+            for name, values in {
+                "lr": (0.0, math.nan),
+                "depth": (12, 4),
+                "width": (0,),
+                "n_pos": (0,),
+                "n_labelled": (-1,),
+                "sgld_steps": (-1,),
+                "step_size": (math.inf,),
+                "noise_std": (-0.1,),
+                "data_noise": (math.nan,),
+                "reinit_rate": (1.1, math.nan),
+                "buffer_size": (0,),
+                "eval_every": (0,),
+                "train_images": (0,),
+                "quality_samples": (-1,),
+                "warmup": (-1,),
+                "stop_after": (-1,),
+            }.items()
+            for value in values
+        ),
     ],
     "shortrun": [
         ({"beta_star": math.inf}, "beta_star is inf, expected a finite number"),
@@ -184,10 +235,26 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"train_images": 1438}, "train_images is 1438, expected at most 1437"),
         ({"image_size": 5}, "image_size is 5, and the images have 8x8 pixels"),
         ({"start_from": "no/run"}, "no/run holds no run"),
+        ({"nf": 0}, "nf is 0, expected 1 or more"),
+        ({"train_images": 0}, "train_images is 0, expected 1 or more"),
+        *(
+            ({name: value}, f"{name} is {value}, expected a positive number")
+            for name in ("lr", "step_size", "noise_std")
+            for value in (0, math.nan)
+        ),
+        *(
+            ({"data_noise": value}, f"data_noise is {value}, expected a finite number, 0 or more")
+            for value in (-0.1, math.nan)
+        ),
     ],
     "toy": [
         ({"scenario": "gmm-best"}, "expected one of gmm-default"),
-        ({"betas": ("2",)}, "beta is '2'"),
+        *(
+            ({"betas": (beta,)}, f"beta is '{re.escape(beta)}', expected a number up to 1")
+            for beta in ("", "x", "0.5:", "0:1:2", "1.5", "nan", "inf", "-inf", "0.5+", "0:2")
+        ),
+        ({"betas": ("0", "0")}, "expected different values"),
+        ({"betas": ("0.1+0.2", "0.1+0.2+0.3")}, "averages in one ensemble need equally many"),
         ({"variants": ("best",)}, "variant is 'best'"),
         ({"seeds": 0}, "seeds is 0, expected 1 or more"),
         ({"threads": -1}, "threads is -1, expected 0 or more"),
@@ -196,7 +263,11 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"iterations": 0}, "iterations is 0"),
     ],
     "rbm": [
-        ({"method": "hmc"}, "method is 'hmc'"),
+        *(({"method": x}, f"method is '{x}', expected dsm, .*, cdK") for x in ("hmc", "cd0")),
+        ({"noise_std": 0.0}, "noise_std is 0.0, expected a positive number"),
+        ({"noise_range": (0.3, 0.1)}, "noise_range is 0.3 to 0.1, expected 0 < least < most"),
+        ({"inner_steps": -1}, "inner_steps is -1, expected 0 or more"),
+        ({"lr": math.nan}, "lr is nan"),
         ({"hidden": 0}, "hidden is 0, expected 1 or more"),
         ({"data": "frey", "data_root": "."}, "no frey_rawface.mat.*take the digits"),
         ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import pytest
@@ -16,9 +15,7 @@ from ebmguard.reference_training.bism.matching import denoising, multiscale_deno
 from ebmguard.reference_training.bism.methods import Update
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, GaussianPosterior, Latent
 from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
-from tests.reference_training.parts import rng
-
-from .parts import exact_posterior, rbm
+from tests.reference_training.parts import exact_posterior, rbm, rng
 
 WIDE = torch.float64
 BATCH, STD, SHAPE = 4, 0.4, (1, 8, 8)
@@ -256,19 +253,3 @@ def test_inner_steps_see_the_minibatches_that_are_drawn_for_them(data):
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
     assert sum(1 for _ in given) == len(others) - 2  # K of them are gone
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "cd0"}, "method is 'cd0'.*cdK"),
-        ({"method": "adam"}, "method is 'adam'"),
-        ({"noise_std": 0.0}, "noise_std is 0.0, expected a positive number"),
-        ({"noise_range": (0.3, 0.1)}, "noise_range is 0.3 to 0.1, expected 0 < least < most"),
-        ({"inner_steps": -1}, "inner_steps is -1, expected 0 or more"),
-        ({"lr": float("nan")}, "lr is nan"),
-    ],
-)
-def test_settings_that_make_no_update_are_named(options, message):
-    (problem,) = UpdateSettings(**options).update_problems()
-    assert re.match(message, problem)

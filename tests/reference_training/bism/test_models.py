@@ -25,9 +25,7 @@ from ebmguard.reference_training.likelihood import (
     forward,
     quadrature_log_z,
 )
-from tests.reference_training.parts import rng
-
-from .parts import binary_states, rbm
+from tests.reference_training.parts import binary_states, rbm, rng
 
 
 def test_f_posterior_and_log_z_of_an_rbm_are_sums_over_its_latents():

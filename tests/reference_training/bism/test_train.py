@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ebmguard.cli import main
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
@@ -25,9 +24,7 @@ from ebmguard.reference_training.bism.train import told
 from ebmguard.reference_training.data import load_data
 from ebmguard.runs import load
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.parts import DEEP, RBM, rng
-
-from .parts import binary_states
+from tests.reference_training.parts import DEEP, RBM, binary_states, rng
 
 
 def test_the_checkerboards_density_is_that_of_its_samples():
@@ -141,13 +138,6 @@ def test_likelihoods_of_many_latents_are_bracketed_or_not_shown(tmp_path):
     options |= {"iterations": 5, "evaluations": 1}
     assert not RBM.run(tmp_path / "none" / "dsm", **options, method="dsm")["bracket_holds"]
     assert "no bracket" in page(tmp_path / "none")
-
-
-def test_on_the_command_line(tmp_path, capsys):
-    words = ["train", "bism", "--out", str(tmp_path / "run"), "--iterations", "3"]
-    assert main([*words, "--method", "cd1", "--evaluations", "1"]) == 0
-    assert "nats per sample" in capsys.readouterr().out
-    assert main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "r.html")]) == 0
 
 
 WIDE = torch.float64

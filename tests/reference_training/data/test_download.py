@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import shlex
 import socket
 import sys
 import tarfile
@@ -25,12 +26,9 @@ from ebmguard.reference_training.data.published import CIFAR10, read_cifar10
 from tests.reference_training.data.test_load import pickled
 from tests.reference_training.parts import JEM
 
-SMALL = JEM.small
-
 BATCHES = ("data_batch_1", "test_batch")
 OWN = {"data": "cifar10", "iterations": 1, "depth": 10, "width": 1, "train_images": 8}
-OWN |= {"valid_images": 2, "test_images": 4, "n_labelled": 4, "quality_samples": 0, "device": "cpu"}
-WORDS = [word for k, x in (SMALL | OWN).items() for word in (f"--{k}", str(x))] + ["--download"]
+OWN |= {"valid_images": 2, "test_images": 4, "n_labelled": 4, "quality_samples": 0}
 
 
 class Publisher:
@@ -90,10 +88,13 @@ def test_a_missing_data_set_is_fetched_for_a_run_once_and_on_request_alone(publi
     publisher, _ = published
     run, root = tmp_path / "run", tmp_path / "data"
     root.mkdir()
-    words = ["train", "jem", "--out", str(run), "--data-root", str(root), *WORDS]
-    assert main(words[:-1]) == 2
+
+    def words(**own):
+        return shlex.split(JEM.config_for(run, data_root=str(root), **OWN, **own).command())[1:]
+
+    assert main(words()) == 2
     assert publisher.asked == []
-    assert main(words) == 0
+    assert main(words(download=True)) == 0
     assert sorted(p.name for p in root.rglob("*")) == sorted([CIFAR10.folders[0], *BATCHES])
     load.kept_data("cifar10", str(root), download=True, valid_images=1)
     assert publisher.asked == ["/cifar.tar.gz from 0"]

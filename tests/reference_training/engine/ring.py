@@ -31,7 +31,6 @@ class RingConfig(RunConfig):  # type: ignore[misc]  # mypy cannot follow the map
     lr: float = 0.02
     checkpoint_every: int = 4
     threads: int = 1
-    spoiled: int = -1
     words: ClassVar[tuple[str, ...]] = ("tests.reference_training.engine.ring",)
     shown: ClassVar[tuple[str, ...]] = ("iterations",)
 
@@ -63,13 +62,10 @@ class Ring(Task):  # type: ignore[misc]
             "optimizer": self.optimizer,
             "points": Streams({"points": self.points}),
         }
-        self.spoiled = config.spoiled
 
     def step(self, step: int) -> torch.Tensor:
         angle = 6.3 * torch.rand(16, generator=self.points)
         x_pos = torch.stack((angle.cos(), angle.sin()), 1)
-        if step == self.spoiled:
-            x_pos, self.spoiled = x_pos * torch.nan, -1
         x_neg: torch.Tensor = self.sample_q(
             self.f, 2 * torch.rand(16, 2, generator=self.points) - 1
         )

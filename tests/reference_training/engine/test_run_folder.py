@@ -7,9 +7,7 @@ import json
 import math
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError, DiskError
-from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.engine.run_config import RESTARTS, RunConfig
+from ebmguard.reference_training.engine.ranks import Ranks
+from ebmguard.reference_training.engine.run_config import RESTARTS
 from ebmguard.reference_training.engine.run_folder import (
     RunFolder,
     last_course,
@@ -28,111 +26,81 @@ from ebmguard.reference_training.engine.run_folder import (
     read_json,
     series,
 )
+from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.jem.fabricate import write_lines
 from tests.sinks.test_lock import HOLDS, another
 
 
-@dataclass(frozen=True)
-class Settings(RunConfig):  # type: ignore[misc]  # mypy cannot follow the mapped package
-    """A trainer's, with every kind of value that settings have."""
-
-    iterations: int | None = None
-    """Updates."""
-    betas: tuple[str, ...] = ("0", "0.5")
-    """Several."""
-    noise_std: float | None = None
-    """One or none."""
-    sgld_steps: int = 20
-    """A number."""
-    threads: int = 0
-    """CPU threads."""
-    compiled: bool = False
-    """A switch."""
-
-    words: ClassVar[tuple[str, ...]] = ("ebmguard", "train", "it")
-    shown: ClassVar[tuple[str, ...]] = ("out", "sgld_steps")
-
-    @property
-    def total_steps(self) -> int:
-        return 100
-
-    def check(self, ranks: Ranks = ONE_RANK) -> None:
-        if self.sgld_steps < 0:
-            raise ConfigError(f"sgld_steps is {self.sgld_steps}, expected 0 or more")
-
-    def to_json(self) -> dict[str, Any]:
-        return {**super().to_json(), "derived": [self.sgld_steps] * 2}
+def files_of(path):
+    return {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def settings_at(out, **values):
-    return Settings(out=Path(out), **values)
+def at(out, **values):
+    return ToyConfig(out=Path(out), **values)
 
 
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({}, "--sgld-steps 20"),
-        ({"betas": ("-0.2", "0:0.9")}, "--betas -0.2 0:0.9 --sgld-steps 20"),
-        ({"iterations": 7, "seed": 3}, "--seed 3 --iterations 7 --sgld-steps 20"),
-        ({"noise_std": 0.1, "device": "cpu"}, "--device cpu --noise-std 0.1 --sgld-steps 20"),
-        ({"resume": True}, "--sgld-steps 20"),
-        ({"compiled": True}, "--sgld-steps 20 --compiled"),
+        ({"betas": ("0", "0.5")}, "--scenario gmm-default --betas 0 0.5 --seeds 3"),
+        (
+            {"betas": ("-0.2", "0:0.9"), "seed": 3, "noise_std": 0.1, "resume": True},
+            "--seed 3 --scenario gmm-default --betas -0.2 0:0.9 --seeds 3 --noise-std 0.1",
+        ),
     ],
 )
 def test_the_command_names_what_is_not_a_default_and_what_is_always_shown(values, words):
-    config = settings_at("runs/a b", **values)
-    assert config.command() == f"ebmguard train it --out 'runs/a b' {words}"
+    config = at("runs/a b", **values)
+    assert config.command() == f"ebmguard train toy --out 'runs/a b' {words}"
     typed = shlex.split(config.command())[3:]
-    assert tyro.cli(Settings, args=typed) == dataclasses.replace(config, resume=False)
+    assert tyro.cli(ToyConfig, args=typed) == dataclasses.replace(config, resume=False)
 
 
 def test_a_resumed_run_has_its_settings_but_for_length_device_and_threads():
-    run = settings_at("x", betas=("0.1", "0.9"), noise_std=0.3, iterations=50, seed=2, resume=True)
+    run = at("x", betas=("0.1", "0.9"), noise_std=0.3, iterations=50, seed=2, resume=True)
     assert run.to_json().keys().isdisjoint({"out", "resume"})
     # What was derived from the settings, or is of another version, is no setting.
     stored = json.loads(json.dumps(run.to_json())) | {"optimizer": "adam"}
-    del stored["sgld_steps"]  # what is not stored keeps its default
-    again = settings_at("y", resume=True).resumed(stored)
-    assert again == dataclasses.replace(run, out=Path("y"), sgld_steps=20)
-    stored = settings_at("x", iterations=50, device="cuda", threads=4).to_json()
+    del stored["evaluations"]  # what is not stored keeps its default
+    assert at("y", resume=True).resumed(stored) == dataclasses.replace(run, out=Path("y"))
+    stored = at("x", iterations=50, device="cuda", threads=4).to_json()
     asked = {"iterations": 80, "device": "cpu", "threads": 2}
-    assert settings_at("x", **asked).resumed(stored) == settings_at("x", **asked)
+    assert at("x", **asked).resumed(stored) == at("x", **asked)
 
 
 @pytest.mark.parametrize(
     ("there", "asked", "says"),
     [
         ({}, {"noise_std": 0.1}, r"noise_std is 0\.1, the run has None"),
-        ({"noise_std": 0.2}, {"noise_std": 0.1}, r"noise_std is 0\.1, the run has 0\.2"),
-        ({}, {"betas": ("0.3",)}, r"betas is \['0\.3'\], the run has \['0', '0\.5'\]"),
-        ({"seed": 1}, {"seed": 2}, "seed is 2, the run has 1"),
+        ({}, {"betas": ("0.3",)}, r"betas is \['0\.3'\], the run has \['0', '0\.1', "),
         (
             {"noise_std": 0.5},
-            {"seed": 1, "sgld_steps": 3, "noise_std": 0.5},
-            r"  seed is 1, the run has 0\n  sgld_steps is 3, the run has 20$",
+            {"seed": 1, "evaluations": 3, "noise_std": 0.5},
+            r"  seed is 1, the run has 0\n  evaluations is 3, the run has 20$",
         ),
     ],
 )
 def test_other_settings_are_refused(there, asked, says):
     with pytest.raises(ConfigError, match=says) as caught:
-        settings_at("runs/x", **asked).resumed(settings_at("x", **there).to_json())
+        at("runs/x", **asked).resumed(at("x", **there).to_json())
     assert "runs/x cannot be resumed with other settings" in str(caught.value)
 
 
 def test_opens_a_folder_and_opens_it_again(tmp_path):
-    out = tmp_path / "run"
-    config = settings_at(out, betas=("0.3",), iterations=10, device="cpu")
+    out = tmp_path / "deep" / "run"
+    out.mkdir(parents=True)
+    (out / "config.json.partial").write_text('{"lr": 0')  # killed before it had its name
+    config = at(out, betas=("0.3",), iterations=40, device="cpu")
     opened, folder = config.open()
     assert opened == config
     stored = {**config.to_json(), "device_kind": "cpu"}
     assert json.loads((out / "config.json").read_text()) == stored
     folder.write_config({**folder.config, "version": 7})
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match=r"already holds a run.*--resume"):
         config.open()
-    longer = settings_at(out, resume=True, iterations=20)
-    resumed, folder = longer.open()
-    assert resumed == dataclasses.replace(config, resume=True, iterations=20)
+    resumed, folder = at(out, resume=True, iterations=60).open()
+    assert resumed == dataclasses.replace(config, resume=True, iterations=60)
     # What the folder says of the run is what the run now is; what else it says stays.
     assert folder.config == {**resumed.to_json(), "device_kind": "cpu", "version": 7}
     assert json.loads((out / "config.json").read_text()) == folder.config
@@ -142,53 +110,43 @@ def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
     def refused(says, **asked):
         before = (tmp_path / "config.json").read_bytes()
         with pytest.raises(ConfigError, match=says):
-            settings_at(tmp_path, resume=True, **asked).open()
+            at(tmp_path, resume=True, **asked).open()
         assert (tmp_path / "config.json").read_bytes() == before
 
-    _, folder = settings_at(tmp_path, seed=1, device="cpu").open()
+    _, folder = at(tmp_path, seed=1, iterations=100, device="cpu").open()
     refused("seed is 2", seed=2)
     refused("device is 'abacus'", device="abacus")
     folder.checkpoints.save(100, {"step": 100})
-    settings_at(tmp_path, resume=True).open()
+    at(tmp_path, resume=True).open()
     folder.checkpoints.save(101, {"step": 101})
     refused("has 101 steps already, iterations is 100")
     # Random numbers of a GPU are not those of a CPU.
     folder.write_config({**folder.config, "device_kind": "cuda"})
     refused(r"began on a device of the kind 'cuda'.*--device cuda")
+    for damaged in (b"{", b"[]", b"\xff\xfe{"):
+        (tmp_path / "config.json").write_bytes(damaged)
+        refused(r"config\.json is damaged")
 
 
 @pytest.mark.parametrize("variable", RESTARTS)
 def test_a_command_that_is_repeated_begins_its_run_or_goes_on_with_it(
     tmp_path, monkeypatch, variable
 ):
-    config = settings_at(tmp_path / "run", seed=1, device="cpu")
+    config = at(tmp_path / "run", seed=1, device="cpu")
     monkeypatch.setenv(variable, "1")
     opened, _ = config.open()  # killed before there was a run
     assert opened == config
     monkeypatch.setenv(variable, "2")
     opened, folder = config.open()
     assert opened == dataclasses.replace(config, resume=True)
+    before = (folder.path / "config.json").read_bytes()
     # Of another run, which was refused the first time, not even a default is taken.
-    for other, says in (
-        (settings_at(tmp_path / "run"), "seed is 0"),
-        (None, "already holds a run"),
-    ):
-        before = (folder.path / "config.json").read_bytes()
-        if other is None:
-            monkeypatch.setenv(variable, "0")
-        with pytest.raises(ConfigError, match=says):
-            (other or config).open()
-        assert (folder.path / "config.json").read_bytes() == before
-
-
-def test_create_then_refuse_then_resume(tmp_path):
-    out = tmp_path / "deep" / "run"
-    out.mkdir(parents=True)
-    (out / "config.json.partial").write_text('{"lr": 0')  # killed before it had its name
-    RunFolder.create(out, {"lr": 0.1})
-    with pytest.raises(ConfigError, match=r"already holds a run.*--resume"):
-        RunFolder.create(out, {"lr": 0.2})
-    assert RunFolder.resume(out).config == {"lr": 0.1}
+    with pytest.raises(ConfigError, match="seed is 0"):
+        at(tmp_path / "run").open()
+    monkeypatch.setenv(variable, "0")
+    with pytest.raises(ConfigError, match="already holds a run"):
+        config.open()
+    assert (folder.path / "config.json").read_bytes() == before
 
 
 def test_refuses_what_is_no_run_folder(tmp_path):
@@ -235,7 +193,7 @@ def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
 def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {"lr": 0.1})
     folder.append_rows("metrics.jsonl", [{"step": 0}])
-    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    before = files_of(tmp_path / "run")
     other = RunFolder.resume(tmp_path / "run", Ranks(1, 2))
     other.write_config({"lr": 0.2})
     other.write_results({"steps": 1})
@@ -243,22 +201,12 @@ def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
     other.append_rows("alerts.jsonl", [{"step": 1}])
     other.cut_rows({})
     other.save("checkpoints/best.pt", {"step": 1})
-    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    after = files_of(tmp_path / "run")
     assert after == before
     other.checkpoints.save(4, {"x": torch.ones(1)})
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [
         "step-00000004.rank1of2.pt"
     ]
-
-
-@pytest.mark.parametrize("text", ["{", "[]", b"\xff\xfe{"])
-def test_a_damaged_config_is_told(tmp_path, text):
-    (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
-        read_config(tmp_path)
-    with pytest.raises(ConfigError, match=r"config\.json is damaged"):
-        RunFolder.resume(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
@@ -267,10 +215,10 @@ def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
     del folder
     for out, make in ((tmp_path / "run", RunFolder.resume), (tmp_path / "new", new)):
         with another(HOLDS, out) as process:
-            before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+            before = files_of(out)
             with pytest.raises(ConfigError, match=f"in use by process {process.pid} on "):
                 make(out)
-            assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+            assert files_of(out) == before
         assert make(out).config == {"lr": 0.1}
 
 
@@ -340,19 +288,11 @@ def test_the_last_course_is_what_a_reader_with_an_array_would_keep(steps):
 
 
 def test_series_are_the_lines_with_what_is_not_finite(tmp_path):
-    write_lines(
-        tmp_path / "metrics.jsonl",
-        [
-            {"step": 0, "energy_gap": 0.5, "ess": 1.0},
-            {"step": 1, "energy_gap": math.inf},
-            {"step": 2, "energy_gap": 7.0},
-            {"step": 3, "energy_gap": 8.0},
-            {"step": 1, "energy_gap": -math.inf, "ess": 0.25},
-            {"step": 2, "energy_gap": math.nan, "ess": 0.5},
-        ],
-    )
-    steps, values = series(tmp_path, ["energy_gap", "ess"])
+    rows = [(0, 0.5, 1.0), (1, math.inf, 0.7), (1, -math.inf, 0.25), (2, math.nan, None)]
+    lines = [{"step": step, "gap": gap, "ess": ess} for step, gap, ess in rows]
+    del lines[-1]["ess"]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    steps, values = series(tmp_path, ["gap", "ess"])
     assert steps.tolist() == [0, 1, 2]
-    # The later line of a step counts, and gives up what came after the earlier one.
-    np.testing.assert_array_equal(values["energy_gap"], [0.5, -math.inf, math.nan])
-    np.testing.assert_array_equal(values["ess"], [1.0, 0.25, 0.5])
+    np.testing.assert_array_equal(values["gap"], [0.5, -math.inf, math.nan])
+    np.testing.assert_array_equal(values["ess"], [1.0, 0.25, math.nan])

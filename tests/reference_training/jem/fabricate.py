@@ -63,7 +63,6 @@ def write_run(
     gaps: Any = None,
     alerts: Iterable[Mapping[str, Any]] = (),
     samples: Iterable[int] = (),
-    every: int = 1,
     **settings: Any,
 ) -> Path:
     """Write a run's folder, and return it.
@@ -79,7 +78,6 @@ def write_run(
         gaps: (steps,) energy gaps, in place of made-up ones.
         alerts: lines of alerts.jsonl.
         samples: steps whose negatives are stored.
-        every: steps between lines of metrics.jsonl: a published run has 140,600.
     """
     settings |= {"out": folder, "data": data, "scenario": scenario}
     config = JemConfig(beta_star=beta_star, seed=seed, **settings)
@@ -100,7 +98,7 @@ def write_run(
         folder / "metrics.jsonl",
         (
             {"step": s, "energy_gap": float(gaps[s]), "grad_scale": 0.9, "cross_entropy": 2.3}
-            for s in range(0, steps, every)
+            for s in range(steps)
         ),
     )
     write_lines(folder / "alerts.jsonl", alerts)

@@ -64,10 +64,9 @@ def test_every_image_comes_once_in_an_epoch_and_labelled_ones_have_epochs_of_the
     assert labelled[:48] != positives[:48]
 
 
-@pytest.mark.parametrize("epochs", [True, False])
-def test_of_each_class_the_first_images_are_labelled(epochs):
+def test_of_each_class_the_first_images_are_labelled_also_in_epochs():
     data = replace(images(), train_y=torch.arange(COUNT) % 5, classes=5)
-    found = Draws(data, replace(SMALL, epochs=epochs), 3, ONE_RANK, labels_per_class=2)
+    found = Draws(data, replace(SMALL, epochs=True), 3, ONE_RANK, labels_per_class=2)
     seen = Counter[int]()
     for step in range(20):
         x_pos, x_lab, labels = found.batch(step)
@@ -76,7 +75,6 @@ def test_of_each_class_the_first_images_are_labelled(epochs):
         seen.update(rows)
         assert max(recognised(x_pos)) > 9
     assert sorted(seen) == list(range(10))  # 0 to 4 are the first of each, 5 to 9 the second
-    assert epochs or max(seen.values()) > min(seen.values())
 
 
 @pytest.mark.parametrize(("epochs", "world"), [(True, 2), (False, 3)])

@@ -118,35 +118,6 @@ def test_scenario_and_data_follow_each_other_where_one_is_named():
         assert JemConfig(out=Path("x"), scenario=scenario).data_name == data
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("lr", 0.0),
-        ("lr", math.nan),
-        ("depth", 12),
-        ("depth", 4),
-        ("width", 0),
-        ("n_pos", 0),
-        ("n_labelled", -1),
-        ("sgld_steps", -1),
-        ("step_size", math.inf),
-        ("noise_std", -0.1),
-        ("data_noise", math.nan),
-        ("reinit_rate", 1.1),
-        ("reinit_rate", math.nan),
-        ("buffer_size", 0),
-        ("eval_every", 0),
-        ("train_images", 0),
-        ("quality_samples", -1),
-        ("warmup", -1),
-        ("stop_after", -1),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(setting, value):
-    (problem,) = of(scenario="1", **{setting: value}).problems()
-    assert problem.startswith(f"{setting} is {value}, expected")
-
-
 def test_tables_1_and_2_agree_and_print_beta():
     line = TABLE_2["1"]
     assert line.at_zero == TABLE_1[0.0]

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge import chains, robustness
@@ -15,22 +15,8 @@ from ebmguard.reference_training.judge.chains import fresh_chains
 from ebmguard.reference_training.judge.likelihood import Cube, described, measure
 from ebmguard.reference_training.judge.robustness import CHAINS, holds, refined_logits
 from ebmguard.reference_training.likelihood import Path, bracket_log_z, quadrature_log_z
-from ebmguard.reference_training.networks import WideResNet
-from ebmguard.samplers import sgld
-from tests.reference_training.parts import CPU
-
-
-def test_fresh_chains_start_in_the_box_and_climb():
-    network = WideResNet(width=1)
-
-    def walk(x0, steps, generator):
-        return sgld(network, x0, steps=steps, step_size=1.0, noise_std=0.0, generator=generator)
-
-    start, end = (fresh_chains(walk, (300, 1, 8, 8), (k, k), CPU) for k in (0, 5))
-    assert -1 <= float(start.min()) < -0.98
-    assert 0.98 < float(start.max()) <= 1
-    with torch.no_grad():
-        assert bool((network(end) > network(start)).all())
+from tests.parts import Bowl
+from tests.reference_training.parts import CPU, rng
 
 
 def test_each_batch_draws_its_steps_and_its_starts(monkeypatch):
@@ -60,12 +46,12 @@ def test_walls_reflect_and_likelihoods_turn_the_bracket_around():
     x = torch.tensor([0.0, 1.5, 1.7, 4.5, 4.6, 7.4, -1.6, -4.4, 13.5], dtype=torch.float64)
     expected = torch.tensor([0.0, 1.5, 1.3, -1.5, -1.4, 1.4, -1.4, 1.4, 1.5], dtype=torch.float64)
     torch.testing.assert_close(CUBE.fold(x), expected)
-    inside = CUBE.sample(500, torch.Generator().manual_seed(0))
+    inside = CUBE.sample(500, rng())
     assert torch.equal(CUBE.fold(inside), inside)
     assert CUBE.log_prob(inside)[0] == pytest.approx(-2 * math.log(3))
     path = Path(lambda x: -CUBE.fold(x).square().sum(1), CUBE)
     held_out = torch.zeros(30, 2, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(2)
+    generator = rng(2)
     found = measure(path, held_out, held_out, generator, temperatures=20, chains=50, exact=False)
     low, high = found["log_z"]
     assert found["log_likelihood"] == (-high, -low)
@@ -81,7 +67,7 @@ def test_a_model_that_leans_on_a_wall_keeps_its_log_z():
         return 3 * CUBE.fold(x)[:, 0] - CUBE.fold(x)[:, 1] ** 2
 
     log_z = float(quadrature_log_z(f, (-1.5, -1.5), (1.5, 1.5)))
-    generator = torch.Generator().manual_seed(1)
+    generator = rng(1)
     # Exact samples of x: an exponential density cut off, by its inverse; of y: by its weights.
     u = torch.rand(400, generator=generator, dtype=torch.float64)
     x = torch.log(u * (math.exp(4.5) - math.exp(-4.5)) + math.exp(-4.5)) / 3
@@ -100,21 +86,14 @@ def test_a_model_that_leans_on_a_wall_keeps_its_log_z():
 
 
 SHAPE = (1, 3, 4)
-WEIGHTS = torch.randn(3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+WEIGHTS = torch.randn(3, 12, generator=rng(1), dtype=torch.float64)
 
 
-class Linear(nn.Module):
-    """Logits W x, and f(x) = - |x|^2 / 2."""
+class Linear(Bowl):
+    """Of a model whose logits are W x."""
 
     def classify(self, x: Tensor) -> Tensor:
         return x.flatten(1) @ WEIGHTS.T
-
-    def forward(self, x: Tensor) -> Tensor:
-        return -x.flatten(1).square().sum(dim=1) / 2
-
-
-def rng() -> torch.Generator:
-    return torch.Generator().manual_seed(3)
 
 
 @pytest.mark.parametrize(("norm", "dual"), [("linf", 1), ("l2", 2)])

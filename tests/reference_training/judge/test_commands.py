@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,73 +13,105 @@ import torch
 
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.judge import jem, shortrun, toy
+from ebmguard.reference_training.judge import bism, jem, shortrun, toy
 from ebmguard.reference_training.judge.classification import accuracy, calibration_error, classify
+from ebmguard.reference_training.judge.config import (
+    EvaluateBism,
+    EvaluateJem,
+    EvaluateShortRun,
+    EvaluateToy,
+)
 from ebmguard.reference_training.judge.evaluate import EvaluateConfig, run
 from ebmguard.reference_training.judge.features import load_features
-from ebmguard.reference_training.judge.jem import EvaluateJem
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.robustness import robustness
 from ebmguard.reference_training.judge.stored import load_network
-from ebmguard.reference_training.judge.toy import EvaluateToy, table
+from ebmguard.reference_training.judge.toy import table
 from ebmguard.reference_training.networks import WideResNet
+from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU, TOY, small_evaluations, trained_folder
 
 COMMANDS = {
-    "jem": (jem.run, jem.EvaluateJem, {}),
-    "shortrun": (shortrun.run, shortrun.EvaluateShortRun, {"likelihood": True}),
-    "toy": (toy.run, toy.EvaluateToy, {}),
+    "jem": (jem.run, EvaluateJem, {}),
+    "shortrun": (shortrun.run, EvaluateShortRun, {"likelihood": True}),
+    "bism": (bism.run, EvaluateBism, {"features": "judge"}),
+    "toy": (toy.run, EvaluateToy, {}),
 }
+NO_CLASSIFIER = "and the model has no classifier"
+REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "jem": [
+        ({"samples": 0}, "samples is 0, expected 1 or more"),
+        ({"chain_steps": -1}, "chain_steps is -1, expected 0 or more"),
+        ({"attack_images": 0}, "attack_images is 0, expected 1 or more"),
+        ({"refine_steps": -1}, "refine_steps is -1, expected 0 or more"),
+        *(({"attacks": (x,)}, f"has '{x}'") for x in ("linf", "l1:8", "l2:-1", "linf:nan")),
+    ],
+    "shortrun": [
+        ({"likelihood": False}, f'features is "None", {NO_CLASSIFIER}'),
+        ({"features": "own"}, f'features is "own", {NO_CLASSIFIER}'),
+        ({"count": 1}, "count is 1, expected 2 or more"),
+    ],
+    "bism": [
+        ({"samples": 1}, "samples is 1, expected 2 or more"),
+        ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
+        ({"features": "own"}, f'features is "own", {NO_CLASSIFIER}'),
+        ({"likelihood": True}, "likelihood is on, expected it off"),
+    ],
+    "toy": [],
+}
+OF_ALL: list[tuple[dict[str, Any], str]] = [
+    ({"temperatures": 0}, "temperatures is 0, expected 1 or more"),
+    ({"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
+    ({"device": "abacus"}, "device is 'abacus', which cannot be used here"),
+    ({"run": Path("no")}, "no holds no run"),
+]
 
 
-def found(config, device):
-    return {"device": device.type, "score": float("nan")}
-
-
-def say(results):
-    return f"score {results['score']}"
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [(name, *case) for name, own in REFUSED.items() for case in (*own, *OF_ALL)],
+)
+def test_what_cannot_be_meant_is_refused(name, given, says):
+    evaluate, settings, least = COMMANDS[name]
+    with pytest.raises(ConfigError, match=says):
+        evaluate(settings(**{"run": Path("x"), "device": "cpu", **least, **given}))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_what_cannot_be_evaluated_is_refused(tmp_path, name):
     evaluate, settings, least = COMMANDS[name]
 
-    def refused(path, says, **more):
+    def refused(path, says):
         with pytest.raises(ConfigError, match=says):
-            evaluate(settings(run=path, **{"device": "cpu", **least, **more}))
+            evaluate(settings(run=path, device="cpu", **least))
         assert not (path / "evaluation.json").exists()
 
-    refused(tmp_path, "temperatures is 0, expected 1 or more", temperatures=0)
-    refused(tmp_path, "ais_chains is 1, expected 2 or more", ais_chains=1)
-    refused(tmp_path, "device is 'abacus', which cannot be used here", device="abacus")
-    refused(tmp_path / "no", "no holds no run")
     jem_folder(tmp_path / "jem")
     trained_folder(tmp_path / "shortrun", iterations=1)
     for other in {"jem", "shortrun"} - {name}:
-        refused(tmp_path / other, f"{other} is not a run.* of `ebmguard train {name}`")
-    if name != "toy":
+        refused(tmp_path / other, f"{other} (is not a|holds no) run.* of `ebmguard train {name}")
+    if name in ("jem", "shortrun"):
         for file in (tmp_path / name / "checkpoints").iterdir():
             file.unlink()
         refused(tmp_path / name, "has no checkpoint")
 
 
-def test_results_are_printed_and_stored(tmp_path, capsys):
-    assert run(found, say, EvaluateConfig(run=tmp_path, device="cpu")) == 0
+@pytest.mark.parametrize("stored", [True, False])
+def test_results_are_printed_and_stored_where_they_can_be(tmp_path, capsys, stored):
+    def measure(config, device):
+        return {"device": device.type, "score": math.nan}
+
     file = tmp_path / "evaluation.json"
-    assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
-    assert capsys.readouterr().out == f"score nan\n\nwritten to {file}\n"
-
-
-@pytest.mark.parametrize("why", ["a folder is in its place", "the folder is gone"])
-def test_results_that_cannot_be_stored_are_printed(tmp_path, capsys, why):
-    path = tmp_path / "run"
-    if why == "a folder is in its place":
-        (path / "evaluation.json").mkdir(parents=True)
-    with pytest.raises(DiskError, match=r"run/evaluation\.json could not be written"):
-        run(found, say, EvaluateConfig(run=path, device="cpu"))
-    assert capsys.readouterr().out == "score nan\n"
+    if not stored:
+        file.mkdir()
+    with nullcontext() if stored else pytest.raises(DiskError, match=r"evaluation\.json could not"):
+        assert run(measure, str, EvaluateConfig(run=tmp_path, device="cpu")) == 0
+        assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
+    printed = capsys.readouterr().out
+    told = f"\nwritten to {file}\n" if stored else ""
+    assert printed == "{'device': 'cpu', 'score': nan}\n" + told
 
 
 SPREAD = [i for i in range(30) if i % 6 != 5]
@@ -137,23 +171,38 @@ def test_everything_is_measured_printed_and_stored(tmp_path, capsys):
         assert words in printed
 
 
-def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys):
-    # o = 2 step_size / noise_std² = 1/2, where f is nearly flat and log Z nearly the volume.
-    networks, _ = jem_folder(tmp_path / "run", noise_std=2.0, eval_noise=0.0)
-    options = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
-    found = evaluate(tmp_path / "run", chains=(), ood=(), **options)["likelihood"]
-    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
-    with torch.no_grad():
-        f = 0.5 * networks["best"](data.scale(data.test_x)).mean().item()
+@pytest.mark.parametrize(("name", "noise"), [("jem", 0.0), ("shortrun", 0.03)])
+def test_the_likelihood_is_that_of_the_samplers_model(tmp_path, capsys, name, noise):
+    """At o = 2 step_size / noise_std² = 1/2 f is nearly flat, and log Z nearly the volume."""
+    path = tmp_path / "run"
+    if name == "jem":
+        network = jem_folder(path, noise_std=2.0, eval_noise=noise)[0]["best"]
+        data = load_data("digits", train_images=90, valid_images=20, test_images=40)
+    else:
+        trained = load_run(trained_folder(path, noise_std=2.0, data_noise=noise), CPU)
+        network, data = trained.network, trained.data
+    judge, settings, _ = COMMANDS[name]
+    own = {"chains": (), "ood": ()} if name == "jem" else {}
+    options = {"likelihood": True, "temperatures": 12, "ais_chains": 20, "device": "cpu"}
+    assert judge(settings(run=path, **own, **options)) == 0
+    stored = json.loads((path / "evaluation.json").read_text())
+    assert "scores" not in stored  # of which features would be needed
+    found = stored["likelihood"]
     assert found["holds"], found["verdict"]
-    for end in found["log_z"]:
-        assert end == pytest.approx(64 * math.log(2) + f, abs=0.5)
+    with torch.no_grad():
+        f = 0.5 * network(data.scale(data.test_x)).mean().item()
+    volume = 64 * math.log(2 * (1 + 6 * noise))
+    assert found["log_z"] == pytest.approx([volume + f] * 2, abs=0.5)
+    assert found["held_out"] == len(data.test_x)
     low, high = found["log_likelihood"]
-    assert (low, high) == pytest.approx([f - end for end in reversed(found["log_z"])], abs=1e-4)
+    assert (low, high) == pytest.approx([f - end for end in reversed(found["log_z"])], abs=0.02)
     assert found["verdict"] in capsys.readouterr().out
-    jem_folder(tmp_path / "still", noise_std=0.0)
+
+
+def test_a_likelihood_needs_noise(tmp_path):
+    jem_folder(tmp_path, noise_std=0.0)
     with pytest.raises(ConfigError, match="noise_std is 0"):
-        evaluate(tmp_path / "still", chains=(), ood=(), **options)
+        evaluate(tmp_path, chains=(), ood=(), likelihood=True)
 
 
 def test_the_newest_checkpoint_instead(tmp_path):
@@ -172,17 +221,13 @@ def test_the_newest_checkpoint_instead(tmp_path):
     assert results["samples"] == {"buffer": pytest.approx({"step": 12, **expected})}
 
 
-def test_settings_that_cannot_be_meant(tmp_path):
+def test_fresh_chains_need_steps(tmp_path):
     jem_folder(tmp_path / "run", reinit_rate=0.0)
     with pytest.raises(ConfigError, match="--chain-steps"):
         evaluate(tmp_path / "run")
     assert evaluate(tmp_path / "run", chain_steps=1)["samples"]["fresh"]["steps"] == 1
-    refused: list[dict[str, Any]] = [{"samples": 0}, {"chain_steps": -1}, {"ood": ("digits",)}]
-    refused += [{"attacks": (attack,)} for attack in ("linf", "l1:8", "l2:-1", "linf:nan")]
-    refused += [{"attack_images": 0}, {"refine_steps": -1}]
-    for settings in refused:
-        with pytest.raises(ConfigError, match=next(iter(settings))):
-            evaluate(tmp_path / "run", **{"chain_steps": 1, **settings})
+    with pytest.raises(ConfigError, match="trained on"):
+        evaluate(tmp_path / "run", chain_steps=1, ood=("digits",))
 
 
 def test_data_are_where_and_as_small_as_in_the_training(tmp_path):

@@ -204,7 +204,7 @@ def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_pa
     assert len(weights) == 566
     file = tmp_path / "weights.pth"
     torch.save(weights, file, _use_new_zipfile_serialization=False)  # as old as the published one
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    digest = checksum(file)
     found = load_features(f"inception:{file}", torch.device("cpu"))
     file.unlink()  # 96 MB
     assert not found.comparable

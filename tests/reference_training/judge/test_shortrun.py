@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,14 +12,11 @@ from sklearn.linear_model import LogisticRegression
 
 from ebmguard.cli import main
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
-from ebmguard.reference_training.bism.deep_train import train
 from ebmguard.reference_training.bism.posterior import GaussianPosterior
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge import bism
 from ebmguard.reference_training.judge.bism import (
-    EvaluateBism,
     Sampler,
     as_images,
     from_images,
@@ -41,7 +35,7 @@ from ebmguard.reference_training.judge.shortrun import (
 from ebmguard.reference_training.shortrun.trained import load_run
 from tests.reference_training.judge.parts import frechet as frechet_distance
 from tests.reference_training.judge.parts import jem_folder
-from tests.reference_training.parts import CPU, Quadratic, rng, tiny_run, trained_folder
+from tests.reference_training.parts import CPU, DEEP, Quadratic, rng, tiny_run, trained_folder
 
 
 def moments(x):
@@ -56,12 +50,6 @@ MOMENTS = Features(moments, "moments", comparable=False, fixed=True)
 
 def frechet(one, two):
     return frechet_distance(*(moments(x)[0] for x in (one, two)))
-
-
-def classifier(path, **stored):
-    """A folder of a JEM run, which can judge."""
-    jem_folder(path, stored=stored)
-    return path
 
 
 def test_each_score_is_of_its_images():
@@ -98,74 +86,36 @@ def test_samples_have_gone_through_the_chains():
 
 
 def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
-    path = trained_folder(tmp_path / "run")
-    judge = classifier(tmp_path / "judge")
-    config = EvaluateShortRun(run=path, features=str(judge), count=30, device="cpu")
-    assert run(config) == 0
+    path, judge = trained_folder(tmp_path / "run"), str(tmp_path / "judge")
+    jem_folder(tmp_path / "judge")
+    assert run(EvaluateShortRun(run=path, features=judge, count=30, device="cpu")) == 0
     stored = json.loads((path / "evaluation.json").read_text())
-    features = load_features(str(judge), CPU)
-    expected = judged(load_run(path, CPU), features, 30)
+    expected = judged(load_run(path, CPU), load_features(judge, CPU), 30)
     assert stored == json.loads(json.dumps(expected))
     printed = capsys.readouterr().out
     assert table(stored) in printed
-    assert f"written to {path / 'evaluation.json'}" in printed
     for row in stored["scores"].values():
         assert f"{row['fid']:.2f}" in printed
         assert f"{row['is']:.3f}" in printed
-    for words in ("3 steps from noise", "held-out images", "uniform noise", "at 8x8", str(judge)):
+    for words in ("3 steps from noise", "held-out images", "uniform noise", "at 8x8", judge):
         assert words in printed
-    assert "not comparable with published scores" in printed
 
 
 @pytest.mark.parametrize(
     ("stored", "settings", "says"),
     [
         ({"data": "mnist"}, {}, "a run on mnist, and .* is on digits; train the classifier with"),
-        ({"image_size": 4}, {}, "a run on digits averaged down to 4x4, and .* is on digits;"),
         ({}, {"image_size": 4}, "a run on digits, and .* is on digits averaged down to 4x4;"),
         ({"image_size": 2}, {"image_size": 4}, "to 2x2, and .* is on digits averaged down to 4x4;"),
     ],
 )
 def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
-    judge = classifier(tmp_path / "judge", **stored)
+    jem_folder(tmp_path / "judge", stored=stored)
     with pytest.raises(ConfigError, match=says):
-        check_features(str(judge), tiny_run(**settings))
-    same = classifier(tmp_path / "same", **settings)
-    check_features(str(same), tiny_run(**settings))
+        check_features(str(tmp_path / "judge"), tiny_run(**settings))
+    jem_folder(tmp_path / "same", stored=settings)
+    check_features(str(tmp_path / "same"), tiny_run(**settings))
     check_features("inception:file.pth", tiny_run())
-
-
-def test_what_cannot_be_meant(tmp_path):
-    path = trained_folder(tmp_path / "run")
-    judge = str(classifier(tmp_path / "judge"))
-
-    def refused(says, **settings):
-        values = {"run": path, "features": judge, "device": "cpu", **settings}
-        with pytest.raises(ConfigError, match=says):
-            run(EvaluateShortRun(**values))
-        assert not (path / "evaluation.json").is_file()
-
-    refused('features is "None", and the model', features=None)
-    refused('features is "own", and the model has no classifier', features="own")
-    refused("count is 1, expected 2 or more", count=1)
-    refused("features is 'nothing'; expected", features="nothing")
-    refused("run is not a run folder of `ebmguard train jem`", features=str(path))
-
-
-def test_likelihood_needs_no_features(tmp_path, capsys):
-    path = trained_folder(tmp_path / "run", noise_std=2.0)
-    options: dict[str, Any] = {"likelihood": True, "temperatures": 12, "ais_chains": 20}
-    assert run(EvaluateShortRun(run=path, device="cpu", **options)) == 0
-    stored = json.loads((path / "evaluation.json").read_text())
-    assert "scores" not in stored
-    found, trained = stored["likelihood"], load_run(path, CPU)
-    assert (found["held_out"], found["starts"]) == (32, "long-run")
-    # f is nearly flat at o = 1/2, and log Z nearly the volume of the cube.
-    assert found["holds"], found["verdict"]
-    volume = 64 * math.log(2 * (1 + 6 * trained.settings.data_noise))
-    f = 0.5 * trained.energies(trained.data.scale(trained.data.test_x)).mean()
-    assert found["log_z"] == pytest.approx([volume + float(f)] * 2, abs=0.5)
-    assert found["verdict"] in capsys.readouterr().out
 
 
 WIDE = torch.float64
@@ -237,30 +187,6 @@ def test_the_frame_comes_off(size):
     torch.testing.assert_close(images, data.scale(data.train_x))
 
 
-def test_the_linear_classifier_is_of_what_it_is_given():
-    data = load_data("digits", train_images=200, test_images=100)
-
-    def label(x):  # by its place, since bytes alone do not say it
-        known = data.train_y if len(x) == 200 else data.test_y
-        return torch.nn.functional.one_hot(known, 10).float()
-
-    assert linear_accuracy(data, label) == 1
-    assert linear_accuracy(data, lambda x: torch.zeros(len(x), 2)) < 0.2
-    # A scale of each entry changes nothing, since it is taken off.
-    by_pixels = linear_accuracy(data, lambda x: data.scale(x).flatten(1))
-    assert by_pixels == linear_accuracy(data, lambda x: 1e4 * data.scale(x).flatten(1) + 7)
-    x, y = (data.scale(data.train_x).flatten(1), data.train_y)
-    plain = LogisticRegression(max_iter=1000).fit(x, y)
-    own = plain.score(data.scale(data.test_x).flatten(1), data.test_y)
-    assert by_pixels == pytest.approx(own, abs=0.08)
-
-
-def judged_run(out: Path, **options: object) -> Path:
-    settings = {"iterations": 3, "batch": 10, "train_images": 60, "test_images": 30, "channels": 2}
-    train(*DeepConfig(out=out, evaluations=1, inner_steps=1, **(settings | options)).open())
-    return out
-
-
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
@@ -272,7 +198,8 @@ def judged_run(out: Path, **options: object) -> Path:
     ids=["gaussian", "bernoulli", "wide", "short_run"],
 )
 def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
-    folder = judged_run(tmp_path / "run", **options)
+    folder = tmp_path / "run"
+    DEEP.run(folder, iterations=3, evaluations=1, **options)
     jem_folder(tmp_path / "judge")
     words = ["evaluate", "bism", str(folder), "--features", str(tmp_path / "judge")]
     assert main([*words, "--samples", "12", "--chain-steps", "3"]) == 0
@@ -290,21 +217,17 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     assert found["parameters"] == sum(p.numel() for p in model.network.parameters())
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"samples": 1}, "samples is 1, expected 2 or more"),
-        ({"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
-        ({"features": "own"}, 'features is "own", and the model has no classifier'),
-        ({"likelihood": True}, "likelihood is on, expected it off"),
-    ],
-)
-def test_settings_that_cannot_be_meant_are_refused(options, message):
-    with pytest.raises(ConfigError, match=message):
-        EvaluateBism(**{"run": Path("run"), "features": "judge", **options}).check()
+def test_the_linear_classifier_is_of_what_it_is_given():
+    data = load_data("digits", train_images=200, test_images=100)
 
+    def label(x):  # by its place, since bytes alone do not say it
+        known = data.train_y if len(x) == 200 else data.test_y
+        return torch.nn.functional.one_hot(known, 10).float()
 
-def test_a_run_of_another_trainer_is_refused(tmp_path):
-    jem_folder(tmp_path / "judge")
-    with pytest.raises(ConfigError, match="holds no run of `ebmguard train bism deep`"):
-        bism.load_run(tmp_path / "judge", CPU, None)
+    assert linear_accuracy(data, label) == 1
+    # A scale of each entry changes nothing, since it is taken off.
+    by_pixels = linear_accuracy(data, lambda x: data.scale(x).flatten(1))
+    assert by_pixels == linear_accuracy(data, lambda x: 1e4 * data.scale(x).flatten(1) + 7)
+    plain = LogisticRegression(max_iter=1000).fit(data.train_x.flatten(1), data.train_y)
+    own = plain.score(data.test_x.flatten(1), data.test_y)
+    assert by_pixels == pytest.approx(own, abs=0.08)

@@ -6,6 +6,7 @@ import math
 import pathlib
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -13,32 +14,86 @@ import ebm
 import pytest
 import torch
 from ebm.samplers.base import Sampler
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from torch import Tensor
 
 from ebmguard.errors import ConfigError, ShapeError
 from ebmguard.objective import weights
-from ebmguard.reference_training.likelihood import Path, Schedule, forward, pilot, reverse
-from tests.reference_training.likelihood.parts import (
-    WIDE,
-    Known,
-    bernoulli_rbm,
-    gaussian,
-    gaussian_rbm,
-    isotropic,
-    modes,
+from ebmguard.reference_training.likelihood import (
+    Gaussian,
+    Path,
+    Schedule,
+    forward,
+    pilot,
+    quadrature_log_z,
+    reverse,
 )
 from tests.reference_training.parts import rng
+
+WIDE = torch.float64
+
+
+# Seeds from 100 on: the walks of the tests must not get the noise of their starts once more.
+
+
+def normal(count: int, *shape: int, seed: int) -> Tensor:
+    return torch.randn((count, *shape), generator=rng(seed), dtype=WIDE)
+
+
+def isotropic(dim: int, std: float) -> Gaussian:
+    return Gaussian(torch.zeros(dim, dtype=WIDE), torch.full((dim,), std, dtype=WIDE), WIDE)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A path, log Z of its model by another way, exact samples, and how many temperatures do."""
+
+    path: Path
+    log_z: float
+    samples: Callable[[int], Tensor]
+    temperatures: int
+
+
+def gaussian(leapfrog_steps: int = 1) -> Known:
+    """f = 1000 - ½ (x - m)ᵀ P (x - m) in three dimensions: the closed form."""
+    mean = torch.tensor([0.5, -1.0, 0.3], dtype=WIDE)
+    factor = torch.tensor([[0.6, 0.0, 0.0], [0.3, 0.5, 0.0], [-0.2, 0.1, 0.8]], dtype=WIDE)
+    inverse = torch.linalg.inv(factor)
+
+    def f(x: Tensor) -> Tensor:
+        white: Tensor = (x - mean) @ inverse.T
+        return 1000 - white.square().sum(1) / 2
+
+    log_z = 1000 + 1.5 * math.log(2 * math.pi) + float(factor.diagonal().log().sum())
+    path = Path(f, isotropic(3, 1.5), leapfrog_steps=leapfrog_steps)
+    return Known(
+        path, log_z, lambda n: mean + normal(n, 3, seed=101) @ factor.T, 40 * leapfrog_steps
+    )
+
+
+def modes() -> Known:
+    """Two Gaussians of unlike weight and width in two dimensions: quadrature."""
+    centres = torch.tensor([[-1.5, 0.0], [1.5, 1.0]], dtype=WIDE)
+    stds = torch.tensor([0.6, 0.3], dtype=WIDE)
+    shares = torch.tensor([0.5, 0.5], dtype=WIDE)
+
+    def f(x: Tensor) -> Tensor:
+        squares = ((x[:, None] - centres) / stds[:, None]).square().sum(-1)
+        return (shares.log() - 2 * stds.log() - squares / 2).logsumexp(1)
+
+    def samples(n: int) -> Tensor:
+        mode = torch.multinomial(shares, n, replacement=True, generator=rng(102))
+        return centres[mode] + stds[mode, None] * normal(n, 2, seed=103)
+
+    log_z = float(quadrature_log_z(f, (-6.0, -6.0), (6.0, 6.0)))
+    return Known(Path(f, isotropic(2, 2.0)), log_z, samples, 150)
+
 
 RUNS, CHAINS = 20, 100
 KNOWN: dict[str, Callable[[], Known]] = {
     "gaussian-mala": gaussian,
     "gaussian-hmc": partial(gaussian, leapfrog_steps=3),
     "modes": modes,
-    "gaussian-rbm": gaussian_rbm,
-    "bernoulli-rbm": bernoulli_rbm,
 }
-FEW = settings(max_examples=10, deadline=None, derandomize=True, database=None)
 
 
 @pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
@@ -61,7 +116,7 @@ def test_log_z_lies_between_the_two_sides(make):
 def test_weights_are_unbiased_however_coarse_the_schedule(name):
     known = KNOWN[name]()
     betas, count = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0), 20_000
-    schedule = Schedule(betas, () if known.path.transition else (1.5, 1.5, 1.0, 0.8, 0.6, 0.3))
+    schedule = Schedule(betas, (1.5, 1.5, 1.0, 0.8, 0.6, 0.3))
     ahead = forward(known.path, schedule, chains=count, generator=rng(11))
     back = reverse(known.path, schedule, known.samples(count), generator=rng(12))
     for log_weights in (ahead.log_weights - known.log_z, back.log_weights + known.log_z):
@@ -72,7 +127,7 @@ def test_weights_are_unbiased_however_coarse_the_schedule(name):
 
 
 def test_weighted_samples_are_those_of_the_model():
-    known = gaussian_rbm()
+    known = gaussian()
     schedule = pilot(known.path, chains=100, temperatures=20, generator=rng(1))
     ahead = forward(known.path, schedule, chains=4000, generator=rng(2))
     exact = known.samples(100_000)
@@ -118,35 +173,6 @@ def test_the_pilot_ends_whatever_f_is(scale):
     schedule = pilot(path, chains=10, temperatures=7, generator=rng())
     assert (len(schedule.betas), len(schedule.sizes)) == (8, 7)
     assert (schedule.betas[0], schedule.betas[-1]) == (0, 1)
-
-
-@FEW
-@given(shift=st.floats(-1e4, 1e4))
-def test_a_constant_shifts_log_z_by_itself(shift):
-    known = gaussian()
-    schedule = Schedule((0.0, 0.2, 0.5, 1.0), (1.0, 0.6, 0.4))
-    moved = Path(lambda x: known.path.f(x) + shift, known.path.base)
-    for walk, more in ((forward, {"chains": 20}), (reverse, {"x": known.samples(20)})):
-        one = walk(known.path, schedule, **more, generator=rng(1))
-        other = walk(moved, schedule, **more, generator=rng(1))
-        # Sums of a few numbers as large as the shift.
-        assert other.log_z - shift == pytest.approx(one.log_z, abs=1e-14 * (1e3 + abs(shift)) * 8)
-        assert other.ess == pytest.approx(one.ess, rel=1e-9)
-
-
-@FEW
-@given(order=st.permutations(range(12)))
-def test_chains_do_not_see_each_other(order):
-    known = gaussian()
-    # A reflection keeps any density symmetric about 0, and draws no random numbers.
-    path = Path(
-        lambda x: -2 * x.square().sum(1), known.path.base, transition=lambda x, beta, rng: -0.5 * x
-    )
-    schedule, x = Schedule((0.0, 0.3, 1.0)), known.samples(12)
-    one, other = reverse(path, schedule, x), reverse(path, schedule, x[order])
-    assert torch.equal(one.log_weights[order], other.log_weights)
-    assert torch.equal(one.samples[order], other.samples)
-    assert other.log_z == pytest.approx(one.log_z, rel=1e-14)
 
 
 def test_nothing_of_the_callers_is_touched():

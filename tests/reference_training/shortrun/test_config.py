@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import shlex
 import signal
 from dataclasses import fields, replace
@@ -122,24 +120,6 @@ def test_presets_sample_as_the_published_script_number_by_number():
         assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        *(
-            ({name: value}, f"{name} is {value}, expected a positive number")
-            for name in ("lr", "step_size", "noise_std")
-            for value in (0, math.nan)
-        ),
-        ({"nf": 0}, "nf is 0, expected 1 or more"),
-        ({"train_images": 0}, "train_images is 0, expected 1 or more"),
-        ({"data_noise": -0.1}, "data_noise is -0.1, expected a finite number, 0 or more"),
-        ({"data_noise": math.nan}, "data_noise is nan, expected a finite number, 0 or more"),
-    ],
-)
-def test_what_cannot_be_meant_is_said_once(changes, says):
-    assert replace(CIFAR10, **changes).problems() == [says]
-
-
 config_for = SHORTRUN.config_for
 
 
@@ -151,24 +131,6 @@ def _quiet(monkeypatch):
 
 def words(out, **settings):
     return shlex.split(config_for(out, **settings).command())[1:]
-
-
-def test_a_run_says_how_it_went(tmp_path, capsys):
-    assert main(words(tmp_path / "run")) == 0
-    out = tmp_path / "run"
-    text = capsys.readouterr().out
-    results = json.loads((out / "results.json").read_text())
-    lines = text.splitlines()
-    assert lines[0] == f"results in {out}"
-    assert lines[1] == "finished 6 steps without divergence"
-    medians = results["median_last_100"]
-    assert lines[-1] == (
-        f"medians of the last 100 updates: energy gap {medians['energy_gap']:.3g}, "
-        f"GradScale {medians['grad_scale']:.3g}, ESS {medians['ess']:.3g}"
-    )
-    # Resumed when there is nothing left to do, it says so again.
-    assert main(["train", "shortrun", "--out", str(out), "--resume"]) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == lines[2:]
 
 
 def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):

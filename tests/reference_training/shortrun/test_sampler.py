@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from scipy import stats
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError
@@ -18,7 +16,6 @@ from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
-from ebmguard.reference_training.shortrun.train import train
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
@@ -39,15 +36,22 @@ SETTINGS = replace(CIFAR10, step_size=0.7, noise_std=0.05, sgld_steps=4, most_sg
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU: captures CUDA graphs"
 )
+DEVICES = ["stand-ins", pytest.param("cuda", marks=needs_gpu)]
+"""Where chains are graphs: a GPU, or its stand-in of replayed operations."""
 
 
-@pytest.fixture(params=["stand-ins", pytest.param("cuda", marks=needs_gpu)])
-def device(request, monkeypatch):
-    """Where chains are graphs: a GPU, or its stand-in of replayed operations."""
-    if request.param == "cuda":
-        return torch.device("cuda")
+@pytest.fixture
+def captured(monkeypatch):
+    """Stands in for a GPU; lists the graphs that are captured."""
     capture_as_replays(monkeypatch)
-    return CPU
+    found: list[Replay] = []
+
+    def made() -> Replay:
+        found.append(Replay())
+        return found[-1]
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", made)
+    return found
 
 
 def network(device=CPU, **settings):
@@ -64,37 +68,6 @@ def draws(steps, n=5, seed=5, device=CPU, dtype=torch.float32):
     return x0.to(device), torch.randn(steps, n, 1, 8, 8, generator=rng, dtype=dtype).to(device)
 
 
-def by_hand(f, x, noise, step_size=0.7, noise_std=0.05):
-    """The published loop: x += f'(x) + noise."""
-    for z in noise:
-        x = x.clone().requires_grad_()
-        (gradient,) = torch.autograd.grad(f(x).sum(), x)
-        # alpha=: a fused multiply-add rounds once, a product and a sum twice.
-        moved = torch.add(x.detach(), gradient, alpha=step_size)
-        x = torch.add(moved, z, alpha=noise_std)
-    return x
-
-
-@pytest.mark.parametrize("steps", [0, 1, 4, 9])
-def test_a_chain_is_the_published_loop_bit_for_bit(steps):
-    net, (x0, noise) = network(), draws(steps)
-    x = chain(SETTINGS, net, x0, noise)
-    assert torch.equal(x, by_hand(net, x0, noise))
-    assert not x.requires_grad
-    if steps == 9:  # nothing clamps it
-        assert bool((x.abs() > 1).any())
-        still = by_hand(net, x0, noise, step_size=0.0)
-        assert (x - still).abs().max() > 0.1
-
-
-@pytest.mark.parametrize("steps", [4, 9])
-def test_a_random_number_of_steps_is_one_long_chain_bit_for_bit(steps):
-    """All have the first four; those beyond are taken one by one."""
-    net, (x0, noise) = network(), draws(steps)
-    sampler = make_sampler(replace(SETTINGS, most_sgld_steps=9), CPU)
-    assert torch.equal(sampler(net, x0, noise), by_hand(net, x0, noise))
-
-
 def test_refined_steps_keep_the_diffusions_time_and_output_scale():
     for finer in (2, 4, 0.25):
         settings = refined(SETTINGS, finer)
@@ -106,161 +79,78 @@ def test_refined_steps_keep_the_diffusions_time_and_output_scale():
         assert replace(settings, **others) == SETTINGS
 
 
-def test_the_network_keeps_its_gradients_and_its_parameters():
+def test_the_network_is_frozen_within_a_chain_alone_and_starts_are_the_callers():
     net, (x0, noise) = network(), draws(4)
-    net(x0).sum().backward()
-    net.head.bias.requires_grad_(False)
-    required = [p.requires_grad for p in net.parameters()]
-    values = [p.detach().clone() for p in net.parameters()]
-    gradients = [p.grad.clone() for p in net.parameters()]
-    seen = []
+    before, seen = x0.clone(), []
     net.register_forward_pre_hook(
         lambda module, args: seen.append(any(p.requires_grad for p in module.parameters()))
     )
-    before = x0.clone()
     make_sampler(SETTINGS, CPU)(net, x0, noise)
     assert seen == [False] * 4  # a compiled network computes what requires a gradient
     assert torch.equal(x0, before)
-    assert [p.requires_grad for p in net.parameters()] == required
-    for p, value, gradient in zip(net.parameters(), values, gradients, strict=True):
-        assert torch.equal(p, value)
-        assert torch.equal(p.grad, gradient)
+    assert all(p.requires_grad and p.grad is None for p in net.parameters())
 
 
-def test_graphs_of_every_length_are_the_eager_chains(device):
+@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize(
+    ("lengths", "graphs"), [((4, 4, 4), 1), ((4, 6, 4, 5, 9, 4), 2)], ids=["fixed", "random"]
+)
+def test_chains_of_any_number_of_steps_are_few_graphs(request, kind, lengths, graphs):
     """Under a guard, whose factor on f changes from step to step, and with training between."""
-    lengths = [4, 6, 4, 5, 9, 4]
+    captures = request.getfixturevalue("captured") if kind == "stand-ins" else []
+    device = torch.device("cuda" if kind == "cuda" else "cpu")
+    settings = replace(SETTINGS, most_sgld_steps=max(lengths))
     found = []
-    for graphs in (True, False):
+    for sampler in (make_sampler(settings, device), partial(chain, SETTINGS)):
         net = network(device).double()
-        settings = replace(SETTINGS, most_sgld_steps=9)
-        sampler = make_sampler(settings, device) if graphs else partial(chain, SETTINGS)
         g = guard(None, sampler, beta_star=lambda step: 20.0 * step, output_scale=560.0)
-        rows = []
+        samples = []  # which no later call overwrites
         for step, steps in enumerate(lengths):
             x0, noise = draws(steps, seed=step, device=device, dtype=torch.float64)
-            x = g.sampler(net, x0, noise)
-            g.loss_fn(net(x0), net(x))
-            rows.append(x)
+            samples.append(g.sampler(net, x0, noise))
+            g.loss_fn(net(x0), net(samples[-1]))
             with torch.no_grad():
                 net.head.weight.mul_(1.1)
-        found.append(rows)
+        found.append(samples)
+    assert kind == "cuda" or len(captures) == graphs
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
-
-
-@pytest.fixture
-def captures(monkeypatch):
-    """The graphs that are captured on the stand-in of a GPU."""
-    capture_as_replays(monkeypatch)
-    found: list[Replay] = []
-
-    def made() -> Replay:
-        found.append(Replay())
-        return found[-1]
-
-    monkeypatch.setattr("torch.cuda.CUDAGraph", made)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("most_steps", "lengths", "graphs"), [(4, [4, 4, 4], 1), (9, [4, 6, 9, 4], 2)]
-)
-def test_chains_of_any_number_of_steps_are_few_graphs(captures, most_steps, lengths, graphs):
-    """One, or two where K is random."""
-    settings = replace(SETTINGS, most_sgld_steps=most_steps)
-    net, sampler, found = network(), make_sampler(settings, CPU), []
-    for seed, steps in enumerate(lengths):
-        x0, noise = draws(steps, seed=seed)
-        expected = chain(settings, net, x0, noise)
-        found.append((sampler(net, x0, noise), expected))
-    assert len(captures) == graphs
-    # None is overwritten by a later call.
-    for x, expected in found:
-        torch.testing.assert_close(x, expected)
-
-
-def trained(config):
-    assert train(*config.open()) is not None
-    return [p.detach() for p in load_run(config.out, CPU).network.parameters()]
 
 
 @pytest.mark.parametrize(
     "settings",
     [
-        {"beta_star": 200.0, "most_sgld_steps": 5},
-        {"beta_star": 200.0, "init": "persistent", "buffer_size": 16, "precision": "bfloat16"},
+        {"most_sgld_steps": 5},
+        {"init": "persistent", "buffer_size": 16, "precision": "bfloat16"},
     ],
     ids=["of random length", "persistent, bfloat16"],
 )
 def test_a_run_with_captured_chains_is_the_eager_run(settings, tmp_path, request):
     """Beta* of 200 takes a hundredth of the drift away: a replay has to read the factor."""
-    settings = {**settings, "step_size": 1.0, "sgld_steps": 3}
-    eager = trained(config_for(tmp_path / "eager", **settings))
-    captures = request.getfixturevalue("captures")
-    captured = trained(config_for(tmp_path / "captured", **settings))
+    settings = {**settings, "beta_star": 200.0, "step_size": 1.0, "sgld_steps": 3}
+    SHORTRUN.run(tmp_path / "eager", **settings)
+    captures = request.getfixturevalue("captured")
+    SHORTRUN.run(tmp_path / "captured", **settings)
     assert captures
-    torch.testing.assert_close(captured, eager, rtol=0, atol=0)
-    rows = [list(read_jsonl(tmp_path / name / "metrics.jsonl")) for name in ("eager", "captured")]
+    networks, rows = [], []
+    for name in ("eager", "captured"):
+        networks.append(saved(tmp_path / name)["network"])
+        rows.append(read_jsonl(tmp_path / name / "metrics.jsonl"))
+    assert same(*networks)
     for own, other in zip(*rows, strict=True):
         for tag in ("energy_gap", "sampler/grad_norm"):  # the norm is read from a graph's memory
             assert own[tag] == pytest.approx(other[tag], rel=1e-6)
 
 
-# -- what is random in an update; that the bits are the published loop's is in test_train.py --
-
-SMALL = replace(CIFAR10, batch=8, data_noise=0.0, sgld_steps=3, most_sgld_steps=6)
-
-
-def streams(settings=SMALL, seed=3, ranks=ONE_RANK):
-    return Draws(config_for("x").load_data(), settings, seed, ranks)
-
-
-def test_streams_do_not_disturb_each_other():
-    """Runs that differ in K, or in what their chains draw, see the same images."""
-    one, other = streams(), streams(replace(SMALL, sgld_steps=9, most_sgld_steps=9))
-    for _ in range(5):
-        a = one.positives()
-        one.starts(7)
-        one.noise(2, 5)
-        one.sgld_steps()
-        b = other.positives()
-        assert torch.equal(a, b)
-    quiet, busy = streams(), streams()
-    for _ in range(5):
-        busy.positives()
-        assert torch.equal(quiet.starts(2), busy.starts(2))
-    counts = [quiet.sgld_steps() for _ in range(40)]
-    assert counts == [busy.sgld_steps() for _ in range(40)]
-
-
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_share_images_and_steps_and_have_chains_of_their_own(world):
-    settings = replace(SMALL, data_noise=0.1)
-    one = streams(settings)
-    parts = [streams(settings, ranks=Ranks(rank, world)) for rank in range(world)]
-    for _ in range(5):
-        whole = one.positives()
-        own = [part.positives() for part in parts]
-        assert torch.equal(torch.cat(own), whole)
-        assert {len(x) for x in own} == {8 // world}
-        assert len({part.sgld_steps() for part in parts} | {one.sgld_steps()}) == 1
+def test_ranks_have_chains_of_their_own():
+    data, settings = config_for("x").load_data(), replace(CIFAR10, batch=8)
+    one, *parts = (
+        Draws(data, settings, 3, ranks) for ranks in (ONE_RANK, Ranks(0, 2), Ranks(1, 2))
+    )
     starts = [part.starts(4) for part in parts]
     assert torch.equal(starts[0], one.starts(4))
-    for i, x in enumerate(starts):
-        for y in starts[:i]:
-            assert float((x - y).abs().mean()) > 0.4  # of independent uniform numbers: 2/3
-
-
-def test_k_is_uniform_on_its_range():
-    found = streams()
-    counts = Counter(found.sgld_steps() for _ in range(4000))
-    assert set(counts) == {3, 4, 5, 6}
-    assert stats.chisquare([counts[k] for k in range(3, 7)]).pvalue > 1e-3
-    fixed = streams(replace(SMALL, most_sgld_steps=3))
-    before = fixed.state_dict()["counts"]
-    assert {fixed.sgld_steps() for _ in range(10)} == {3}
-    assert torch.equal(before, fixed.state_dict()["counts"])
+    # Of independent uniform numbers: 2/3.
+    assert float((starts[0] - starts[1]).abs().mean()) > 0.4
 
 
 @pytest.fixture(scope="module")

@@ -9,37 +9,20 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.image import imread
-from torch import nn
 
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.parts import SHORTRUN, in_float64, same, saved
+from tests.reference_training.parts import (
+    SHORTRUN,
+    in_float64,
+    published_layers,
+    pulled,
+    same,
+    saved,
+)
 
 config_for, go = SHORTRUN.config_for, SHORTRUN.go
-
-
-def plain_network(nf):
-    """The published layers, for 8x8 images of one channel."""
-    layers = nn.Sequential(
-        nn.Conv2d(1, nf, 3, 1, 1),
-        nn.GELU(),
-        nn.Conv2d(nf, nf * 2, 4, 2, 1),
-        nn.GELU(),
-        nn.Conv2d(nf * 2, 1, 4, 1, 0),
-        nn.Flatten(0),
-    )
-    return layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def guarded_difference(f_pos, f_neg, beta_star):
-    """Minus what has the gradient of Eq. 8: weights written out, and held fixed."""
-    with torch.no_grad():
-        total = torch.exp(beta_star * f_neg).sum()
-        w_pos = torch.exp(beta_star * f_pos)
-        w_pos = w_pos / (w_pos + total)
-        w_neg = torch.exp(beta_star * f_neg) / total
-    return (1 - w_pos).mean() * (w_neg * f_neg).sum() - ((1 - w_pos) * f_pos).mean()
 
 
 def plain_loop(config, steps_run, loss, update):
@@ -53,7 +36,8 @@ def plain_loop(config, steps_run, loss, update):
     settings, data = config.settings, config.load_data()
     count, shape = settings.batch, data.sample_shape
     torch.manual_seed(config.seed)
-    net = plain_network(settings.nf)
+    net = published_layers(settings.nf)
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     images, chains, counts = (torch.Generator().manual_seed(3 * config.seed + i) for i in range(3))
     optimizer: torch.optim.Optimizer = torch.optim.SGD(net.parameters(), lr=settings.lr)
     if settings.optimizer == "adam":
@@ -140,11 +124,11 @@ def test_the_trainer_is_the_published_loop_under_eq_8(tmp_path, case):
             return x + settings.step_size * drift * gradient + settings.noise_std * z
 
         def loss(net, x_pos, x_neg):
-            return guarded_difference(net(x_pos), net(x_neg), beta_star)
+            return pulled(net(x_pos), net(x_neg), beta_star)
 
         net = plain_loop(config, steps, loss, update)
         torch.manual_seed(2)
-        start = plain_network(settings.nf)
+        start = published_layers(settings.nf)
     own = list(saved(tmp_path)["network"].values())
     for mine, plain in zip(own, net.state_dict().values(), strict=True):
         assert mine.dtype == torch.float64

@@ -19,9 +19,8 @@ from ebmguard.reference_training.bism.train import train
 from ebmguard.reference_training.studies.bilevel import exact_posterior, gradient_bias, measured
 from ebmguard.reference_training.studies.command import find, run
 from ebmguard.reference_training.studies.config import BilevelFigure
-from tests.reference_training.bism.parts import rbm
-from tests.reference_training.parts import assert_no_text_on_text, rng
-from tests.reference_training.studies.small import assert_recorded
+from tests.reference_training.parts import rbm, rng
+from tests.reference_training.studies.small import assert_no_text_on_text, assert_recorded
 
 STD = 0.3
 

@@ -15,7 +15,6 @@ from matplotlib.scale import SymmetricalLogTransform
 
 from ebmguard import cli
 from ebmguard.errors import ConfigError, DiskError
-from ebmguard.reference_training.jem.paper import TABLE_1
 from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs, load_run
 from ebmguard.reference_training.plots.canvas import CONTRASTS
 from ebmguard.reference_training.studies import jem_tables
@@ -35,12 +34,11 @@ from ebmguard.reference_training.studies.jem_tables import (
     best_beta_star,
     describe,
     over_seeds,
-    page,
     run,
     setups,
 )
-from tests.reference_training.jem.fabricate import OWN, made_up_evaluation, write_run
-from tests.reference_training.parts import assert_no_text_on_text
+from tests.reference_training.jem.fabricate import OWN, write_run
+from tests.reference_training.studies.small import assert_no_text_on_text
 
 AXIS = SymmetricalLogTransform(base=10, linthresh=LINTHRESH, linscale=1)
 anything = st.one_of(st.floats(-1e12, 1e12), st.sampled_from([math.nan, math.inf, -math.inf]))
@@ -250,23 +248,15 @@ def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
             assert best is None
 
 
-def test_marks_say_what_a_number_is_not(tmp_path):
-    def evaluate(step, epoch, beta_star, lost):
-        return {"step": step, "epoch": epoch, "test_accuracy": 0.5, "buffer_is": 2.0, **OWN}
+def test_marks_of_seeds_come_once_and_in_the_legends_order(tmp_path):
+    def bare(step, *_):
+        return {"step": step, "epoch": 0, "test_accuracy": 0.5, "buffer_is": 2.0, **OWN}
 
-    def load(name, **settings):
-        return load_run(write_run(tmp_path / name, **SMALL, **settings))
-
-    good, lost = load("good"), load("lost", seed=1, diverged_at=12)
-    part, bare = load("part", finished=False, steps=12), load("bare", evaluate=evaluate)
-    assert marks(good) == [""] * 3
-    assert marks(lost) == [LOST] * 3
-    assert marks(part) == [UNFINISHED] * 3
-    assert marks(bare) == [FINAL, MEASURE, MEASURE]
-    # One seed suffices; marks come once, in the legend's order.
-    together = over_seeds("accuracy", [good, lost, part, bare, lost])
-    assert together.marks == UNFINISHED + LOST + FINAL
-    assert str(over_seeds("fid", [bare])) == "no value" + MEASURE
+    settings = ({"diverged_at": 12}, {"finished": False, "steps": 12}, {"evaluate": bare})
+    folders = [write_run(tmp_path / f"{i}", **SMALL, **own) for i, own in enumerate(settings)]
+    lost, part, other = map(load_run, folders)
+    assert over_seeds("accuracy", [lost, part, other, lost]).marks == UNFINISHED + LOST + FINAL
+    assert str(over_seeds("fid", [other])) == "no value" + MEASURE
 
 
 def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
@@ -292,51 +282,6 @@ def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
     assert describe(groups["C ≠"]) == (
         "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
     )
-
-
-def tables(folder):
-    """Title of each section of the page -> its table's rows, by a parser that knows Markdown."""
-    found = {}
-    for section in page(find_runs([folder])).split("## ")[1:]:
-        title, *lines = section.splitlines()
-        rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "|" in line]
-        if rows:
-            assert all(set(cell) <= {"-", ":"} for cell in rows.pop(1))
-            found[title] = rows
-    return found
-
-
-def test_tables_put_ours_beside_the_papers(tmp_path):
-    def published(name, beta_star, **options):
-        """At the published size, with few lines."""
-        write_run(tmp_path / name, beta_star=beta_star, every=20_000, **options)
-
-    for beta_star in (0.0, 0.5, 4.0):
-        published(f"6-{beta_star:g}", beta_star, scenario="6")
-    assert not any(name.startswith("Table 1") for name in tables(tmp_path))
-    published("zero", 0.0, diverged_at=40_000)
-    published("half", 0.5)
-    published("part", 10.0, finished=False, steps=80_000)
-    found = tables(tmp_path)
-    head, *rows = found["Table 1, setup A: scenario 1 by β*"]
-    assert head[3:] == ["ACC (%) ours", "paper", "IS ours", "paper", "FID ours", "paper"]
-    by_strength = {row[0]: row for row in rows}
-    assert list(by_strength) == [f"{beta_star:g}" for beta_star in TABLE_1]
-    assert by_strength["0.5"][4::2] == ["91.2", "8.6", "38.9"]
-    assert by_strength["0.5"][1] == "2.5e-05"
-    assert by_strength["4"][3::2] == ["not run"] * 3
-    # Of the epochs before the divergence, and of those so far.
-    last = made_up_evaluation(0, 40_000 // 703, 0.0, lost=False)
-    assert by_strength["0"][3] == f"{100 * last['test_accuracy']:.1f}†"
-    assert by_strength["10"][3].endswith("…")
-    (rows,) = [rows[1:] for name, rows in found.items() if name.startswith("Table 2")]
-    assert len(rows) == 14
-    paper, ours = rows[10:12]
-    assert (paper[0], paper[2], ours[2]) == ("6", "paper", "ours")
-    assert paper[4:] == ["36.2", "2.9", "154.1", "92.4 (4)", "8.0 (0.5)", "41.5 (0.5)"]
-    # As made up: accuracy rises with β*, the other two get worse.
-    assert [cell.split(" ")[1] for cell in ours[7:]] == ["(4)", "(0.5)", "(0.5)"]
-    assert rows[3][4:] == ["not run"] * 6
 
 
 def test_the_command_prints_and_writes_the_same_page(tmp_path, capsys):

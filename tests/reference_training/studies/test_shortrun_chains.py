@@ -12,13 +12,14 @@ import torch
 from ebmguard.reference_training.studies import shortrun
 from ebmguard.reference_training.studies.command import find
 from ebmguard.reference_training.studies.shortrun_chains import over_saturated, stops_of
-from tests.reference_training.parts import Quadratic, tiny_run
-from tests.reference_training.studies import small
+from tests.reference_training.parts import Function, Quadratic, rng, tiny_run, uniform
 from tests.reference_training.studies.small import study_of
 
 STOPS = (0, 3, 6, 15, 30, 60, 150, 300)
 ENTRIES = 64
 REFERENCES = ("data", "held-out")
+CLIFF = Function(lambda x: torch.where(x.mean(1) > 0, 1e30 * x.mean(1).square(), 0 * x.mean(1)))
+"""Flat, but for images of positive mean: those are thrown to infinity."""
 
 
 def of(frame: pd.DataFrame, images: str = "chains") -> pd.DataFrame:
@@ -30,24 +31,13 @@ def long_run(network: torch.nn.Module, count: int = 32, **settings: Any) -> pd.D
     return study_of("long-run", run, count=count)
 
 
-def test_numbers_are_the_recorded_ones():
-    small.recorded("steps", small.chains(), 12)
-    small.recorded("long-run", small.long_chains(), 12)
-
-
 # -- for as long as in training, and for shorter and longer -----------------------------------
 
 
-def test_stops_and_counts_where_none_are_given():
-    long = tiny_run("long", sgld_steps=10)
-    frame = study_of("steps", long, tiny_run("drawn", sgld_steps=5, most_sgld_steps=6), count=2)
-    assert list(of(frame).loc[of(frame)["run"] == "long"].index) == [
-        *(0, 2, 4, 5, 6, 8, 10, 12, 14, 16, 18, 20)
-    ]
-    assert frame["most_K"].unique().tolist() == [10, 6]
-    assert study_of("long-run", tiny_run(network=Quadratic(0.1)), count=None)["count"][0] == 32
-    more = study_of("long-run", tiny_run(network=Quadratic(0.1), test_images=100), count=None)
-    assert more["count"][0] == 64
+@pytest.mark.parametrize(("held_out", "count"), [(32, 32), (100, 64)])
+def test_as_many_chains_as_there_are_images_or_64(held_out, count):
+    run = tiny_run(network=Quadratic(0.1), test_images=held_out)
+    assert study_of("long-run", run)["count"][0] == count
 
 
 def test_chains_on_a_quadratic_have_a_closed_form():
@@ -62,7 +52,7 @@ def test_chains_on_a_quadratic_have_a_closed_form():
     )
     frame = study_of("steps", run, count=40, seed=8)
     found, data, held_out = of(frame), *(frame[frame["images"] == n].iloc[0] for n in REFERENCES)
-    z = torch.rand(40, 1, 8, 8, generator=torch.Generator().manual_seed(8)).double() * 2 - 1
+    z = uniform(40, 1, 8, 8, seed=8).double()
     for stop, row in found.iterrows():
         x = mean + (1 - step_size * 0.8 * strength) ** float(stop) * (z - mean)
         squares = (x - mean).square().flatten(1).sum(dim=1)
@@ -91,9 +81,9 @@ def test_lost_chains_have_no_numbers_and_the_others_are_measured():
     assert of(frame).loc[3, ["contrast", "excess", "distance"]].isna().all()
     assert find("steps").verdict(frame).endswith("cannot be told.")
     find("steps").drawn(frame)
-    run = tiny_run(network=Cliff(), noise_std=1e-6, beta_star=0.0)
+    run = tiny_run(network=CLIFF, noise_std=1e-6, beta_star=0.0)
     last = of(study_of("long-run", run), "from noise").loc[300]
-    positive = int((run.starts(32, torch.Generator().manual_seed(0)).mean(dim=(1, 2, 3)) > 0).sum())
+    positive = int((run.starts(32, rng()).mean(dim=(1, 2, 3)) > 0).sum())
     assert 0 < positive < 32
     assert last["finite"] == 32 - positive
     assert last["contrast"] == pytest.approx(math.sqrt(1 / 3), rel=0.05)
@@ -148,21 +138,6 @@ def test_mean_and_variance_follow_the_recursion(beta_star):
         assert data["f"][300] == pytest.approx(steady, rel=0.06)
 
 
-class Cliff(torch.nn.Module):
-    """Flat, but for images of positive mean: those are thrown to infinity."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean = x.flatten(1).mean(dim=1)
-        return torch.where(mean > 0, 1e30 * mean.square(), 0 * mean)
-
-
-class Sum(torch.nn.Module):
-    """Moves all pixels up by one amount: contrast stays, f does not."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1).sum(dim=1) / 10
-
-
 @pytest.mark.parametrize(
     ("network", "settings", "beyond"),
     [
@@ -170,7 +145,8 @@ class Sum(torch.nn.Module):
         (Quadratic(-0.1), {}, ["contrast_above", "f_above"]),
         # To a grey image with a noise of 0.01 / sqrt(1 - 0.9**2).
         (Quadratic(0.1), {}, ["contrast_below", "f_above"]),
-        (Sum(), {"noise_std": 1e-4}, ["f_above"]),
+        # Moves all pixels up by one amount: contrast stays, f does not.
+        (Function(lambda x: x.sum(1) / 10), {"noise_std": 1e-4}, ["f_above"]),
         # A flat f leaves data where they are.
         (Quadratic(0.0), {"noise_std": 1e-4}, []),
     ],

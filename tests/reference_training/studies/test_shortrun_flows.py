@@ -13,8 +13,9 @@ import torch
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import shortrun_flows as m
 from ebmguard.reference_training.studies.command import find
-from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run
+from tests.reference_training.parts import Quadratic, tiny_run
 from tests.reference_training.studies import small
+from tests.reference_training.studies.small import assert_no_text_on_text
 
 INVERSES, COUNT = 18, 6
 FACTOR = (1 - 0.2) ** 3

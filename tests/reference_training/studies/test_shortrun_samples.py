@@ -30,9 +30,8 @@ from ebmguard.reference_training.studies.shortrun_samples import (
     course,
     straight,
 )
-from tests.reference_training.parts import Quadratic, assert_no_text_on_text, tiny_run
-from tests.reference_training.studies import small
-from tests.reference_training.studies.small import study_of
+from tests.reference_training.parts import Function, Quadratic, rng, tiny_run, uniform
+from tests.reference_training.studies.small import assert_no_text_on_text, study_of
 
 LEVELS = 16
 
@@ -47,7 +46,7 @@ def random_data(count: int, channels: int = 2, seed: int = 3) -> Tensor:
 def test_the_nearest_image_is_that_of_sklearn(monkeypatch, rows):
     monkeypatch.setattr(measures, "ROWS", rows)
     data = random_data(20)
-    x = torch.randn(9, 2, 3, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = torch.randn(9, 2, 3, 3, generator=rng(1), dtype=torch.float64)
     neighbours = NearestNeighbors(n_neighbors=1).fit(data.flatten(1).double() / 8 - 1)
     distances, places = neighbours.kneighbors(x.clamp(-1, 1).flatten(1))
     found, place = nearest(x, data, LEVELS)
@@ -96,7 +95,7 @@ def test_saturation_of_images_made_by_hand():
 
 
 def test_the_energy_distance_is_that_of_a_loop():
-    generator = torch.Generator().manual_seed(0)
+    generator = rng()
     x = torch.randn((5, 1, 2, 3), generator=generator, dtype=torch.float64)
     y = 1 + torch.randn((4, 1, 2, 3), generator=generator, dtype=torch.float64)
 
@@ -108,16 +107,11 @@ def test_the_energy_distance_is_that_of_a_loop():
     assert math.isnan(energy_distance(x[:1], y))
 
 
-def test_numbers_are_the_recorded_ones():
-    small.recorded("15", small.chains(), 16)
-    small.recorded("interpolation", small.flows(), 4)
-
-
 def test_runs_are_shown_the_same_starts_and_noise():
     first = tiny_run("a", beta_star=0.0, network=Quadratic(0.4), sgld_steps=3)
     x = study_of("15", first, count=5, seed=7)["shown"][1]
     # A flat energy gives starts and noise themselves: x is what three steps make of them.
-    generator = torch.Generator().manual_seed(7)
+    generator = rng(7)
     expected = torch.rand((5, 1, 8, 8), generator=generator) * 2 - 1
     for z in torch.randn((3, 5, 1, 8, 8), generator=generator):
         expected = expected * (1 - 0.4) + 0.01 * z
@@ -148,7 +142,7 @@ def test_the_images_to_compare_with_are_others_than_those_shown(
 
 
 def test_quality_of_images_beyond_the_cube():
-    reference = torch.rand((30, 1, 4, 4), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    reference = uniform(30, 1, 4, 4)
     images = reference[:10].clone()
     images[0, 0, 0, 0] = 3.0
     found = module.quality(images, reference)
@@ -172,10 +166,6 @@ def test_lost_samples_are_counted_and_red_and_single_pairs_drawn():
         (figure,) = find("interpolation").drawn(frame).values()
         assert_no_text_on_text(figure)
     assert find("interpolation").verdict(frame).endswith(": cannot be told.")
-
-
-def uniform(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
 def test_paths_go_on_a_circle_and_blends_straight():
@@ -232,16 +222,10 @@ def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
     assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
 
 
-class Ridges(torch.nn.Module):
-    """f with a maximum at every pixel of -0.8 and of 0.8: its flow sorts pixels by their sign."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, C, H, W) -> (B,)."""
-        return -(x.abs() - 0.8).square().flatten(1).sum(1)
-
-
 def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses():
-    run = tiny_run(network=Ridges(), sgld_steps=30, step_size=0.2)
+    # With a maximum at every pixel of -0.8 and of 0.8 the flow sorts pixels by their sign.
+    ridges = Function(lambda x: -(x.abs() - 0.8).square().sum(1))
+    run = tiny_run(network=ridges, sgld_steps=30, step_size=0.2)
     frame = study_of("interpolation", run, count=6)
     # Each pixel jumps once, or not at all: half the pixels in 20 steps.
     assert frame["length"].dropna().mean() > 2

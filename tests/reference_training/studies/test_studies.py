@@ -17,15 +17,17 @@ from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.plots.canvas import new_figure
 from ebmguard.reference_training.studies import command, shortrun
 from ebmguard.reference_training.studies.command import MODULES, find, numbers
-from ebmguard.reference_training.studies.config import JemFigure, ShortRunFigure, ToyFigure
+from ebmguard.reference_training.studies.config import ShortRunFigure, ToyFigure
 from ebmguard.reference_training.studies.jem_tables import page
-from ebmguard.reference_training.studies.study import Study, ascending, frame_of, plain, text
+from ebmguard.reference_training.studies.study import Study, frame_of, plain, text
 from ebmguard.reference_training.studies.toy import FIGURES, load_run, training
 from ebmguard.sinks import to_json
 from tests.reference_training.jem import fabricate as jem
 from tests.reference_training.jem.fabricate import OWN, made_up_evaluation
-from tests.reference_training.parts import assert_no_text_on_text, tiny_run, trained_folder
-from tests.reference_training.studies.small import RECORDED, assert_recorded
+from tests.reference_training.parts import tiny_run, trained_folder
+from tests.reference_training.studies import small
+from tests.reference_training.studies.small import RECORDED, assert_no_text_on_text, assert_recorded
+from tests.reference_training.studies.test_jem import made
 from tests.reference_training.toy.fabricate import write_run
 
 
@@ -50,6 +52,22 @@ def test_toys(name: Any, tmp_path):
             assert_no_text_on_text(figure)
 
 
+SHORT_RUNS: dict[str, tuple[Any, int | None]] = {
+    "12": (small.courses, None),
+    **dict.fromkeys(("13", "14"), (small.chains, 40)),
+    "15": (small.chains, 16),
+    "interpolation": (small.flows, 4),
+    "steps": (small.chains, 12),
+    "long-run": (small.long_chains, 12),
+}
+
+
+@pytest.mark.parametrize("name", SHORT_RUNS)
+def test_short_runs(tmp_path, name):
+    make, count = SHORT_RUNS[name]
+    small.recorded(name, make(tmp_path) if name == "12" else make(), count)
+
+
 @pytest.fixture(scope="module")
 def jem_runs(tmp_path_factory):
     """Runs made by hand: healthy, lost, unfinished, of two setups and two scenarios."""
@@ -68,24 +86,20 @@ def jem_runs(tmp_path_factory):
     small: dict[str, Any] = {"iterations": 1200, "steps_per_epoch": 100, "depth": 10, "width": 1}
     for name, settings in runs.items():
         jem.write_run(folder / name, train_images=640, **small, **settings)
-    return find_runs([folder])
+    return folder
 
 
 @pytest.mark.parametrize("name", ["3", "4", "16", "17", "18", "19", "20"])
 def test_jem(name: Any, jem_runs):
-    study = find(name)
-    frame = study.numbers(jem_runs, JemFigure(name=name, runs=()))
-    head, _, *lines = text(frame).splitlines()
-    names, *rows = ([c.strip() for c in line.strip("|").split("|")] for line in (head, *lines))
-    found = [dict(zip(names, row, strict=True)) for row in rows]
+    found = made(name, jem_runs)[1]
     kept = [{k: row[k] for k in told} for row, told in zip(found, RECORDED[name], strict=True)]
     assert kept == RECORDED[name]
-    for figure in study.drawn(frame).values():
-        assert_no_text_on_text(figure)
 
 
 def test_tables_of_jem_runs(jem_runs):
-    assert page(jem_runs) == (Path(__file__).parent / "jem_tables.md").read_text(encoding="utf-8")
+    assert page(find_runs([jem_runs])) == (Path(__file__).parent / "jem_tables.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_every_study_has_its_word_and_its_place_in_the_table():
@@ -123,9 +137,6 @@ def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
     assert "diverged in the first epoch" in printed
     assert printed.endswith("picture: figure_20.png\nnumbers: figure_20.json\n")
     assert imread(tmp_path / "figure_20.png").shape[1] > 1000
-    assert main(["figure", "19", "--runs", "runs", "--out", "there.png"]) == 0
-    assert "epoch 2, iteration 0" in capsys.readouterr().out
-    assert (tmp_path / "there.png").stat().st_size > 10_000
 
 
 def test_numbers_as_text_and_as_plain_values():
@@ -145,13 +156,6 @@ def test_numbers_as_text_and_as_plain_values():
         {"about": "a: digits", "run": "a", "f": "NaN", "n": 1234},
         {"about": "b: digits", "run": "b", "f": "Infinity", "course": [1.5, "NaN"]},
     ]
-
-
-@pytest.mark.parametrize(
-    ("values", "rises"), [([1], None), ([1, 2, 3], True), ([1, 1], False), ([1, np.nan], None)]
-)
-def test_whether_values_ascend(values, rises):
-    assert ascending(values) is rises
 
 
 def fake(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -243,6 +247,8 @@ def test_more_images_than_are_held_out_are_refused(name):
 @pytest.mark.parametrize(
     ("name", "column", "values", "verdict"),
     [
+        ("12", "gap", (0.1, 0.2, 0.9, 0.8), "holds."),
+        ("12", "gap", (0.1, 0.2, 0.9, 0.5), "does not hold."),
         ("13", "above", (0.6, 0.2, 0.3, 0.9), "holds."),
         ("13", "above", (0.2, 0.3, 0.4, 0.1), "does not hold."),
         ("15", "distance", (0.1, 0.4, 0.2, 0.9), "holds."),

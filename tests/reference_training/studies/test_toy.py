@@ -98,16 +98,12 @@ def test_ratios_are_of_means_and_of_the_same_seeds(base, own, means, seeds):
     assert over(*frames) == pytest.approx(expected, nan_ok=True)
 
 
-def test_a_row_for_each_variant_and_beta(numbers):
-    frame = numbers("7", betas=("0", "0.5"), scenarios=("gmm-default",), diverged={"0": 900})
-    rows = frame[["variant", "beta", "diverged", "seeds"]].to_numpy().tolist()
-    assert rows[:2] == [["default", "0", 3, 3], ["default", "0.5", 0, 3]]
-    assert {row[0] for row in rows} == {"default", "no pos", "batch corr", "true obj"}
+def test_what_diverged_is_told_with_when_and_when_the_guard_first_alerted(numbers):
+    """The other numbers of such rows are in numbers.json."""
+    frame = numbers("2", betas=("0", "0.5"), scenarios=("gmm-default",), diverged={"0": 900})
     assert str(frame["kl"][0]) == "undefined"
-    assert frame["kl"][1] == pytest.approx((0.438, 0.398, 0.478), abs=1e-3)
-    assert "| 0.438 [0.398, 0.478] |" in told(find("7"), frame)
+    assert "| 0.438 [0.398, 0.478] |" in told(find("2"), frame)
     assert frame["about"][0] == "gmm-default: 10,000 updates, 3 seeds"
-    # Of what diverged, when, and when the guard first alerted: three updates before.
     lost = frame.iloc[0]
     assert (lost["first lost at"], lost["alerted"], lost["first alert at"]) == (900, 3, 897)
     assert "ERROR at 897:" in lost["picture"]["instead"]
@@ -196,11 +192,11 @@ def test_the_trade_off_shows_medians_and_ranges(numbers):
     gmm, circles = find("2").drawn(numbers("2", kl_of))["tradeoff"].axes
     assert gmm.get_yscale() == "log"
     kl, kl_sgld = gmm.containers
-    np.testing.assert_allclose(kl[0].get_xdata(), [0, 0.1, 0.3, 0.5, 0.7, 0.9])
-    expected = [8.8 * math.exp(-6 * beta) for beta in (0, 0.1, 0.3, 0.5, 0.7, 0.9)]
-    np.testing.assert_allclose(np.asarray(kl[0].get_ydata(), float), expected)
+    betas = np.array([0, 0.1, 0.3, 0.5, 0.7, 0.9])
+    expected = 8.8 * np.exp(-6 * betas)
+    np.testing.assert_allclose(kl[0].get_xydata(), np.stack([betas, expected], 1))
     np.testing.assert_allclose(kl[2][0].get_segments()[0][:, 1], [8.0, 9.6])
-    np.testing.assert_allclose(np.asarray(kl_sgld[0].get_ydata(), float)[0], 0.022)
+    assert kl_sgld[0].get_ydata()[0] == pytest.approx(0.022)
     assert "circles-default" in circles.get_title()
     np.testing.assert_allclose(circles.containers[0][0].get_ydata(), [math.nan, *expected[1:]])
 
@@ -208,33 +204,46 @@ def test_the_trade_off_shows_medians_and_ranges(numbers):
 def test_curves_are_medians_over_seeds_with_their_range(numbers):
     figure = find("mixture").drawn(numbers("mixture"))["curves"]
     kl_at_zero, _, kl, _, weight_at_zero, _, weight, _ = figure.axes
-    assert [axes.get_title() for axes in (kl_at_zero, kl)] == ["β = 0", "β = 0.5"]
-    assert kl.get_yscale() == "log"
     for axes, beta in ((kl_at_zero, 0.0), (kl, 0.5)):
-        assert len(axes.lines) == 3
+        assert (axes.get_title(), axes.get_yscale()) == (f"β = {beta:g}", "log")
         expected = KL_AT_ZERO * math.exp(-6 * beta) * 1.1
+        assert len(axes.lines) == 3
         for line in axes.lines:
-            assert np.asarray(line.get_xdata(), float).tolist() == [100, 200]
-            np.testing.assert_allclose(np.asarray(line.get_ydata(), float), expected)
+            np.testing.assert_allclose(line.get_xydata(), [[100, expected], [200, expected]])
         ends = axes.collections[0].get_paths()[0].vertices[:, 1]
         assert (ends.min(), ends.max()) == pytest.approx((expected / 1.1, expected / 1.1 * 1.2))
     # Only the mixture has a weight; the other line is its share of the negatives.
     for axes, share in ((weight_at_zero, 0.5), (weight, 0.75)):
-        mixture, expected_share = axes.lines
-        assert np.asarray(mixture.get_ydata(), float).tolist() == [share, share]
-        assert set(expected_share.get_ydata()) == {0.5}
+        assert [set(line.get_ydata()) for line in axes.lines] == [{share}, {0.5}]
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "good: 20",
-        "good + exploding: 20 each",
-        "exploding: 20",
-    ]
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == ["good: 20", "good + exploding: 20 each", "exploding: 20"]
 
 
-@pytest.fixture
-def config(tmp_path):
-    own: dict[str, Any] = {"betas": ("0", "0.5"), "variants": ("default", "no_pos")}
-    return ToyConfig(out=tmp_path / "run", scenario="circles-shifted", seeds=3, **own)
+def test_reads_members_grids_and_alerts(tmp_path):
+    own: dict[str, Any] = {"betas": ("0", "0.5"), "variants": ("default", "no_pos"), "seeds": 3}
+    config = ToyConfig(out=tmp_path / "run", scenario="circles-shifted", **own)
+    write_run(config, diverged={"0": 1200}, resolution=20, samples=50)
+    run = load_run(config.out)
+    assert (run.scenario, run.settings["data"]) == ("circles-shifted", "circles")
+    assert run.negative_energy.shape == (12, 20, 20)
+    assert run.samples.shape == (12, 50, 2)
+    assert run.axis.tolist() == pytest.approx(np.linspace(-4.6, 4.6, 20).tolist())
+    # Variant-major, then β, then seed.
+    assert run.members.loc[9, ["beta", "variant", "seed"]].tolist() == ["0.5", "no_pos", 0]
+    assert len(run.evaluations) == 24
+    # What is not a number in JSON is one here: words, and what is left open.
+    lost = ([True] * 3 + [False] * 3) * 2
+    assert run.members["kl"].isna().tolist() == lost
+    assert (run.members["diverged_at"] == 1200).tolist() == lost
+    alert = first_alert(run, 1)
+    assert alert is not None
+    # Not the INFO before it, nor the first seed's.
+    assert (alert["level"], alert["step"], alert["member"]) == ("ERROR", 1198, 1)
+    assert first_alert(run, 9) is None
+    (config.out / "figures" / "grids.npz").unlink()
+    with pytest.raises(ConfigError, match=r"grids\.npz is missing"):
+        load_run(config.out)
 
 
 @pytest.fixture
@@ -253,41 +262,18 @@ def trained(monkeypatch):
     return asked
 
 
-def test_reads_members_grids_and_alerts(config):
-    write_run(config, diverged={"0": 1200}, resolution=20, samples=50)
-    run = load_run(config.out)
-    assert (run.scenario, run.settings["data"]) == ("circles-shifted", "circles")
-    assert run.negative_energy.shape == (12, 20, 20)
-    assert run.samples.shape == (12, 50, 2)
-    assert run.axis.tolist() == pytest.approx(np.linspace(-4.6, 4.6, 20).tolist())
-    # Variant-major, then β, then seed.
-    assert run.members.loc[9, ["beta", "variant", "seed"]].tolist() == ["0.5", "no_pos", 0]
-    assert len(run.evaluations) == 24
-    assert run.members["diverged_at"][1] == 1200
-    # What is not a number in JSON is one here: words, and what is left open.
-    assert run.members["kl"].isna().tolist() == [True] * 3 + [False] * 3 + [True] * 3 + [False] * 3
-    assert run.members["diverged_at"].isna().sum() == 6
-    alert = first_alert(run, 1)
-    assert alert is not None
-    # Not the INFO before it, nor the first seed's.
-    assert (alert["level"], alert["step"], alert["member"]) == ("ERROR", 1198, 1)
-    assert first_alert(run, 9) is None
-
-    (config.out / "figures" / "grids.npz").unlink()
-    with pytest.raises(ConfigError, match=r"grids\.npz is missing"):
-        load_run(config.out)
-
-
-def test_trains_what_is_missing_draws_and_tabulates(trained, tmp_path, capsys):
+def test_trains_what_is_missing_goes_on_with_what_is_begun_and_draws(trained, tmp_path, capsys):
     config = ToyFigure(name="8", out=tmp_path, seeds=2, iterations=50, device="cpu", threads=1)
+    first, second = (training(config, own) for own in FIGURES["8"].scenarios)
+    RunFolder.create(first.out, first.to_json())
     assert command.run(config) == 0
-    first = trained[0]
-    assert [own.out for own in trained] == [tmp_path / own for own in FIGURES["8"].scenarios]
-    assert (first.seeds, first.iterations, first.device, first.threads) == (2, 50, "cpu", 1)
-    assert (first.betas, first.variants) == (FIGURES["8"].betas, FIGURES["8"].variants)
+    assert trained == [dataclasses.replace(first, resume=True), second]
+    assert (second.seeds, second.iterations, second.device, second.threads) == (2, 50, "cpu", 1)
+    assert (second.betas, second.variants) == (FIGURES["8"].betas, FIGURES["8"].variants)
     for name in ("figure_8.png", "tradeoff.png"):
         assert (tmp_path / name).stat().st_size > 10_000
     printed = capsys.readouterr().out
+    assert "resuming gmm-degenerate" in printed
     assert "training circles-degenerate" in printed
     assert f"picture: {tmp_path / 'figure_8.png'}\n" in printed
     results = json.loads((tmp_path / "results.json").read_text())
@@ -296,26 +282,20 @@ def test_trains_what_is_missing_draws_and_tabulates(trained, tmp_path, capsys):
     for line in ("| batch corr |", "in all seeds: holds.", results["verdict"]):
         assert line in page
         assert line in printed
-
     # The same command again trains nothing.
     assert command.run(config) == 0
     assert len(trained) == 2
-
-
-def test_an_unfinished_run_is_resumed(trained, tmp_path, capsys):
-    config = ToyFigure(name="1d", out=tmp_path)
-    own = training(config, "mixture1d-default")
-    RunFolder.create(own.out, own.to_json())
-    assert command.run(config) == 0
-    assert "resuming mixture1d-default" in capsys.readouterr().out
-    assert (tmp_path / "figure_1d.png").is_file()
     # One that is being made longer has the results of the shorter one.
-    longer = ToyFigure(name="1d", out=tmp_path, iterations=500)
+    longer = dataclasses.replace(config, iterations=500)
     # As `ebmguard train toy --resume --iterations 500` leaves it where Ctrl-C stops it.
-    settings = training(longer, "mixture1d-default").to_json()
-    (own.out / "config.json").write_text(json.dumps(settings))
+    settings = training(longer, first.scenario).to_json()
+    (first.out / "config.json").write_text(json.dumps(settings))
+    shutil.rmtree(second.out)
     assert command.run(longer) == 0
-    assert [(asked.resume, asked.iterations) for asked in trained] == [(True, None), (True, 500)]
+    assert [(asked.resume, asked.iterations) for asked in trained[2:]] == [
+        (True, 500),
+        (False, 500),
+    ]
 
 
 def test_ctrl_c_says_how_to_go_on(monkeypatch, tmp_path, capsys):

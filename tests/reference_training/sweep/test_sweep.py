@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests import forks
 from tests.parts import PATIENCE
+from tests.reference_training.parts import assert_same_run
 
 HERE = Path(__file__).parent
 SWEEP = """
@@ -240,17 +240,4 @@ def test_real_runs_are_single_runs_to_the_bit_however_they_are_killed(tmp_path):
     assert again.stdout.count(": finished, accuracy ") == 2
 
     for name in two:
-        (one, its_tensors), (other, tensors) = (saved(folder / name) for folder in (single, grid))
-        assert one == other
-        torch.testing.assert_close(its_tensors, tensors, rtol=0, atol=0)
-
-
-def saved(run):
-    """Rows and results but for those of the time; the newest checkpoint's tensors."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    results = json.loads((run / "results.json").read_text())
-    state = torch.load(max((run / "checkpoints").glob("step-*.pt")), weights_only=True)
-    assert len(rows) == 30
-    results = {name: x for name, x in results.items() if name not in ("wall_seconds", "command")}
-    parts = [*state["network"].values(), *state["buffer"].values()]
-    return (rows, results), [part for part in parts if isinstance(part, torch.Tensor)]
+        assert_same_run(single / name, grid / name)

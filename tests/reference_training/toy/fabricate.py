@@ -14,6 +14,7 @@ from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.grid import Grid
 from ebmguard.sinks import to_json
+from tests.reference_training.jem.fabricate import write_lines
 
 KL_AT_ZERO = 8.0
 
@@ -58,6 +59,7 @@ def write_run(
     generator = torch.Generator().manual_seed(0)
     log_density = distribution.log_density(grid.points).clamp(min=-40)
     energies, drawn, members, alerts = [], [], [], []
+    blowup = {"rule": "energy_blowup"}
     for index, who in enumerate(config.members.describe()):
         numbers = metrics(**who)
         if not config.settings.sgld_steps:
@@ -74,14 +76,8 @@ def write_run(
             numbers |= dict.fromkeys(set(numbers) - {"diverged_at"}, math.nan)
             numbers["diverged_at"] = lost
             for level, early in (("INFO", 9), ("ERROR", 3), ("ERROR", 1)):
-                alerts.append(
-                    {
-                        "rule": "energy_blowup",
-                        "level": level,
-                        "step": lost - early + who["seed"],
-                        "member": index,
-                    }
-                )
+                step = lost - early + who["seed"]
+                alerts.append({"level": level, "step": step, "member": index} | blowup)
         energies.append(energy.reshape(grid.shape).float().numpy())
         drawn.append(cloud.numpy())
         members.append(who | numbers)
@@ -104,6 +100,4 @@ def write_run(
         for i, m in enumerate(members)
     ]
     for name, lines in (("alerts", alerts), ("members", evaluations)):
-        (config.out / f"{name}.jsonl").write_text(
-            "".join(json.dumps(to_json(line)) + "\n" for line in lines)
-        )
+        write_lines(config.out / f"{name}.jsonl", lines)

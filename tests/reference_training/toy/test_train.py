@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard.objective import contrastive_loss
 from ebmguard.reference_training.engine.ranks import ONE_RANK
 from ebmguard.reference_training.engine.record import Record
-from ebmguard.reference_training.toy import train as toy_train
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from ebmguard.reference_training.toy.members import Members
@@ -29,6 +26,9 @@ from tests.reference_training.parts import (
     CPU,
     TOY,
     assert_same_run,
+    in_float64,
+    largest_difference,
+    pulled,
     saved,
     small_evaluations,
 )
@@ -45,6 +45,12 @@ def _small(monkeypatch):
     small_evaluations(monkeypatch)
 
 
+@pytest.fixture
+def double():
+    with in_float64():
+        yield
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run of four members, which many tests look at."""
@@ -58,40 +64,12 @@ def whole(tmp_path_factory):
 WHOLE: dict[str, Any] = {"betas": ("0", "0.5"), "evaluations": 6}
 
 
-def largest_difference(one, other):
-    """Relative to the largest entry of each tensor."""
-    return max(
-        float((one[k] - other[k]).abs().max() / other[k].abs().max().clamp(min=1e-12)) for k in one
-    )
-
-
-def in_float64(monkeypatch):
-    """The same trainer on float64 parameters and random numbers."""
-    positives, chains = Draws.positives, Draws.chains
-    monkeypatch.setattr(Draws, "positives", lambda self: positives(self).double())
-    monkeypatch.setattr(Draws, "chains", lambda self, n: tuple(x.double() for x in chains(self, n)))
-    init = EnsembleMLP.__init__
-
-    def double(self, *args, **kwargs):
-        init(self, *args, **kwargs)
-        self.double()
-
-    monkeypatch.setattr(EnsembleMLP, "__init__", double)
-    energies = toy_train.graphed_energies
-    monkeypatch.setattr(
-        toy_train,
-        "graphed_energies",
-        lambda network, *x: energies(network, *(each.double() for each in x)),
-    )
-
-
 @pytest.mark.parametrize(
-    ("scenario", "double", "limit"),
-    [("gmm-default", False, 1e-6), ("gmm-good+exploding", True, 1e-9)],
+    ("scenario", "limit"), [("gmm-default", 1e-6), ("gmm-good+exploding", 1e-9)]
 )
-def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, scenario, double, limit):
-    if double:
-        in_float64(monkeypatch)
+def test_each_member_is_as_if_trained_alone(tmp_path, request, scenario, limit):
+    if limit < 1e-8:
+        request.getfixturevalue("double")
     settings = {"scenario": scenario, "iterations": 6, "evaluations": 1, "checkpoint_every": 6}
     betas, variants = ("0", "0.5", "-0.2"), ("default", "no_pos", "batch", "true")
     go(config_for(tmp_path / "all", betas=betas, variants=variants, **settings))
@@ -110,23 +88,23 @@ def test_each_member_is_as_if_trained_alone(tmp_path, monkeypatch, scenario, dou
 
 
 @pytest.mark.parametrize(
-    ("scenario", "offsets"), [("gmm-default", (0,)), ("gmm-good+lost", (0, 10))]
+    ("scenario", "offsets"), [("gmm-shifted", (0,)), ("gmm-good+lost", (0, 10))]
 )
-def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offsets):
+@pytest.mark.usefixtures("double")
+def test_the_trainer_is_the_published_loop(tmp_path, scenario, offsets):
     """Against a plain loop of 1x1 convolutions on one model, written as the published one.
 
     Each offset of the start points is one of a mixture's samplers.
     """
-    in_float64(monkeypatch)
     only = {"betas": ("0.5",), "seeds": 1, "iterations": 20, "evaluations": 1}
     go(config_for(tmp_path, scenario=scenario, checkpoint_every=20, **only))
-    settings, distribution = replace(SCENARIOS["gmm-default"], iterations=20), DISTRIBUTIONS["gmm"]
+    settings, distribution = replace(SCENARIOS[scenario], iterations=20), DISTRIBUTIONS["gmm"]
     start = EnsembleMLP([0])
     layers: list[nn.Module] = []
     for weight in start.weights:
         fan_in, fan_out = weight.shape[1:]
         layers += [nn.Conv2d(fan_in, fan_out, 1, bias=fan_out > 1), nn.LeakyReLU(0.05)]
-    net = nn.Sequential(*layers[:-1]).double()
+    net = nn.Sequential(*layers[:-1])
     convolutions = [layer for layer in net if isinstance(layer, nn.Conv2d)]
     with torch.no_grad():
         for layer, weight in zip(convolutions, start.weights, strict=True):
@@ -138,19 +116,18 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
     rng = torch.Generator().manual_seed(0)
     for step in range(20):
         optimizer.param_groups[0]["lr"] = settings.lr_at(step)
-        x_pos = distribution.sample(settings.n_pos, rng).double()[:, :, None, None]
-        normal = torch.randn(21, settings.n_neg, 2, generator=rng).double()[..., None, None]
+        x_pos = distribution.sample(settings.n_pos, rng)[:, :, None, None]
+        normal = torch.randn(21, settings.n_neg, 2, generator=rng)[..., None, None]
         drawn = []
         for offset in offsets:
-            x = settings.init_std * normal[0] + offset
+            x = settings.init_mean + settings.init_std * normal[0] + offset
             for z in normal[1:]:
                 x.requires_grad_(True)
                 (gradient,) = torch.autograd.grad(net(x).sum(), x)
                 x = x.detach() + 0.5 * settings.step_size * gradient + settings.noise_std * z
             drawn.append(x.detach())
-        loss = contrastive_loss(
-            net(x_pos).flatten(), net(torch.cat(drawn)).flatten(), 0.5 * settings.output_scale
-        )
+        f_pos, f_neg = net(x_pos).flatten(), net(torch.cat(drawn)).flatten()
+        loss = pulled(f_pos, f_neg, 0.5 * settings.output_scale)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -160,32 +137,18 @@ def test_the_trainer_is_the_published_loop(tmp_path, monkeypatch, scenario, offs
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_a_stop_at_the_very_end_loses_nothing(whole, tmp_path, monkeypatch):
-    cut, results = tmp_path / "cut", Ensemble.results
+def test_a_kill_while_the_figures_are_written_loses_nothing(whole, tmp_path, monkeypatch):
+    def torn(file, **arrays):
+        file.write_bytes(b"half of it")
+        raise KeyboardInterrupt
 
-    def interrupted(self):
-        signal.raise_signal(signal.SIGINT)
-        return results(self)
-
-    with monkeypatch.context() as pressed:
-        pressed.setattr(Ensemble, "results", interrupted)
-        assert go(config_for(cut, **WHOLE)) is None
-    assert (cut / "results.json").exists()
-    assert go(ToyConfig(out=cut, resume=True)) is not None
-    assert_same_run(whole, cut)
-    cut = tmp_path / "killed"
     with monkeypatch.context() as killed:
-
-        def torn(file, **arrays):
-            file.write_bytes(b"half of it")
-            raise KeyboardInterrupt
-
         killed.setattr(np, "savez_compressed", torn)
         with pytest.raises(KeyboardInterrupt):
-            go(config_for(cut, **WHOLE))
-        assert not (cut / "figures" / "grids.npz").exists()
-    assert go(ToyConfig(out=cut, resume=True)) is not None
-    assert_same_run(whole, cut)
+            go(config_for(tmp_path, **WHOLE))
+    assert not (tmp_path / "figures" / "grids.npz").exists()
+    assert go(ToyConfig(out=tmp_path, resume=True)) is not None
+    assert_same_run(whole, tmp_path)
 
 
 def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):

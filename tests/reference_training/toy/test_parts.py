@@ -1,80 +1,161 @@
-"""Who is in an ensemble, its network and samplers, and the scenarios of the paper."""
+"""Distributions and grids against scipy; members, networks, samplers and scenarios of toys."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import integrate, special, stats
 from torch import nn
 from torch.nn.functional import softplus
 
-from ebmguard.errors import ConfigError
-from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from ebmguard.reference_training.toy.members import Beta, Members, averaged_loss
+from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS, Rings
+from ebmguard.reference_training.toy.grid import Grid, bandwidth, blurred, kde
+from ebmguard.reference_training.toy.members import Members, averaged_loss
 from ebmguard.reference_training.toy.network import EnsembleMLP
-from ebmguard.reference_training.toy.sampler import Draws, make_sampler, make_training_sampler
+from ebmguard.reference_training.toy.sampler import make_sampler
 from ebmguard.reference_training.toy.scenario import SAMPLERS, SCENARIOS
-from ebmguard.samplers import Mixture
-from tests.reference_training.parts import CPU
+from tests.reference_training.parts import CPU, rng
 
 
-def test_a_beta_is_a_number_a_schedule_or_an_average():
-    assert Beta.parse("-0.5").starts == Beta.parse("-0.5").ends == (-0.5,)
-    assert (Beta.parse("0:0.9").starts, Beta.parse("0:0.9").ends) == ((0.0,), (0.9,))
-    assert Beta.parse("0.1+0.5:0.9").ends == (0.1, 0.9)
+def test_a_mixture_on_the_line_is_that_of_scipy():
+    x = np.linspace(-1.6, 1.6, 31)
+    parts = [(0.4, -1), (0.1, -1 / 3), (0.3, 1 / 3), (0.2, 1)]
+    density = sum(w * stats.norm(centre, 0.15).pdf(x) for w, centre in parts)
+    ours = DISTRIBUTIONS["mixture1d"].log_density(torch.from_numpy(x).unsqueeze(-1))
+    np.testing.assert_allclose(ours, np.log(density), rtol=1e-12)
 
 
-@pytest.mark.parametrize("text", ["", "x", "0.5:", "0:1:2", "1.5", "nan", "inf", "0.5+", "0:2"])
-def test_a_beta_that_cannot_be_meant_is_refused(text):
-    with pytest.raises(ConfigError, match="expected a number up to 1"):
-        Beta.parse(text)
+def radial(r, log_density):
+    """Density of the radius, by the density in the plane."""
+    point = torch.tensor([r * math.cos(0.3), r * math.sin(0.3)], dtype=torch.float64)
+    return 2 * math.pi * r * math.exp(log_density(point))
 
 
-@pytest.mark.parametrize(
-    ("betas", "variants", "seeds", "match"),
-    [
-        ([], ["default"], [0], "betas is"),
-        (["0", "0"], ["default"], [0], "different values"),
-        (["0"], ["best"], [0], "variant is 'best'"),
-        (["0"], ["default"], [], "seeds is"),
-        (["0.1+0.2", "0.1+0.2+0.3"], ["default"], [0], "equally many terms"),
-    ],
-)
-def test_lists_that_cannot_be_meant_are_refused(betas, variants, seeds, match):
-    with pytest.raises(ConfigError, match=match):
-        Members.of(betas, variants, seeds)
+@pytest.mark.parametrize("form", ["log_density", "pictured_log_density"])
+def test_ring_densities_integrate_to_one_and_differ_as_radii_do(form):
+    of_all = (getattr(DISTRIBUTIONS["circles"], form),)
+    total, _ = integrate.quad(radial, 0, 6, of_all, points=[1, 2, 3, 4], limit=200)
+    assert total == pytest.approx(1, abs=1e-7)
+    rings = Rings(radii=(1.0,), weights=(1,))
+    inside = torch.tensor([0.0, 0.85], dtype=torch.float64)
+    ratio = (rings.log_density(inside) - rings.pictured_log_density(inside)).exp()
+    assert ratio.item() == pytest.approx(1 / 0.85)
 
 
-def test_seeds_vary_fastest_then_betas_then_variants():
-    members = Members.of(["0", "0.5"], ["default", "true"], [3, 4])
-    assert len(members) == 8
-    assert members.describe()[:3] == [
-        {"beta": "0", "variant": "default", "seed": 3},
-        {"beta": "0", "variant": "default", "seed": 4},
-        {"beta": "0.5", "variant": "default", "seed": 3},
-    ]
-    assert [one["variant"] for one in members.describe()] == ["default"] * 4 + ["true"] * 4
-    seeds = members.spread(torch.tensor(members.seeds))
-    assert seeds.tolist() == members.seed_of_each
-    stacked = torch.stack([torch.tensor(members.seeds), torch.tensor([0, 1])])
-    assert members.spread(stacked, 1).shape == (2, 8)
+def test_radii_below_zero_are_counted_at_the_opposite_angle():
+    rings = Rings(radii=(0.1,), weights=(1,), std=0.15)
+    x = rings.sample(200_000, rng())
+    radius = x.norm(dim=-1)
+    edges = np.linspace(0, 0.6, 7)
+    seen, _ = np.histogram(radius.numpy(), edges)
+    for low, high, count in zip(edges[:-1], edges[1:], seen, strict=True):
+        mass, _ = integrate.quad(radial, low, high, args=(rings.log_density,))
+        assert count == pytest.approx(200_000 * mass, abs=5 * math.sqrt(200_000 * mass))
 
 
-def test_every_member_has_its_own_strength_and_schedule():
-    members = Members.of(["0", "0.5"], ["default", "true"], [3, 4])
-    strength = members.strength(200.0, 1000, CPU)
-    assert strength["output_scale"] == 200.0
-    assert strength["beta_star"].tolist() == [0, 0, 100, 100] * 2
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_density_is_exactly_that_of_the_sampler(name):
+    """Chi-squared over the cells of a coarse grid."""
+    distribution = DISTRIBUTIONS[name]
+    n, coarse = 200_000, 12
+    x = distribution.sample(n, rng(1)).double()
+    fine = Grid.of(distribution, 600)
+    centres = (fine.points * (599 / 600)).clone()  # midpoints of 600 cells a side
+    width = 2 * distribution.limit / 600
+    masses = distribution.log_density(centres).exp() * width**distribution.dim
+    side = 2 * distribution.limit / coarse
+
+    def cell_of(points):
+        index = ((points + distribution.limit) / side).floor().clamp(0, coarse - 1).long()
+        return index[:, 0] if distribution.dim == 1 else index[:, 1] * coarse + index[:, 0]
+
+    expected = torch.zeros(coarse**distribution.dim, dtype=torch.float64)
+    expected.index_add_(0, cell_of(centres), masses)
+    seen = torch.bincount(cell_of(x), minlength=len(expected)).double()
+    used = expected * n > 20
+    chi2 = ((seen - n * expected).square() / (n * expected))[used].sum().item()
+    # What falls outside the grid lands in the border cells: 1e-4 of the mass, below the noise.
+    assert stats.chi2.sf(chi2, int(used.sum()) - 1) > 1e-4
+
+
+def test_density_can_be_differentiated_after_use_under_inference_mode():
+    gmm = replace(DISTRIBUTIONS["gmm"], std=0.123)
+    with torch.inference_mode():
+        gmm.log_density(torch.zeros(1, 2))
+    x = torch.tensor([[0.5, 0.5]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(gmm.log_density, x)
+
+
+def whitened(x, std):
+    """Samples whose covariance is std² I: scipy's kernel, which has that shape, is isotropic."""
+    x = x - x.mean(0)
+    return std * np.linalg.solve(np.linalg.cholesky(np.atleast_2d(np.cov(x.T))), x.T).T
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_is_the_density_estimate_of_scipy(name):
+    distribution = DISTRIBUTIONS[name]
+    grid = Grid.of(distribution, 40)
+    x = whitened(distribution.sample(500, rng()).double().numpy(), distribution.limit / 2)
+    oracle = stats.gaussian_kde(x.T, bw_method=0.1)(grid.points.numpy().T)
+    ours = kde(torch.from_numpy(x), grid, 0.1 * distribution.limit / 2)
+    assert ours.dtype == torch.float64
+    # Relative, far from all samples too: nothing here is a difference.
+    np.testing.assert_allclose(ours, oracle, rtol=1e-9, atol=0)
+
+
+def test_kernels_have_their_published_widths_and_samples_outside_their_mass():
+    for name, published in (("gmm", 0.0723), ("circles", 0.1455)):
+        distribution = DISTRIBUTIONS[name]
+        equal = replace(distribution, weights=(1,) * len(distribution.weights))
+        assert bandwidth(equal, Grid.of(equal)) == pytest.approx(published, abs=5e-5)
+    grid = Grid.of(DISTRIBUTIONS["gmm"], 100)
+    samples = torch.tensor([[0.0, 0.2], [1e30, 0.0], [0.0, -50.0], [0.3, 0.0]])
+    density = kde(samples, grid, 0.1)
+    assert density.sum().item() * grid.cell == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("name", "resolution"), [("gmm", 20), ("mixture1d", 200)])
+def test_blurred_mixture_is_the_wider_mixture(name, resolution):
+    distribution = DISTRIBUTIONS[name]
+    grid = Grid.of(distribution, resolution)
+    wider = replace(distribution, std=math.hypot(0.15, 0.07))
+    torch.testing.assert_close(
+        blurred(distribution, grid, 0.07), wider.log_density(grid.points).exp(), rtol=1e-9, atol=0
+    )
+
+
+def test_blurred_rings_are_those_of_the_rice_distribution():
+    """A point at radius r, blurred, has a radius of Rice's law."""
+    grid = Grid.of(DISTRIBUTIONS["circles"])
+    width = 0.1455
+    density = blurred(DISTRIBUTIONS["circles"], grid, width)
+    for cell in (100 * 200 + 100, 100 * 200 + 130, 90 * 200 + 121, 0, 170 * 200 + 40):
+        rho = grid.points[cell].norm().item()
+
+        def rice(r, rho=rho):
+            radial = sum(math.exp(-(((r - k) / 0.15) ** 2) / 2) for k in (1, 2, 3, 4))
+            radial /= 4 * 0.15 * math.sqrt(2 * math.pi)
+            kernel = math.exp(-((rho - r) ** 2) / (2 * width**2)) * special.ive(
+                0, rho * r / width**2
+            )
+            return radial * kernel / (2 * math.pi * width**2)
+
+        exact, _ = integrate.quad(rice, 0, 8, points=[1, 2, 3, 4, rho], limit=500, epsabs=0)
+        assert density[cell].item() == pytest.approx(exact, rel=1e-6)
+
+
+# -- members, networks and samplers ------------------------------------------------------------
+
+
+def test_schedules_move_and_an_average_samples_at_its_mean_beta():
     strength = Members.of(["0.2", "0:0.8"], ["default"], [0]).strength(10.0, 100, CPU)
     assert strength["beta_star"](0).tolist() == [2.0, 0.0]
     assert strength["beta_star"](50).tolist() == pytest.approx([2.0, 4.0])
-
-
-def test_an_average_samples_at_its_mean_beta():
     members = Members.of(["0.1+0.5", "0.4"], ["default"], [0])
     starts, slopes = members.exponents(10.0, 100, CPU)
     assert (members.terms, starts.tolist()) == (2, [[1.0, 4.0], [5.0, 4.0]])
@@ -102,63 +183,12 @@ def test_an_average_of_losses_is_that_of_every_member_by_itself():
     torch.testing.assert_close(found, expected)
 
 
-def inputs(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def alone(ensemble, member):
-    """The same network of linear layers, in float64."""
-    layers: list[nn.Module] = []
-    for i, weight in enumerate(ensemble.weights):
-        fan_in, fan_out = weight.shape[1:]
-        layer = nn.Linear(fan_in, fan_out, dtype=torch.float64)
-        layer.weight.data = weight[member].detach().double().T
-        layer.bias.data = (
-            ensemble.biases[i][member, 0].detach().double()
-            if i < len(ensemble.biases)
-            else torch.zeros(1, dtype=torch.float64)
-        )
-        layers += [layer, nn.LeakyReLU(0.05)]
-    return nn.Sequential(*layers[:-1])
-
-
-@pytest.mark.parametrize("dim", [1, 2])
-def test_members_are_networks_of_linear_layers(dim):
-    ensemble = EnsembleMLP([3, 1, 4], dim).double()
-    assert ensemble.members == 3
-    x = inputs(3, 7, dim).requires_grad_()
-    f = ensemble(x)
-    assert f.shape == (3, 7)
-    f.square().sum().backward()
-    assert x.grad is not None
-    for member in range(3):
-        network = alone(ensemble, member)
-        own = x[member].detach().requires_grad_()
-        expected = network(own).squeeze(-1)
-        torch.testing.assert_close(f[member], expected, rtol=1e-12, atol=1e-14)
-        expected.square().sum().backward()
-        torch.testing.assert_close(x.grad[member], own.grad, rtol=1e-10, atol=1e-14)
-        for i, weight in enumerate(ensemble.weights):
-            linear = network[2 * i]
-            assert isinstance(linear, nn.Linear)
-            assert weight.grad is not None
-            assert linear.weight.grad is not None
-            torch.testing.assert_close(
-                weight.grad[member], linear.weight.grad.T, rtol=1e-10, atol=1e-14
-            )
-
-
-def test_networks_have_the_published_sizes_and_start_as_their_seeds_say():
+def test_networks_have_the_published_sizes():
     """10,593 parameters (Nijkamp et al. 2020), less the last bias."""
     ensemble = EnsembleMLP([0])
     assert sum(p.numel() for p in ensemble.parameters()) == 10_593 - 1
     sizes = [2, *(weight.shape[-1] for weight in ensemble.weights)]
     assert sizes == [2, 32, 64, 64, 64, 1]
-    many, one = EnsembleMLP([5, 6, 5]), EnsembleMLP([6])
-    for together, single in zip(many.parameters(), one.parameters(), strict=True):
-        assert torch.equal(together[0], together[2])
-        assert not torch.equal(together[0], together[1])
-        assert torch.equal(together[1:2], single)
 
 
 def test_starts_out_as_the_layers_of_torch_do():
@@ -181,16 +211,9 @@ def test_starts_out_as_the_layers_of_torch_do():
 SETTINGS = SCENARIOS["gmm-default"]
 
 
-class Quadratic(torch.nn.Module):
-    """f = -|x|² / (2 std² o): with the scenario's output scale the density is N(0, std²)."""
-
-    def __init__(self, std: float) -> None:
-        super().__init__()
-        self.std = std
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        f: torch.Tensor = -x.square().sum(-1) / (2 * self.std**2 * SETTINGS.output_scale)
-        return f
+def bowl(std):
+    """With the scenario's output scale the density is N(0, std²)."""
+    return lambda x: -x.square().sum(-1) / (2 * std**2 * SETTINGS.output_scale)
 
 
 def chains(n, steps=SETTINGS.sgld_steps):
@@ -201,7 +224,7 @@ def chains(n, steps=SETTINGS.sgld_steps):
 
 def test_a_broken_step_is_another_langevin_step():
     """Their drift and their noise still belong together, as o = 2 step_size / noise_std²."""
-    f, (x0, noise) = Quadratic(1.0), chains(5, steps=1)
+    f, (x0, noise) = bowl(1.0), chains(5, steps=1)
     one = replace(SETTINGS, sgld_steps=1)
     for name in ("good", "exploding", "stuck"):
         step = SAMPLERS[name].step
@@ -214,7 +237,7 @@ def test_a_broken_step_is_another_langevin_step():
 
 def test_what_goes_wrong_on_a_mode_of_the_data():
     """The width of a mode of the GMM: steps of its samplers are 0.44 std² of it or fewer."""
-    f, (x0, noise) = Quadratic(0.15), chains(1000)
+    f, (x0, noise) = bowl(0.15), chains(1000)
     size = {
         name: make_sampler(SETTINGS, name)(f, x0, noise).square().mean().sqrt() / 0.15
         for name in SAMPLERS
@@ -224,51 +247,7 @@ def test_what_goes_wrong_on_a_mode_of_the_data():
     assert size["good"] == pytest.approx((1 - a / 2) ** -0.5, rel=0.05)
     assert size["exploding"] > 1e20
     assert size["stuck"] == pytest.approx(1 / 0.15, rel=0.1)
-    assert make_sampler(SETTINGS, "lost")(Quadratic(10.0), x0, noise).min() > 1.6
-
-
-def test_a_mixture_has_the_same_good_samples_and_says_whose_are_whose():
-    f, (x0, noise) = Quadratic(1.0), chains(5)
-    mixture = make_training_sampler(replace(SETTINGS, samplers="good+lost"), CPU)
-    assert isinstance(mixture, Mixture)
-    x = mixture(f, x0, noise)
-    assert x.shape == (2, 10, 2)
-    assert mixture.parts == {"good": slice(0, 5), "lost": slice(5, 10)}
-    for name, part in mixture.parts.items():
-        assert torch.equal(x[:, part], make_sampler(SETTINGS, name)(f, x0, noise))
-
-
-def draws_of(betas=("0", "0.5"), seeds=(5, 6), scenario="gmm-default", **changes):
-    settings = replace(SCENARIOS[scenario], **changes)
-    members = Members.of(betas, ("default",), seeds)
-    return Draws(settings, members, members.seeds, torch.device("cpu"))
-
-
-def update(draws):
-    return [draws.positives(), *draws.chains(4)]
-
-
-def test_a_seed_draws_the_same_whoever_is_beside_it():
-    together, alone = draws_of(), draws_of(betas=("0.5",), seeds=(6,))
-    for _ in range(2):
-        many, one = update(together), update(alone)
-        for member in (1, 3):
-            assert torch.equal(many[0][member], one[0][0])
-            assert torch.equal(many[1][member], one[1][0])
-            assert torch.equal(many[2][:, member], one[2][:, 0])
-
-
-def test_chains_start_from_the_gaussian_and_their_noise_is_standard():
-    draws = draws_of(init_mean=3.0, init_std=0.5, sgld_steps=5)
-    x0, noise = draws.chains(5_000)
-    assert (x0.shape, noise.shape) == ((4, 5_000, 2), (5, 4, 5_000, 2))
-    assert x0.mean().item() == pytest.approx(3.0, abs=0.02)
-    assert x0.std().item() == pytest.approx(0.5, abs=0.02)
-    assert noise.mean().item() == pytest.approx(0.0, abs=0.02)
-    assert noise.std().item() == pytest.approx(1.0, abs=0.02)
-    # No step shares its noise with another one, nor with the start.
-    steps = torch.cat([(x0[:1] - 3) / 0.5, noise[:, 0]]).flatten(1).double()
-    assert (torch.corrcoef(steps) - torch.eye(6)).abs().max() < 0.05
+    assert make_sampler(SETTINGS, "lost")(bowl(10.0), x0, noise).min() > 1.6
 
 
 DATA = tuple(DISTRIBUTIONS)
@@ -279,13 +258,8 @@ SETUPS = (*PUBLISHED, *BROKEN, *MIXTURES, "halved", "good+exploding-halved")
 
 
 def differences(name, base):
-    one, other = (dataclasses.asdict(SCENARIOS[each]) for each in (name, base))
+    one, other = (asdict(SCENARIOS[each]) for each in (name, base))
     return {key: value for key, value in one.items() if value != other[key]}
-
-
-def test_every_data_set_has_every_setup():
-    assert [*SCENARIOS] == [f"{data}-{setup}" for data in DATA for setup in SETUPS]
-    assert all(scenario.data == name.partition("-")[0] for name, scenario in SCENARIOS.items())
 
 
 @pytest.mark.parametrize(
@@ -338,7 +312,7 @@ def test_a_mixture_is_the_default_but_for_who_draws(data):
 
 
 def test_the_learning_rate_is_that_of_torchs_exponential_decay():
-    scenario = dataclasses.replace(SCENARIOS["gmm-proposal"], iterations=50)
+    scenario = replace(SCENARIOS["gmm-proposal"], iterations=50)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=scenario.lr)
     gamma = (scenario.lr_end / scenario.lr) ** (1 / 50)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
