@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -95,8 +96,7 @@ class Sampler:
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
             self.driven, count = driven, len(next(iter(outputs.values())).value)
             # An output itself before what is made of it, and that next to the root first.
-            later = [*driven.values][::-1]
-            for edge in sorted(later, key=lambda edge: edge not in outputs):
+            for edge in sorted([*driven.values][::-1], key=lambda edge: edge not in outputs):
                 value = driven.values[edge]
                 if value.ndim and len(value) == count:
                     weight = driven.effect(edge).weight
@@ -108,11 +108,12 @@ class Sampler:
         if self.spot is not None or self.driven is None:
             return
         values, places = self.driven.values, {x for made in loss.made.values() for x in made.calls}
-        value = values[follows].flatten()
-        same = [e for e, by in self.functions if by == slope]  # the same in another shape, too
-        same = [e for e in same if torch.equal(values[e].flatten(), value)]
-        spots = [spot for edge in (follows, *same) for spot in self.driven.spots(edge)]
-        spots = [spot for spot in spots if spot[0] not in places]
+        same = [  # the same in another shape, too
+            edge
+            for edge, by in [(follows, slope), *self.functions]
+            if by == slope and torch.equal(values[edge].flatten(), values[follows].flatten())
+        ]
+        spots = [x for edge in same for x in self.driven.spots(edge) if x[0] not in places]
         self.spot = next(((place, node) for place, node, _ in spots), None)
         called = [self.methods[code] for _, _, code in spots if code in self.methods]
         is_output = isinstance(follows.made, Output) and not follows.made.part
@@ -128,11 +129,6 @@ class Sampler:
             entries = parts.pop(self.moves)
             parts += [entries[:, self.still]] if entries.shape[1:] == self.still.shape else []
         return torch.cat(parts, 1) if parts else torch.empty(len(rows), 0)
-
-    @property
-    def outputs(self) -> list[Edge]:
-        """The outputs behind what was differentiated."""
-        return [*self.driven.outputs] if self.driven is not None else []
 
     @property
     def is_function(self) -> bool:
@@ -201,16 +197,17 @@ class Chains:
             sampler.measured = _NONE
             del sampler.lengths[:-1]
 
-    def see_calls(self, now: Stack) -> None:
+    def see_calls(self, now: Sequence[Place]) -> None:
         """Find the calls that lead from these, of a loss, to the loops of samplers."""
+        codes = [place.code for place in now]
         for chain, sampler in self.recent:
             frames, places = chain.calls
-            shared = next((at for at, frame in enumerate(frames) if frame in now.frames), None)
-            if shared is not None:
-                inner = frames.index(chain.loop) + 1
-                sampler.calls = places[inner:]
-                sampler.entries = places[inner : shared + 1][::-1]
-                for at in range(inner, shared + 1):
+            inner = frames.index(chain.loop)
+            ends = (at for at in range(inner, len(places)) if places[at].code in codes)
+            if (shared := next(ends, None)) is not None:
+                sampler.calls = places[inner + 1 :]
+                sampler.entries = places[inner + 1 : shared + 1][::-1]
+                for at in range(inner + 1, shared + 1):
                     name = getattr(places[at].base, "id", "")
                     base = {**frames[at].f_globals, **frames[at].f_locals}.get(name)
                     if base is not None and places[at] not in sampler.callees:
@@ -298,13 +295,16 @@ def names_of(part: object, frames: Sequence[FrameType]) -> Names:
         code = frame.f_code
         spaces = [(code, "", frame.f_locals), (code.co_filename, "", frame.f_globals)]
         for where, prefix, space in spaces:
-            names[where] += [prefix + name for name, value in space.items() if value is part]
-            # What self or a network has, and what that has.
-            for name, value in space.items() if prefix.count(".") < 2 else ():
-                if name == "self" or prefix or isinstance(value, nn.Module):
+            for name, value in space.items():
+                index = name if name.isdigit() else repr(name)  # of a list or dict of modules
+                path = f"{prefix}.{name}" if name.isidentifier() else f"{prefix}[{index}]"
+                if value is part:
+                    names[where].append(path.lstrip("."))
+                # What self or a network has, and what that has.
+                is_open = name == "self" or prefix or isinstance(value, nn.Module)
+                if is_open and len(re.findall(r"[.[]", path)) < 3:
                     mine = getattr(value, "__dict__", {})
-                    inner = {**mine, **mine.get("_modules", {})}
-                    spaces.append((where, f"{prefix}{name}.", inner))
+                    spaces.append((where, path, {**mine, **mine.get("_modules", {})}))
     return names
 
 

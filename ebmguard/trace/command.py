@@ -124,13 +124,17 @@ def _text(seen: Trace) -> Iterator[str]:
     given = {sampler.name: sampler.arguments for sampler in seen.samplers}
     for difference in seen.differences:
         yield f"\nloss at {difference.place} ({difference.times} times): {difference.place.text}"
-        for label, side in difference.sides.items():
+        for label in difference.labels:
             of = "data" if label == DATA else f"samples of `{label}`"
+            if (side := difference.sides.get(label)) is None:
+                yield f"  {of}: no expression found"
+                continue
             pull, text = difference.pull(label), side.name
             way = "raises" if pull < 0 else "lowers" if pull > 0 else "has no slope for"
             if not text and side.node is not None:
                 text = difference.place.source.segment(side.node)
-            what = f"`{side.turned(text)}` {side.shape}" if text else "no expression found"
+            what = f"`{side.turned(text)}` " if text else ""
+            what += str(tuple(side.value.shape))
             yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
             more = given.get(label, side.arguments) - side.arguments
             if more > 0:

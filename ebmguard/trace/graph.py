@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .script import Place
+from .script import Place, Stack
 
 __all__ = [
     *("DATA", "NO_EFFECT", "SURE", "Edge", "Effect", "Experiment", "Operation", "Output"),
-    *("edge_of", "effect", "evaluate", "is_same", "mark", "moved"),
+    *("edge_of", "effect", "evaluate", "moved"),
 ]
 
 DATA = "data"
@@ -36,38 +36,10 @@ class Edge(NamedTuple):
     number: int
 
     @property
-    def made(self) -> Output | Operation | None:
-        """The output or operation that made it; None for anything else."""
-        made: Output | Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
+    def made(self) -> Operation | None:
+        """The call that made it, where that was upon outputs, or is one."""
+        made: Operation | None = self.node.metadata.get(_MADE, {}).get(self.number)
         return made
-
-
-@dataclass(eq=False)
-class Output:
-    """A tensor that the outermost call of a module has returned, alone or as a part."""
-
-    module: Any
-    inputs: tuple[Tensor, ...]  # those with an entry for each row, detached
-    value: Tensor  # detached
-    calls: tuple[Place, ...]  # the user's expressions that called the module, the innermost first
-    label_rows: Callable[[Tensor], list[str]]
-    part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
-    arguments: int = 1  # x, and its conditions
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """The origin of the rows, as it is known at the first use; a condition is data."""
-        labels = zip(*map(self.label_rows, self.inputs), strict=True)
-        return [next((label for label in row if label != DATA), DATA) for row in labels]
-
-    @property
-    def energy(self) -> tuple[Any, str]:
-        """The key of an energy: a module and a part of its result."""
-        return self.module, self.part
-
-    def again(self, _: Mapping[Edge, Tensor]) -> Tensor:
-        """Return its value, which is not computed."""
-        return self.value
 
 
 @dataclass(eq=False)
@@ -75,16 +47,19 @@ class Operation:
     """A call of torch upon outputs, with edges in place of their tensors."""
 
     func: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    # The user's expressions that made the call, the innermost first, and the names there.
     calls: tuple[Place, ...] = ()
+    names: dict[Edge, str] = field(default_factory=dict)
     index: int = 0  # of the result, where there are several
+    order: int = field(default_factory=itertools.count().__next__)
 
     @classmethod
     def of(cls, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Operation | None:
         """Describe a call before it is made. Return None where it is upon no outputs."""
         call = cls(func, *tree_map(lambda x: edge_of(x) or x, (args, kwargs)))
-        if not any(True for _ in call.needs):
+        if not call.needs:
             return None
         if call.is_in_place and isinstance(call.args[0], Tensor):
             call.args = (call.args[0].detach().clone(), *call.args[1:])
@@ -98,15 +73,38 @@ class Operation:
         return is_method or name == "__setitem__" or name.startswith("__i")
 
     @property
-    def needs(self) -> Iterator[Edge]:
+    def needs(self) -> list[Edge]:
         """The edges among its arguments."""
-        yield from filter(_is_edge, tree_leaves((self.args, self.kwargs), _is_edge))
+        return [*filter(_is_edge, tree_leaves((self.args, self.kwargs), _is_edge))]
 
-    def mark(self, result: Any, calls: tuple[Place, ...]) -> None:
-        """Write this operation on the nodes of its results."""
+    @property
+    def operands(self) -> Iterator[tuple[Any, ast.expr | None]]:
+        """Its arguments, those in lists too, with their expressions in the user's code."""
+        nodes = list[ast.expr]()
+        match self.calls[0].node:
+            case ast.BinOp(left=left, right=right):
+                is_turned = self.func.__name__.startswith("__r")
+                nodes = [right, left] if is_turned else [left, right]
+            case ast.UnaryOp(operand=x) | ast.Subscript(value=x):
+                nodes = [x]
+            case ast.Call(func=called, args=nodes):
+                if isinstance(called, ast.Attribute) and len(nodes) < len(self.args):
+                    nodes = [called.value, *nodes]
+        for argument, node in itertools.zip_longest(self.args, nodes):
+            is_list = isinstance(argument, list | tuple) and not _is_edge(argument)
+            inner = itertools.zip_longest(argument, getattr(node, "elts", ())) if is_list else ()
+            yield from inner or [(argument, node)]
+
+    def mark(self, result: Any, stack: Stack = Stack()) -> None:
+        """Write on the nodes of a result what has made it, at the first of these places."""
+        values = stack.frames[0].f_locals if stack.frames else {}
+        behind = {edge for need in self.needs for edge in _behind(need)}
+        names = {edge: name for name, x in values.items() if (edge := edge_of(x)) in behind}
         for index, tensor in enumerate(_tensors(result)):
             if tensor.grad_fn is not None:
-                mark(tensor, replace(self, calls=calls, index=index))
+                made = replace(self, calls=stack.places, names=names, index=index)
+                written: Any = tensor.grad_fn.metadata
+                written.setdefault(_MADE, {}).setdefault(tensor.output_nr, made)
 
     def again(self, values: Mapping[Edge, Tensor]) -> Tensor:
         """Run it again, with these values in place of edges."""
@@ -117,29 +115,31 @@ class Operation:
         result = self.func(*args, **kwargs)
         return _tensors(args[0] if result is None else result)[self.index]
 
-    def operand(self, at: tuple[int, int]) -> ast.expr | None:
-        """Return the expression of an argument, or of an element of a list, in the user's code."""
-        position, index = at
-        node, name = self.calls[0].node, getattr(self.func, "__name__", "")
-        if isinstance(node, ast.BinOp):
-            return [node.left, node.right][position if not name.startswith("__r") else 1 - position]
-        if isinstance(node, ast.UnaryOp):
-            return node.operand
-        if isinstance(node, ast.Subscript):
-            return node.value
-        if not isinstance(node, ast.Call):
-            return None
-        given = list(node.args)
-        if isinstance(node.func, ast.Attribute) and len(given) < len(self.args):
-            given = [node.func.value, *given]
-        argument = given[position] if position < len(given) else None
-        return argument.elts[index] if isinstance(argument, ast.List | ast.Tuple) else argument
 
+@dataclass(eq=False, kw_only=True)
+class Output(Operation):
+    """The outermost call of a module, whose result, or a part of it, is not computed again."""
 
-def mark(tensor: Tensor, made: Output | Operation) -> None:
-    """Write on a tensor's node what has made it."""
-    written: Any = tensor.grad_fn.metadata  # type: ignore[union-attr]
-    written.setdefault(_MADE, {}).setdefault(tensor.output_nr, made)
+    value: Tensor  # detached
+    inputs: tuple[Tensor, ...]  # those with an entry for each row, detached
+    label_rows: Callable[[Tensor], list[str]]
+    part: str = ""  # such as "[1]", where a tuple or a dictionary was returned
+    arguments: int = 1  # x, and its conditions
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The origin of the rows, as it is known at the first use; a condition is data."""
+        labels = zip(*map(self.label_rows, self.inputs), strict=True)
+        return [next((label for label in row if label != DATA), DATA) for row in labels]
+
+    @property
+    def energy(self) -> tuple[Any, str]:
+        """The key of an energy: a module and a part of its result."""
+        return self.func, self.part
+
+    def again(self, _: Mapping[Edge, Tensor]) -> Tensor:
+        """Return its value."""
+        return self.value
 
 
 def edge_of(x: object) -> Edge | None:
@@ -193,32 +193,28 @@ class Experiment:
     def meetings(self) -> Iterator[Edge]:
         """Yield the edges where samples of two kinds first meet, from the outputs on."""
         for edge, made in self.made.items():
-            needs = made.needs if isinstance(made, Operation) else [edge]
-            if len(self.kinds(edge)) > 1 and all(len(self.kinds(need)) < 2 for need in needs):
+            is_mixed = len(self.kinds(edge)) > 1
+            if is_mixed and made.needs and all(len(self.kinds(need)) < 2 for need in made.needs):
                 yield edge
 
-    def users(self, edge: Edge) -> Iterator[tuple[Edge, Operation, tuple[int, int]]]:
-        """Yield results of calls upon an edge, the calls, and its position: (argument, index)."""
+    def users(self, edge: Edge) -> Iterator[tuple[Edge, Operation, ast.expr | None]]:
+        """Yield results of calls upon an edge, the calls, and its expression there."""
         for user, made in self.made.items():
-            for at, argument in enumerate(made.args if isinstance(made, Operation) else ()):
-                is_list = isinstance(argument, list | tuple) and not isinstance(argument, Edge)
-                for index, x in enumerate(argument if is_list else [argument]):
-                    if isinstance(x, Edge) and x == edge:
-                        yield user, made, (at, index)  # type: ignore[misc]
+            for x, expression in made.operands:
+                if _is_edge(x) and x == edge:
+                    yield user, made, expression
 
     def spots(self, edge: Edge) -> Iterator[tuple[Place, ast.expr, Any]]:
         """Yield the expressions of an edge, from the inside out, with the code that they call."""
-        made = self.made[edge]
-        users: list[tuple[Edge, Operation | None, tuple[int, int]]] = [*self.users(edge)]
-        for _, call, at in users or [(edge, None, (0, 0))]:
-            is_whole = not made.part if isinstance(made, Output) else call is None
-            if is_whole and (node := made.calls[0].node) is not None:
-                yield made.calls[0], node, None
-            if call is not None and (node := call.operand(at)) is not None:
-                yield call.calls[0], node, None
-            for inner, place in pairwise(made.calls):
-                is_between = call is not None and place not in call.calls
-                if is_between and (node := place.node) is not None:
+        made, users = self.made[edge], [*self.users(edge)]
+        is_whole = not made.part if isinstance(made, Output) else not users
+        if is_whole and (node := made.calls[0].node) is not None:
+            yield made.calls[0], node, None
+        for _, call, expression in users:
+            if expression is not None:
+                yield call.calls[0], expression, None
+            for inner, place in itertools.pairwise(made.calls):
+                if place not in call.calls and (node := place.node) is not None:
                     yield place, node, inner.code
 
     def effect(self, at: Edge, rows: int = 0, root: Edge | None = None) -> Effect:
@@ -233,6 +229,27 @@ class Experiment:
             is_one_each = value.ndim and counts in ({len(value)}, {value.numel()})
             if self.kinds(edge) == {label} and is_one_each:
                 yield edge, rows
+
+    def sign_of(self, edge: Edge, other: Experiment, its: Edge) -> int:
+        """1 where an edge, as a function of outputs, is another's values; -1 their negatives."""
+        rows, value = other.rows[its], other.values[its]
+        by_energy = {other.outputs[of].energy: other.outputs[of].value for of in rows}
+        energies = {of: made.energy for of, made in self.outputs.items()}
+        if not by_energy.keys() >= {*energies.values()}:
+            return 0
+        chosen, *_ = rows.values()
+        try:
+            given = {of: by_energy[energy] for of, energy in energies.items()}
+            again = evaluate(edge, given)[edge][chosen]
+        except (RuntimeError, IndexError):  # It has terms with a shape of their own.
+            return 0
+        a, b = (x.detach().double().reshape(len(x), -1) for x in (again, value))
+        if a.numel() == b.numel():
+            b = b.reshape(a.shape)  # N negatives of each positive, in a row
+        if a.shape[1] != b.shape[1]:
+            a, b = a.sum(1), b.sum(1)  # The heads of an energy are summed.
+        signs = (x for x in (1, -1) if a.shape == b.shape and torch.allclose(a, x * b, SURE, 1e-6))
+        return next(signs, 0)
 
 
 class Effect(NamedTuple):
@@ -264,37 +281,6 @@ def effect(of: Callable[[Tensor], Tensor], value: Tensor, rows: int = 0) -> Effe
     return Effect(math.nan, float(gradients[0].sum()) if is_in_pieces else math.nan, bends=True)
 
 
-def is_same(
-    one: Edge, outputs: Collection[Edge], rows: Mapping[Edge, list[int]], other: Tensor
-) -> int:
-    """1 where an edge, as a function of outputs, is the other's values; -1 their negatives.
-
-    Args:
-        one: made of ``outputs``.
-        rows: of the outputs behind the other.
-        other: values, one for each of these rows.
-    """
-    of = {edge: made for edge in (*rows, *outputs) if isinstance(made := edge.made, Output)}
-    by_energy = {of[edge].energy: of[edge].value for edge in rows}
-    given = {edge: by_energy[of[edge].energy] for edge in outputs if of[edge].energy in by_energy}
-    if len(given) < len(outputs):
-        return 0
-    chosen, *_ = rows.values()
-    try:
-        value = evaluate(one, given)[one][chosen]
-    except (RuntimeError, IndexError):  # It has terms with a shape of their own.
-        return 0
-    a, b = (x.detach().double().reshape(len(x), -1) for x in (value, other))
-    if a.numel() == b.numel():
-        b = b.reshape(a.shape)  # N negatives of each positive, in a row
-    if a.shape[1] != b.shape[1]:
-        a, b = a.sum(1), b.sum(1)  # The heads of an energy are summed.
-    for sign in (1, -1):
-        if a.shape == b.shape and torch.allclose(a, sign * b, SURE, 1e-6):
-            return sign
-    return 0
-
-
 def moved(value: Tensor, amplitude: float) -> Tensor:
     """Return a leaf with these values, moved by different amounts."""
     generator = torch.Generator().manual_seed(0)
@@ -303,20 +289,15 @@ def moved(value: Tensor, amplitude: float) -> Tensor:
     return (value.detach() + amplitude * (1 + size) * by).requires_grad_()
 
 
-def _behind(root: Edge, cut: Iterable[Edge] = ()) -> dict[Edge, Output | Operation]:
+def _behind(root: Edge, cut: Collection[Edge] = ()) -> dict[Edge, Operation]:
     """Return all that an edge is made of, itself last, in order of evaluation; stop at ``cut``."""
-    made_of, todo, entered = dict[Edge, Output | Operation](), [root], set(cut)
+    found, todo = dict[Edge, Operation](), [root]
     while todo:
         edge = todo.pop()
-        made = edge.made
-        if edge in made_of or made is None:
-            continue
-        if edge in entered or isinstance(made, Output):
-            made_of[edge] = made
-        else:
-            entered.add(edge)
-            todo += [edge, *made.needs]
-    return made_of
+        if edge not in found and (made := edge.made) is not None:
+            found[edge] = made
+            todo += [] if edge in cut else made.needs
+    return dict(sorted(found.items(), key=lambda item: item[1].order))
 
 
 def _gradients(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:

@@ -51,9 +51,6 @@ def plans(trace: Trace) -> list[Plan]:
     if not sided:
         raise _no_difference(trace)
     sampler, positive, negative = _sides(trace, sided[0])
-    if not sampler.functions:
-        error = trace.unread or f"nothing is known of what {sampler.name} differentiates"
-        raise Refused("not evaluated", error=error, guard=by_hand(sampler))
     is_energy = sided[0].pull(negative) < 0
     if sided[0].is_unpaired:
         options = _options(sampler, is_energy=is_energy, inline=True)
@@ -113,11 +110,15 @@ def _no_difference(trace: Trace) -> Refused:
     """Explain why no difference exists: other energies than the sampler's, or none at all."""
     if trace.error or not trace.samplers:
         return Refused("stopped", error=trace.error) if trace.error else Refused("no sampler")
-    if trace.unread:
-        return Refused("not evaluated", error=trace.unread, guard=by_hand(trace.samplers[0]))
+    unread = [
+        f"nothing is known of what {x.name} follows" for x in trace.samplers if not x.functions
+    ]
+    if trace.unread or unread:
+        error = trace.unread or unread[0]
+        return Refused("not evaluated", error=error, guard=by_hand(trace.samplers[0]))
     for sampler in trace.samplers:
         for difference in trace.differences:
-            if difference.is_of_others and sampler.name in difference.sides:
+            if difference.is_of_others and sampler.name in difference.labels:
                 is_energy = sampler.measured.convention == "energy"
                 options = _options(sampler, is_energy=is_energy, inline=True)
                 called = sampler.site.code.co_qualname

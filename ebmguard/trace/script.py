@@ -161,9 +161,9 @@ class Stack(NamedTuple):
 
 
 def stack() -> Stack:
-    """Return the user's frames that called the caller."""
+    """Return the user's frames that called the caller, up to that of a file."""
     frames, frame = list[FrameType](), sys._getframe(1).f_back
-    while frame is not None:
+    while frame is not None and not (frames and frames[-1].f_code.co_name == "<module>"):
         frames += [frame] if _is_users(frame.f_code.co_filename) else []
         frame = frame.f_back
     return Stack(tuple(frames), tuple(Place(frame.f_code, frame.f_lasti) for frame in frames))

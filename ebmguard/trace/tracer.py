@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sampling import Evaluation, Recording
 from .chains import Chains, Names, Sampler, names_of
-from .graph import DATA, Edge, Experiment, Operation, Output, edge_of, mark
+from .graph import DATA, Edge, Experiment, Operation, Output, edge_of
 from .reading import Difference
 from .script import Place, Stack, run, stack
 
@@ -133,16 +133,8 @@ class Trace(TorchFunctionMode):
             outputs = kwargs.get("outputs", args[0] if args else None)
             self._root = edge_of(outputs if isinstance(outputs, Tensor) else next(iter(outputs)))
         result = func(*args, **kwargs)
-        calls = stack() if made is not None else Stack()
-        if made is not None and calls.places:
-            made.mark(args[0] if result is None else result, calls.places)
-            # Before the first `backward` nothing is known; later, a known difference is read.
-            difference = self._differences.get(calls.places[0])
-            if difference is not None and (edge := edge_of(result)) is not None:
-                self.chains.see_calls(calls)
-                with self._resting():
-                    names = calls.frames[0].f_locals
-                    difference.read(self.samplers, Experiment(edge), args, names)
+        if made is not None and (calls := stack()).places:
+            made.mark(args[0] if result is None else result, calls)
         return result
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> _Noted:
@@ -161,8 +153,11 @@ class Trace(TorchFunctionMode):
             if part:
                 noted.watch(part, tensor)
             if self.chains.is_energy(module, is_made=edge_of(tensor) is not None):
-                made = tuple(x.detach() for x in batches), tensor.detach().clone(), calls.places
-                mark(tensor, Output(module, *made, self.chains.labels, part, noted.arguments))
+                inputs = tuple(x.detach() for x in batches)
+                known = {"inputs": inputs, "part": part, "arguments": noted.arguments}
+                value = tensor.detach().clone()
+                made = Output(module, value=value, label_rows=self.chains.labels, **known)
+                made.mark(tensor, calls)
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
@@ -201,8 +196,7 @@ class Trace(TorchFunctionMode):
         if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
         met = [*loss.meetings()]
-        is_sided = [self._meet(loss, edge, is_first=True) for edge in met]
-        if any(is_sided):
+        if any([self._meet(loss, edge, is_first=True) for edge in met]):
             return
         for edge in met:  # Squares may have met first: what has a slope is added to them later.
             while len(users := {user for user, *_ in loss.users(edge)}) == 1:
@@ -211,18 +205,16 @@ class Trace(TorchFunctionMode):
                     return
 
     def _meet(self, loss: Experiment, edge: Edge, *, is_first: bool) -> bool:
-        place = loss.made[edge].calls[0]
-        difference = self._differences.get(place)
-        if difference is None:
-            labels = sorted(loss.kinds(edge), key=lambda label: (label != DATA, label))
-            difference = Difference(place, labels)
-            difference.read(self.samplers, Experiment(edge))
-            if not (is_first or difference.is_sided):
-                return False
-            self._differences[place] = difference
-        difference.times += 1
-        difference.effect = loss.effect(edge)
-        self._contrastive.add(self.steps)
+        labels = sorted(loss.kinds(edge), key=lambda label: (label != DATA, label))
+        calls = loss.made[edge].calls
+        self.chains.see_calls(calls)
+        difference = Difference(calls[0], Experiment(edge), labels, effect=loss.effect(edge))
+        difference.read(self.samplers)
+        if is_first or difference.is_sided:
+            if (known := self._differences.get(calls[0])) is not None:
+                difference.times += known.times
+            self._differences[calls[0]] = difference
+            self._contrastive.add(self.steps)
         return difference.is_sided
 
 
