@@ -332,7 +332,9 @@ def _wanted(kind: Any) -> str:
         return ("one of " * (len(inner) > 1)) + ", ".join(map(repr, inner))
     known: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False"}
     known |= {NoneType: "None", str: "a text", Callable: "a function"}
-    return known.get(origin or kind) or re.sub(r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind))
+    return known.get(origin or kind) or re.sub(
+        r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind)
+    )
 
 
 def _words(value: object) -> str:
