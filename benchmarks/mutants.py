@@ -177,6 +177,10 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
         self.mutant = mutant
         self.module = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
+    def pytest_sessionstart(self) -> None:
+        """Come before what checks types, which the suite's own conftest has put first."""
+        sys.meta_path.insert(0, self)
+
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self.module:
             return None
@@ -264,8 +268,9 @@ def main(words: list[str] | None = None) -> int:
     if own.one:
         import pytest
 
-        sys.meta_path.insert(0, Loader(Mutant(**json.loads(own.one))))
-        return int(pytest.main(pytest_of(*own.tests)))
+        loader = Loader(Mutant(**json.loads(own.one)))
+        sys.meta_path.insert(0, loader)
+        return int(pytest.main(pytest_of(*own.tests), plugins=[loader]))
     rows, mutants = RUNS / "rows.jsonl", [x for x in drawn() if x.room in own.rooms]
     RUNS.mkdir(parents=True, exist_ok=True)
     rows.touch()
