@@ -51,7 +51,6 @@ NOT_CALLED = {
         "Setup",
         "find_problems",
         "by_severity",
-        "Exponent",
         "Terms",
         "usable",
         "mean_difference",

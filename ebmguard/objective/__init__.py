@@ -18,10 +18,9 @@ from .losses import (
     positive_weights,
     weights,
 )
-from .terms import Exponent, Terms, usable
+from .terms import Terms, usable
 
 __all__ = [
-    "Exponent",
     "Terms",
     "coefficients",
     "contrastive_loss",
