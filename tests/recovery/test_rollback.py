@@ -253,7 +253,7 @@ def test_ranks_that_only_numpy_or_python_tell_apart_stay_apart() -> None:
         random.seed(rank)
         np.random.seed(rank)
         if attempt:
-            reseed(attempt, ())
+            assert reseed(attempt, ()) == 3
         return random.random(), float(np.random.rand())
 
     first = after(0, 1)

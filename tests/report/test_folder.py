@@ -255,7 +255,9 @@ def test_runs_are_suggested_from_the_nearest_folder_that_is_there(tmp_path):
 def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
     lost = 60
     healthy = [(t, {**row, "energy_gap": 0.1 * (t % 3)}) for t, row in rows(range(lost), 0)]
-    beyond = [(lost + t, {**healthy[0][1], "energy_gap": 10.0 ** (2 + t)}) for t in range(40)]
+    sizes = [10.0 ** (2 + t) for t in range(40)]
+    grown = [{"energy_gap": size, "f_pos/std": size / 40} for size in sizes]
+    beyond = [(lost + t, healthy[0][1] | row) for t, row in enumerate(grown)]
     path = record(tmp_path / "run", healthy + beyond)
     run = RecordedRun(path, tags=("energy_gap",))
     run.update()

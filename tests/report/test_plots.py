@@ -181,6 +181,7 @@ def test_an_axis_goes_a_little_beyond_its_values(scale, values, ends):
 def test_ticks_of_many_powers_are_every_second_one():
     ticks = Axis.around("log", [1e-3, 1e3]).ticks()
     assert ticks == pytest.approx([1e-3, 1e-1, 10, 1e3])
+    assert Axis("log", 1.0, 1e3).ticks() == [1, 10, 100, 1000]  # both ends are powers
 
 
 def test_an_axis_ends_where_lost_runs_would_flatten_the_rest():

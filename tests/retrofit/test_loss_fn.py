@@ -233,6 +233,8 @@ def test_a_loss_that_is_subtracted_trains_backwards_which_is_said_once(caplog):
         assert "is negative" in said
         assert "add it, do not subtract it" in said
         assert not after_backward(caplog, 1, beta_star=beta_star)
+        for told in ({}, {"maximize": True}):  # a weight of 0 trains in no direction
+            assert not after_backward(caplog, 0, beta_star=beta_star, **told)
     # An optimizer that maximises wants the other sign.
     assert not after_backward(caplog, -1, maximize=True)
     (said,) = after_backward(caplog, 1, maximize=True)

@@ -27,6 +27,9 @@ def test_another_method_than_forward():
     assert tempering.reached
     assert torch.equal(f(x), plain)
     assert not vars(f).keys() & {"classify", "forward"}
+    with tempering.active(0.25):
+        kept = f.classify
+    assert torch.equal(kept(x), column)  # by a sampler that goes on with it after its call
     # What was bound before is bound anew.
     assert torch.equal(tempering.run(lambda method: method(x), [bound], {}, 0.25), 0.25 * column)
 
