@@ -67,7 +67,6 @@ class OptimizerHooks:
         self._measure: Callable[[float | Tensor], None] | None = None
         self.unended = UnendedSteps(optimizer)  # losses that no step of it ends
         self._has_scaler = scaler is not None and scaler.is_enabled()
-        self._scaled = self._has_scaler
         self._skipped: float | Tensor = 0.0
         self._flag: tuple[Optimizer, Tensor] | None = None  # which the optimizer was given
         self._withheld: list[tuple[Tensor, Tensor]] = []

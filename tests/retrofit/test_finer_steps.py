@@ -82,7 +82,9 @@ def test_the_rule(name: str, asked: Any) -> None:
 
 
 def test_a_lost_run_begins_no_finer_steps_and_goes_on_with_those_that_it_has() -> None:
-    fineness = FinerSteps("auto", guard()._loop.settings)
+    loop = guard()._loop
+    fineness = FinerSteps("auto", loop.settings)
+    assert fineness.known(loop.situation, 0).most_substeps == 16  # before any call was looked at
     fineness.moves = SamplerUpdate([[A, C]], [[0, -1]])
     for step, (is_lost, expected) in enumerate([(True, 1)] * 5 + [(False, 4), (True, 16)], 20):
         row = {"sampler/sharpness": SHARP, "sampler/substeps": float(fineness.in_force)}

@@ -215,6 +215,7 @@ EXACT = {
 REFUSED: dict[str, dict[str, Case]] = {
     "not linear": {
         "a square": Case(lambda f, x: -(f(x) ** 2)),
+        "a square, flat": Case(lambda f, x: -(f(x) ** 2), hook=lambda out: out.squeeze(1)),
         "a square, one chain": Case(lambda f, x: -(f(x) ** 2), chains=1),
         "softplus": Case(lambda f, x: F.softplus(f(x))),
         "log-sigmoid, by backward": Case(lambda f, x: F.logsigmoid(f(x)), moves=by_backward),
