@@ -267,3 +267,11 @@ def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
     assert len(heights) == 40
     assert max(heights) < 10
     assert run.limits("energy_gap").high == upper.bins[lost - 1].high
+
+
+def test_the_weights_of_a_run_whose_exponent_leaves_zero(tmp_path):
+    """In one batch of rows: at the reference exponent before, at the run's own after."""
+    own = [(t, row | {"grad_scale": 0.25, "ref/grad_scale": 0.75}) for t, row in rows(range(6), 0)]
+    moved = [(t, row | {"beta_star": 0.0 if t < 3 else 2.0}) for t, row in own]
+    run = RecordedRun.read(record(tmp_path / "run", moved), tags=("grad_scale",))
+    assert [each.last for each in run.surviving("grad_scale")] == [0.75] * 3 + [0.25] * 3

@@ -172,6 +172,8 @@ def test_a_run_has_the_problems_that_its_rules_see_and_no_other(rule, bound, fac
 def test_the_suggested_exponent_is_one_over_the_spread(tmp_path):
     (problem,) = problems_of_run(write(tmp_path, rows_with(ess=0.02, f_neg__std=8.0)))
     assert problem.fix.endswith("; beta_star of about 0.12, one over f_neg/std.")
+    (other,) = problems_of_run(write(tmp_path / "small", rows_with(ess=0.02, f_neg__std=1.5)))
+    assert "f_neg/std" not in other.fix  # the exponent of 0.5 is under it
 
 
 def test_what_was_not_attached_is_said(tmp_path):
