@@ -261,8 +261,7 @@ def conditional(f: Any, x: Tensor, y: Tensor) -> Tensor:
     return y.detach()
 
 
-@pytest.mark.parametrize("shape", ["columns", "vectors", "reweighted"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("seed", "shape"), [*enumerate(["columns", "vectors", "reweighted"])])
 def test_the_density_of_y_for_each_x_is_that_of_the_data(seed: int, shape: str) -> None:
     """By quadrature, with 4 negatives for each x."""
     torch.manual_seed(seed)

@@ -278,7 +278,7 @@ def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
     torch.manual_seed(0)
     moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
     assert isinstance(moves, SamplerUpdate)
-    for n in (1, 4, 16):
+    for n in (1, 4):
         x = torch.randn(many, 3, dtype=torch.float64)
         x = finer(f, sample, x, moves, n)[0]
         right = 1 / (1 - step * curvatures / (2 * n))
