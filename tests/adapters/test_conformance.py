@@ -22,16 +22,16 @@ def each(field: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(("codebase", "entry"), rows)
 
 
-@pytest.mark.parametrize("attach", [False, True], ids=["guard", "guard and attach"])
 @each("off")
-def test_off_it_is_the_same_run(codebase, entry, attach):
+def test_off_it_is_the_same_run(codebase, entry):
     unguarded = codebase.train(Trial(), **entry)
-    run = codebase.train(Trial(0.0, attach=attach), **entry)
-    assert run.equals(unguarded)
-    for g, memory in zip(run.guards, run.memories, strict=True):
-        # Without an optimizer a step ends with the next one's samples.
-        assert g.step == (20 if attach else 19)
-        assert memory.steps == list(range(20))
+    for attach in (False, True):
+        run = codebase.train(Trial(0.0, attach=attach), **entry)
+        assert run.equals(unguarded)
+        for g, memory in zip(run.guards, run.memories, strict=True):
+            # Without an optimizer a step ends with the next one's samples.
+            assert g.step == (20 if attach else 19)
+            assert memory.steps == list(range(20))
 
 
 @doubles()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from ebmguard import Recovery
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from tests import forks
+from tests.full_disk import room_of
 from tests.parts import Memory
 from tests.recovery import kills_loop, kills_process
 from tests.recovery.parts import Run, Scripted, kept, run_until
@@ -127,44 +126,22 @@ def test_reading_a_snapshot_executes_nothing(tmp_path: Path) -> None:
         make(tmp_path).guard.resume()
 
 
-FULL = """
-import resource, sys
-from pathlib import Path
-from tests.recovery.test_files import make
-
-folder = Path(sys.argv[1])
-run, hard = make(folder), resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-for step in range(40):
-    # Files of a process may be limited in size; writing beyond raises OSError, as a full disk does.
-    if step in (12, 30):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2000 if step == 12 else hard, hard))
-    run.step()
-    if step == 29:
-        print(*sorted(path.name for path in folder.glob("snapshot-*")))
-run.guard.close()
-print("trained", run.guard.step, make(folder).guard.resume())
-"""
-
-
 def test_a_run_outlives_a_full_disk_and_writes_its_snapshots_when_there_is_room(
-    tmp_path: Path,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL, str(tmp_path)],
-        cwd=forks.ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    left, trained = done.stdout.splitlines()
-    names = left.split()
+    run = make(tmp_path)
+    run_until(run, 12)
+    with room_of(2000):
+        run_until(run, 18)
+    names = [path.name for path in files(tmp_path)]
     assert len(names) == 2  # those from before, and no rest of those that failed
     assert all(name.endswith(".pt") and int(name[9:17]) <= 12 for name in names)
-    _, steps, resumed = trained.split()
-    assert steps == "40"
-    assert int(resumed) > 30
-    assert done.stderr.count("could not be written: File too large. Training goes on") == 1
-    assert done.stderr.count("Snapshots are written again") == 1
+    run_until(run, 10)
+    run.guard.close()
+    assert run.guard.step == 40
+    assert (make(tmp_path).guard.resume() or 0) > 30
+    said = "could not be written: File too large. Training goes on"
+    assert caplog.text.count(said) == caplog.text.count("Snapshots are written again") == 1
 
 
 # -- whose a folder is -----------------------------------------------------------------------------
@@ -204,16 +181,19 @@ time.sleep(600)
 
 
 def test_another_process_has_the_folder_until_it_is_over(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINS, str(tmp_path)], stdout=subprocess.PIPE, cwd=os.getcwd()
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        loop = kept(tmp_path)
+    said = tmp_path / "said"
+    os.mkfifo(said)
+    process = forks.start("-c", TRAINS, str(tmp_path / "run"), stdout=said, stderr=os.devnull)
+    try:
+        with said.open() as file:
+            assert file.readline() == "trained\n"
+        loop = kept(tmp_path / "run")
         for act in (loop.step, loop.g.resume):
             with pytest.raises(ConfigError, match=f"in use by process {process.pid}"):
                 act()
+    finally:
         process.kill()
+        process.join()
     assert loop.g.resume() == 4
 
 

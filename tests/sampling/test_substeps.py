@@ -263,6 +263,29 @@ def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lea
         assert substeps.missed is None or substeps.missed < 0.1
 
 
+def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
+    """Of Langevin at o = 1 it is 1 / (1 - a k / 2N) of the true one for a curvature k."""
+    curvatures = torch.tensor([0.5, 2.0, 6.0], dtype=torch.float64)
+
+    class Valley(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return -0.5 * (curvatures * x * x).sum(1)
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        return unit_langevin(f, x, 60, step=step)
+
+    f, many, step = Valley(), 20_000, 0.3
+    torch.manual_seed(0)
+    moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
+    assert isinstance(moves, SamplerUpdate)
+    for n in (1, 4):
+        x = torch.randn(many, 3, dtype=torch.float64)
+        x = finer(f, sample, x, moves, n)[0]
+        right = 1 / (1 - step * curvatures / (2 * n))
+        torch.testing.assert_close(x.var(0) * curvatures, right, rtol=6 * (2 / many) ** 0.5, atol=0)
+        assert (x.mean(0).abs() < 6 * x.std(0) / many**0.5).all()
+
+
 class Noisy(Net):
     """With batch norm, dropout and a counter, as networks in training mode have them."""
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import resource
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +24,7 @@ from ebmguard.sinks import (
     read_jsonl,
 )
 from tests import forks
+from tests.full_disk import room_of
 from tests.sinks.parts import ALERT, RECOVERY, load, scalars, texts
 
 ROLLBACK = RECOVERY | {"restored_step": 8}  # no row here is of a step that comes again
@@ -170,24 +169,12 @@ def test_nothing_is_written_before_a_flush_and_nothing_twice(kind: Kind, tmp_pat
     assert seen.rollbacks.count(RECOVERY["message"]) == 1
 
 
-@contextmanager
-def nearly_full(folder: Path) -> Iterator[None]:
-    """Room for 55 bytes beyond the largest file; writing more raises OSError, as a full disk."""
-    size = max(path.stat().st_size for path in folder.iterdir())
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 55, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @each_file
 def test_after_a_full_disk_it_goes_on_at_the_very_byte(kind: Kind, tmp_path: Path) -> None:
     sink = kind.make(tmp_path)
     for step in range(10):
         row(sink, step)
-    with nearly_full(tmp_path):
+    with room_of(max(path.stat().st_size for path in tmp_path.iterdir()) + 55):
         if isinstance(sink, PatientSink):
             sink.flush()
         else:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import textwrap
 from contextlib import nullcontext
 from pathlib import Path
@@ -148,10 +146,12 @@ for room_again in sys.argv[2:]:
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The folder of a run for each case, and what each said."""
     folder = tmp_path_factory.mktemp("runs")
-    words = [sys.executable, "-c", FULL, str(folder), "20", "-1"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert done.stdout == "trained 30\n" * 2
-    return folder, done.stderr.split("over\n")
+    os.mkfifo(folder / "said")  # to which the limit does not apply
+    process = forks.start("-c", FULL, str(folder), "20", "-1", stdout=folder / "said")
+    said = (folder / "said").read_text()
+    assert forks.statuses(process) == [0]
+    assert said.count("trained 30\n") == 2
+    return folder, said.split("over\n")
 
 
 @pytest.mark.parametrize(("case", "room_again"), [(0, 20), (1, -1)])
