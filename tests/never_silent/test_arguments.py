@@ -36,6 +36,7 @@ def draw_one(net: nn.Module) -> Tensor:
     return unit_langevin(net, X)
 
 
+wrong: Any = guard
 NET, PART = Bowl(), Energy()
 
 
@@ -70,7 +71,7 @@ DOORS = {
 def test_an_argument_in_the_wrong_place_is_refused(said: str) -> None:
     args, told = DOORS[said]
     with pytest.raises(ConfigError, match=f"(?s){said}") as found:
-        guard(*args, **HALF, **told)
+        wrong(*args, **HALF, **told)
     assert len(str(found.value)) < 300
 
 

@@ -149,7 +149,7 @@ def test_another_energy_is_refused_by_name_and_free_where_nothing_is_tempered(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sampler, args, said = ELSEWHERE[name]
-    told = {} if F in args else {"model": F}
+    told: Any = {} if F in args else {"model": F}
     g = guard(None, sampler, **HALF, **told)
     for cure in (said, r"`sampler\.original`", r"g\.paused\(\)", "model="):
         with pytest.raises(SamplerError, match=rf"(?s)never called Energy\.forward.*{cure}"):

@@ -21,69 +21,73 @@ from tests.recovery.parts import Scripted
 N = 8
 
 
-# -- chains that come in again: ``parts`` are what a loop would go on with -----------------------
+# -- chains that come in again: two tensors that a loop would go on with ------------------------
 
 
 class Chains:
-    """Draws by ``draw(parts, sample, f)``."""
+    """Draws by ``draw(chains, sample, f)``."""
 
     def __init__(self, draw: Any = None) -> None:
         self.draw = draw or returned
-        self.parts = [torch.randn(4 * N, 2), torch.randn(N, 2) + 5]
+        self.first, self.second = torch.randn(4 * N, 2), torch.randn(N, 2) + 5
 
     def __call__(self, sample: Any, f: nn.Module) -> Tensor:
-        drawn: Tensor = self.draw(self.parts, sample, f)
+        drawn: Tensor = self.draw(self, sample, f)
         return drawn
 
     def own(self, f: nn.Module) -> Tensor:
         """A sampler that has the chains."""
-        return returned(self.parts, unit_langevin, f)
+        return returned(self, unit_langevin, f)
+
+    @property
+    def parts(self) -> list[Tensor]:
+        return [self.first, self.second]
 
 
-def returned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
-    parts[0] = sample(f, parts[0])
-    return parts[0]
+def returned(c: Chains, sample: Any, f: nn.Module) -> Tensor:
+    c.first = sample(f, c.first)
+    return c.first
 
 
-def viewed(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
-    parts[0] = sample(f, parts[0]).detach().reshape(-1, 2)[:]
-    return parts[0]
+def viewed(c: Chains, sample: Any, f: nn.Module) -> Tensor:
+    c.first = sample(f, c.first).detach().reshape(-1, 2)[:]
+    return c.first
 
 
-def by_name(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
-    parts[0] = sample(f, x=parts[0])
-    return parts[0]
+def by_name(c: Chains, sample: Any, f: nn.Module) -> Tensor:
+    c.first = sample(f, x=c.first)
+    return c.first
 
 
-def in_turns(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+def in_turns(c: Chains, sample: Any, f: nn.Module) -> Tensor:
     """Two sets of chains, a call for each."""
-    parts[:] = [sample(f, part) for part in parts]
-    return parts[0]
+    c.first, c.second = sample(f, c.first), sample(f, c.second)
+    return c.first
 
 
-def written(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+def written(c: Chains, sample: Any, f: nn.Module) -> Tensor:
     """By the loop, into the tensor that goes in."""
-    return parts[0].copy_(sample(f, parts[0])).clone()
+    return c.first.copy_(sample(f, c.first)).clone()
 
 
 TURNS = itertools.cycle(range(0, 4 * N, N))
 
 
-def a_few(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+def a_few(c: Chains, sample: Any, f: nn.Module) -> Tensor:
     """Of a tensor of many chains a few move at a time."""
     rows = slice(start := next(TURNS), start + N)
-    parts[0][rows] = sample(f, parts[0][rows])
-    return parts[0][rows].clone()
+    c.first[rows] = sample(f, c.first[rows])
+    return c.first[rows].clone()
 
 
-def restarted(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+def restarted(c: Chains, sample: Any, f: nn.Module) -> Tensor:
     """A few chains start afresh before each call, in place."""
-    parts[0][torch.rand(4 * N) < 0.2] = 0.0
-    return returned(parts, sample, f)
+    c.first[torch.rand(4 * N) < 0.2] = 0.0
+    return returned(c, sample, f)
 
 
-def in_the_sampler(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
-    drawn: Tensor = sample(f, parts[0])
+def in_the_sampler(c: Chains, sample: Any, f: nn.Module) -> Tensor:
+    drawn: Tensor = sample(f, c.first)
     return drawn
 
 
@@ -91,13 +95,13 @@ def writes(f: nn.Module, x: Tensor) -> Tensor:
     return x.copy_(unit_langevin(f, x)).clone()
 
 
-def owned(parts: list[Tensor], sample: Any, f: nn.Module) -> Tensor:
+def owned(c: Chains, sample: Any, f: nn.Module) -> Tensor:
     drawn: Tensor = sample(f)
     return drawn
 
 
 KEPT = [returned, viewed, by_name, in_turns, written, a_few, restarted, in_the_sampler, owned]
-SAVING = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, reseed=False)}
+SAVING: Any = {"action": "rollback", "recovery": Recovery(every=4, certify_after=3, reseed=False)}
 
 
 @pytest.mark.parametrize("draw", KEPT)
@@ -121,20 +125,20 @@ def test_a_rollback_to_before_the_first_update_has_the_first_chains():
     run.g._loop.judge = Scripted([1])
     before = [p.clone() for p in run.f.parameters()]
     run.go(1, chains)
-    first = chains.parts[0].clone()
+    first = chains.first.clone()
     run.go(1, chains)
     assert run.g.step == 0
-    assert torch.equal(chains.parts[0], first)
+    assert torch.equal(chains.first, first)
     assert all(map(torch.equal, run.f.parameters(), before))
 
 
-COPIED = {
+COPIED: dict[str, Callable[[Tensor], Tensor]] = {
     "clone": lambda x: x.clone(),
     "another device": lambda x: torch.from_numpy(x.numpy().copy()),
     "with fresh ones": lambda x: torch.cat([x[2:], torch.randn(2, 2)]),
     "another order": lambda x: x.flip(0),
 }
-FRESH = {"fresh": torch.randn_like}
+FRESH: dict[str, Callable[[Tensor], Tensor]] = {"fresh": torch.randn_like}
 
 
 @pytest.mark.parametrize("kind", COPIED | FRESH)
@@ -142,7 +146,7 @@ def test_chains_that_are_left_behind_are_named_once(kind, caplog):
     chains, change = Chains(), (COPIED | FRESH)[kind]
 
     def copied(sample: Any, f: nn.Module) -> Tensor:
-        chains.parts[0] = change(chains.parts[0])
+        chains.first = change(chains.first)
         return chains(sample, f)
 
     Run(**SAVING).go(60, copied)

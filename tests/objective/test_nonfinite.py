@@ -66,18 +66,18 @@ def _as_without(given, clean, beta, kept, variant, tolerance=1e-13, **options):
             torch.testing.assert_close(side, oracle, rtol=tolerance, atol=1e-15)
             assert not side[~part].any()
     if "groups" not in options:
-        q, q_less = options.get("log_q"), less.get("log_q")
-        w = weights(given[1], beta, log_q=q and q[1])
-        w_pos = positive_weights(*given, beta, log_q=q)
-        found = w[kept[1]], w_pos[kept[0]], grad_scale(*given, beta, log_q=q)
-        right = (
-            weights(sides[1], beta, log_q=q_less and q_less[1]),
-            positive_weights(*sides, beta, log_q=q_less),
-            grad_scale(*sides, beta, log_q=q_less),
+        ours, theirs = (
+            (
+                weights(f[1], beta, log_q=q and q[1]),
+                positive_weights(f[0], f[1], beta, log_q=q),
+                grad_scale(f[0], f[1], beta, log_q=q),
+            )
+            for f, q in ((given, options.get("log_q")), (sides, less.get("log_q")))
         )
-        torch.testing.assert_close(found, right, rtol=tolerance, atol=1e-15)
-        assert not w[~kept[1]].any()
-        assert w_pos[~kept[0]].isnan().all()
+        of_kept = ours[0][kept[1]], ours[1][kept[0]], ours[2]
+        torch.testing.assert_close(of_kept, theirs, rtol=tolerance, atol=1e-15)
+        assert not ours[0][~kept[1]].any()
+        assert ours[1][~kept[0]].isnan().all()
 
 
 @EVERY_BAD
