@@ -208,7 +208,7 @@ def test_rows_that_were_not_taken_stay_due_in_their_order():
     assert [row.step for row in over(rows)] == [0, 1, 2]
 
 
-# -- what a row takes from samples, and from the energies of several steps --------------------------
+# -- what a row takes from samples, and from the energies of several steps -------------------------
 
 BAD = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [0.0, torch.inf], [0.0, -torch.inf]])
 GOOD, LABELS = torch.zeros(4, 2), torch.arange(4)
