@@ -1,4 +1,4 @@
-"""The rooms of ebmguard/ and their imports as text: `python -m tests.rooms --help`.
+"""The rooms of ebmguard/ and their imports.
 
 A room is a module or package right below ``ebmguard/``, the facade ``__init__`` and ``__main__``
 among them. An arrow leads from a room to one that any of its files imports, be it inside a function
@@ -9,10 +9,7 @@ that the package has it from, so that one that only passes names on closes no ci
 
 from __future__ import annotations
 
-import argparse
 import ast
-import statistics
-from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -158,16 +155,10 @@ def circles_of_files(files: Collection[Module]) -> set[frozenset[str]]:
 
 
 class House:
-    """The rooms of one checkout.
+    """The files of the package, and their rooms."""
 
-    Attributes:
-        modules: its files.
-        rooms: their rooms.
-    """
-
-    def __init__(self, root: Path = ROOT, *, without: Collection[str] = ()) -> None:
-        found = modules(root / "ebmguard", "ebmguard")
-        self.root = root
+    def __init__(self, *, without: Collection[str] = ()) -> None:
+        found = modules(ROOT / "ebmguard", "ebmguard")
         self.modules = [module for module in found if module.room not in without]
         self.rooms = {module.room for module in self.modules}
 
@@ -201,41 +192,6 @@ class House:
 
         return {room: height(of[room]) for room in sorted(self.rooms)}
 
-    def numbers(self) -> str:
-        """What can be counted, in three lines."""
-        sizes = {module.path: module.lines for module in self.modules}
-        largest = max(sizes, key=lambda path: sizes[path])
-        return (
-            f"rooms {len(self.rooms)}, floors {max(self.heights().values())}, arrows "
-            f"{len(self.arrows)} ({sum(self.arrows.values())} for types alone), circles "
-            f"{_named(self.circles())}\n"
-            f"circles of files {_named(circles_of_files(self.modules))}\n"
-            f"lines {sum(sizes.values()):,}, files {len(sizes)}: median "
-            f"{statistics.median(sizes.values()):.0f}, largest {max(sizes.values())} "
-            f"({largest.relative_to(self.root)})"
-        )
-
-    def picture(self) -> str:
-        """The rooms, each with its lines of code and what it says it is.
-
-        They stand in the order of LAYERS where it has them all; in another tree, on their heights.
-        """
-        listed = {room: floor for floor, rooms in enumerate(LAYERS, start=1) for room in rooms}
-        apart = {FACADE: 0, MAIN: 0}
-        floors = {**listed, **apart} if self.rooms <= {*listed, *apart} else self.heights()
-        lines = Counter[str]()
-        says = {}
-        for module in self.modules:
-            lines[module.room] += module.lines
-            if module.name.count(".") <= 1:
-                text = ast.get_docstring(ast.parse(module.path.read_text())) or ""
-                says[module.room] = text.partition("\n")[0]
-        return "\n".join(
-            f"{floors[room] or '':<3}{room:13}{lines[room]:6,}  {says[room]}"
-            for room in sorted(floors, key=lambda room: floors[room] or len(floors))
-            if room in self.rooms
-        )
-
 
 def _circles(names: Collection[str], arrows: Collection[Arrow]) -> set[frozenset[str]]:
     """Those that reach each other, more than one of them, together."""
@@ -248,30 +204,3 @@ def _circles(names: Collection[str], arrows: Collection[Arrow]) -> set[frozenset
         frozenset(other for other in reached[name] if name in reached[other]) for name in names
     }
     return {circle for circle in circles if len(circle) > 1}
-
-
-def _named(circles: Collection[frozenset[str]]) -> str:
-    names = "; ".join(sorted(" ".join(sorted(circle)) for circle in circles))
-    return f"{len(circles)}{names and f' ({names})'}"
-
-
-def main() -> None:
-    """Print the picture."""
-    parser = argparse.ArgumentParser(prog="python -m tests.rooms", description=__doc__)
-    parser.add_argument("--root", type=Path, default=ROOT, help="another checkout to draw")
-    parser.add_argument("--arrows", action="store_true", help="name what each room imports")
-    options = parser.parse_args()
-    house = House(options.root)
-    print(house.picture(), house.numbers(), sep="\n\n")
-    trainers = modules(options.root / "reference_training", "ebmguard.reference_training")
-    print(f"\nreference_training: circles of files {_named(circles_of_files(trainers))}")
-    if options.arrows:
-        print()
-        for room in sorted(house.rooms):
-            targets = sorted(b for a, b in house.arrows if a == room)
-            marked = [b + (" (types)" if house.arrows[room, b] else "") for b in targets]
-            print(f"{room} -> {', '.join(marked) or 'nothing'}")
-
-
-if __name__ == "__main__":
-    main()

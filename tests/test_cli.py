@@ -28,22 +28,20 @@ def test_trains_twenty_steps_and_says_how_it_went(tmp_path, capsys):
     assert json.loads((out / "results.json").read_text())["steps"] == 21
 
 
-def test_wrong_settings_are_one_line_and_no_traceback(tmp_path, capsys):
-    assert cli.main(["train", "jem", "--out", str(tmp_path / "x"), "--lr", "0"]) == cli.USAGE_ERROR
-    assert capsys.readouterr().err.startswith("error: the settings do not make a run")
+def said(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[object, str]:
+    """The status of a command, and what it prints: of one that fails, on stderr."""
+    try:
+        status: object = cli.main(words)
+    except SystemExit as stopped:
+        status = stopped.code
+    shown = capsys.readouterr()
+    return status, shown.err if status else shown.out
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "stream"),
-    [([], 2, "err"), (["fly"], 2, "err"), (["train"], 2, "err"), (["--help"], 0, "out")],
-)
-def test_lists_the_commands(words, status, stream, capsys):
-    assert cli.main(words) == status
-    shown = getattr(capsys.readouterr(), stream)
-    if words == ["train"]:
-        assert "train jem" in shown
-        return
-    # On one screen: users' commands first, those of the papers as one line.
+@pytest.mark.parametrize("words", [[], ["fly"], ["--help"]])
+def test_users_commands_come_first_on_one_screen_and_those_of_the_papers_as_one_line(words, capsys):
+    status, shown = said(words, capsys)
+    assert status == (0 if words == ["--help"] else cli.USAGE_ERROR)
     lines = shown.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
@@ -53,72 +51,45 @@ def test_lists_the_commands(words, status, stream, capsys):
     ]
 
 
-def test_paper_lists_the_commands_of_the_papers_and_may_stand_before_them(capsys):
-    assert cli.main(["paper"]) == cli.USAGE_ERROR
-    shown = capsys.readouterr().err
-    assert "train jem" in shown
-    assert "trace" not in shown
-    assert cli.main(["paper", "figure", "--help"]) == 0
-    assert "a toy figure" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["paper", "train", "jem", "--help"])
-    assert stopped.value.code == 0
-    assert "usage: ebmguard train jem" in capsys.readouterr().out
-    assert cli.main(["paper", "watch"]) == cli.USAGE_ERROR
-    assert "unknown command watch" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["bogus"], "unknown command bogus"),
-        (["wach", "runs/1"], "unknown command wach; did you mean watch?"),
-        (["train", "jme"], "unknown command train jme; did you mean jem?"),
-        (
-            ["figure", "interpolate"],
-            "unknown command figure interpolate; did you mean interpolation",
-        ),
-        (["\x1b[31m"], "unknown command \ufffd[31m"),
-    ],
-)
-def test_says_what_is_unknown_and_what_may_be_meant(words, reason, capsys):
-    assert cli.main(words) == cli.USAGE_ERROR
-    assert reason in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_version(capsys):
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"ebmguard {ebmguard.__version__}\n"
-
-
-def test_help_of_a_command(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["train", "jem", "--help"])
-    assert stopped.value.code == 0
-    assert "--beta-star" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", ["2", "16"])
-def test_help_of_a_figure_is_that_of_its_family(name, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["figure", name, "--help"])
-    assert stopped.value.code == 0
-    shown = capsys.readouterr().out
-    assert "usage: ebmguard figure [-h]" in shown
+# What is asked: its status, what is said, and what is not.
+SAID: dict[str, tuple[int, tuple[str, ...], tuple[str, ...]]] = {
+    "train": (2, ("train jem",), ()),
+    "train jem --help": (0, ("--beta-star",), ()),
+    "train jem --out x --lr 0": (2, ("error: the settings do not make a run",), ("Traceback",)),
+    "--version": (0, (f"ebmguard {ebmguard.__version__}\n",), ()),
+    # The commands of the papers, before which that word may stand.
+    "paper": (2, ("train jem",), ("trace",)),
+    "paper figure --help": (0, ("a toy figure",), ()),
+    "paper train jem --help": (0, ("usage: ebmguard train jem",), ()),
+    "paper watch": (2, ("unknown command watch",), ()),
+    # A first word lists the commands that begin with it.
+    "figure --help": (0, ("a toy figure", "a JEM figure"), ("train jem", "train toy")),
+    "figure 99": (2, ("figure 3|4|16",), ()),
     # Toys are trained, JEM runs are given.
-    assert ("--seeds" in shown, "--runs" in shown) == (name == "2", name == "16")
+    "figure 2 --help": (0, ("usage: ebmguard figure [-h]", "--seeds"), ("--runs",)),
+    "figure 16 --help": (0, ("usage: ebmguard figure [-h]", "--runs"), ("--seeds",)),
+    # What is unknown, and what may be meant.
+    "bogus": (2, ("unknown command bogus",), ()),
+    "fly --help": (2, ("unknown command fly",), ()),  # which is no help
+    "wach runs/1": (2, ("unknown command wach; did you mean watch?",), ()),
+    "train jme": (2, ("unknown command train jme; did you mean jem?",), ()),
+    "figure interpolate": (
+        2,
+        ("unknown command figure interpolate; did you mean interpolation",),
+        (),
+    ),
+    "\x1b[31m": (2, ("unknown command \ufffd[31m",), ()),
+}
 
 
-def test_help_of_a_first_word_lists_the_commands_that_begin_with_it(capsys):
-    assert cli.main(["figure", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "a toy figure" in shown
-    assert "a JEM figure" in shown
-    assert "train" not in shown.replace("train what it needs", "")
-    assert cli.main(["figure", "99"]) == cli.USAGE_ERROR
-    assert "figure 3|4|16" in capsys.readouterr().err
-    # The help of a command that there is not is no help.
-    assert cli.main(["fly", "--help"]) == cli.USAGE_ERROR
+@pytest.mark.parametrize("words", SAID)
+def test_what_a_command_says(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    status, shown = said(words.split(" "), capsys)
+    expected, there, not_there = SAID[words]
+    assert status == expected
+    assert all(text in shown for text in there), shown
+    assert not any(text in shown for text in not_there), shown
 
 
 @pytest.mark.parametrize(
@@ -139,9 +110,9 @@ def test_without_a_package_says_what_to_install(
     monkeypatch.chdir(tmp_path)
     out = [] if words.startswith("figure") else ["--out", str(tmp_path / "run")]
     assert cli.main([*words.split(), *out]) == cli.USAGE_ERROR
-    said = capsys.readouterr().err
-    assert package in said
-    assert f'pip install ".[{extra}]"' in said
+    shown = capsys.readouterr().err
+    assert package in shown
+    assert f'pip install ".[{extra}]"' in shown
 
 
 def test_takes_the_words_of_the_process(monkeypatch, capsys):

@@ -45,27 +45,9 @@ VAGUE, MOST_VAGUE = re.compile(r"\b(own|each|found|said|told)\b"), 100
 # The guard as people import it: without what stands above it and beside it.
 CORE = House(without=(FACADE, MAIN, "trace"))
 EXTRAS_ONLY = (
-    "tensorboard",
-    "tyro",
-    "rich",
-    "sklearn",
-    "scipy",
-    "matplotlib",
-    "numpy",
-    "pandas",
-    "torchmetrics",
-    "jinja2",
-    "selenium",
-    "lightning",
-    "pytorch_lightning",
-    "accelerate",
-    "torchebm",
-    "jax",
-    "optax",
-    "wandb",
-    "mlflow",
-    "trackio",
-    "IPython",
+    *("tensorboard", "tyro", "rich", "sklearn", "scipy", "matplotlib", "numpy", "pandas"),
+    *("torchmetrics", "jinja2", "selenium", "lightning", "pytorch_lightning", "accelerate"),
+    *("torchebm", "jax", "optax", "wandb", "mlflow", "trackio", "IPython"),
 )
 
 

@@ -1,31 +1,33 @@
-"""When a step is judged, what is withheld from then on, and where the action is carried out."""
+"""When a step is judged, what is withheld, where the action is carried out, and what is advised."""
 
 from __future__ import annotations
 
+import json
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from ebmguard import Alert, Guard, Level, errors, guard
+from ebmguard import Guard, errors, guard
+from ebmguard.alerts import Alert, Level, Remedy
 from tests.parts import Energy, Memory, Script, energies, slopes
+from tests.runs import Training
 
 X = torch.ones(4, 2)
 ERROR_AT_2 = {2: Level.ERROR}
 
 
-def make(levels=ERROR_AT_2, *, sampler: Any = None, optimizer=False, rule="energy_blowup", **more):
-    """A guard whose detector fires as told, and an optimizer that moves f's parameters."""
+def make(levels: Any = ERROR_AT_2, *, optimizer: bool = False, rule: str = "energy_blowup", **more):
+    """A guard whose judge fires as told, and an optimizer that moves f's parameters."""
     options: dict[str, Any] = {"beta_star": 1.0, "action": "raise", "model": Energy()} | more
-    g = guard(None, sampler, **options)
-    detector: Any = Script(levels, rule)
-    g._loop.judge = detector
-    sgd = None
+    g = guard(None, **options)
+    sgd: Any = None
     if optimizer:
         sgd = torch.optim.SGD(options["model"].parameters(), lr=0.1)
         g.attach(optimizer=sgd)
-    return g, detector, sgd, options["model"]
+    return g, Script(levels, rule).watches(g), sgd, options["model"]
 
 
 def gradient(g: Guard) -> torch.Tensor:
@@ -38,12 +40,12 @@ def gradient(g: Guard) -> torch.Tensor:
 
 @pytest.mark.parametrize("judge_in_loss", [None, True])
 def test_judging_inside_the_loss(judge_in_loss):
-    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=judge_in_loss)
+    g, script, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=judge_in_loss)
     for step in range(3):
         gradient(g)
-        assert [seen for seen, _ in detector.seen] == list(range(step + 1))
+        assert [seen for seen, _ in script.seen] == list(range(step + 1))
         assert len(g.alerts) == (step >= 1)
-        assert g.last == detector.seen[-1][1]
+        assert g.last == script.seen[-1][1]
         sgd.step()
 
 
@@ -86,7 +88,7 @@ def test_raise_withholds_at_once_and_raises_after_the_update():
 def test_raise_before_what_comes_next(place, losses):
     """A sampler call, an inline evaluation, or where there is neither the next loss."""
     calls: list[Any] = []
-    g, _, _, _ = make(sampler=calls.append if place == "sampler" else None)
+    g, *_ = make(sampler=calls.append if place == "sampler" else None)
     places: dict[str, Any] = {"inline": lambda: g.temper(X[0]), "loss": lambda: gradient(g)}
     begin = places.get(place, lambda: g.sampler(X))
     for step in range(3):
@@ -94,24 +96,17 @@ def test_raise_before_what_comes_next(place, losses):
             begin()
         for _ in range(1 if place == "loss" else losses):
             assert bool(gradient(g).abs().sum() > 0) is (step < 2)
+    if place == "sampler":
+        with g.paused():
+            g.sampler(X)  # the plot before the run ends
     with pytest.raises(errors.EnergyBlowupError):
         begin()
-    assert len(calls) == (3 if place == "sampler" else 0)
-
-
-def test_pause_is_no_safe_point_for_a_sampler():
-    calls: list[Any] = []
-    g, _, _, _ = make({0: Level.ERROR}, sampler=calls.append)
-    g.sampler(X)
-    gradient(g)
-    with g.paused():
-        g.sampler(X)  # the plot before the run ends
-    assert len(calls) == 2
+    assert len(calls) == (4 if place == "sampler" else 0)
 
 
 def test_withheld_gradient_of_nan_is_zero_in_every_layout_and_the_loss_no_number():
     for shape, beta_star in (((4,), 1.0), ((4, 1), 1.0), ((4, 3), 1.0), ((2, 4), torch.ones(2))):
-        g, _, _, _ = make({0: Level.ERROR}, beta_star=beta_star)
+        g, *_ = make({0: Level.ERROR}, beta_star=beta_star)
         f = torch.full(shape, torch.nan, requires_grad=True)
         loss = g.loss_fn(f, f.clone())
         assert loss.shape == ()
@@ -121,7 +116,7 @@ def test_withheld_gradient_of_nan_is_zero_in_every_layout_and_the_loss_no_number
 
 
 def test_reweighting_is_withheld_too():
-    g, _, _, _ = make({0: Level.ERROR})
+    g, *_ = make({0: Level.ERROR})
     pos = torch.tensor([1.0, torch.nan], requires_grad=True)
     neg = torch.tensor([[0.0], [1.0], [2.0]])[:, 0].requires_grad_()
     same_pos, same_neg = g.reweight(pos, neg)
@@ -136,49 +131,37 @@ def test_reweighting_is_withheld_too():
 
 def test_lag_judges_exactly_two_steps_later():
     memory = Memory()
-    g, detector, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=False, sinks=[memory])
+    g, script, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=False, sinks=[memory])
     for step in range(6):
         gradient(g)
-        seen = [step for step, _ in detector.seen]
-        assert seen == list(range(max(0, step - 2)))
+        assert [seen for seen, _ in script.seen] == list(range(max(0, step - 2)))
         sgd.step()
-        seen = [step for step, _ in detector.seen]
-        assert seen == memory.steps == list(range(max(0, step - 1)))
+        assert [seen for seen, _ in script.seen] == memory.steps == list(range(max(0, step - 1)))
     assert [alert.step for alert in g.alerts] == [1]
     g.close()
-    assert [step for step, _ in detector.seen] == memory.steps == list(range(6))
+    assert [seen for seen, _ in script.seen] == memory.steps == list(range(6))
     assert memory.column("alert_level") == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_lag_raises_after_the_update_that_is_two_steps_later():
-    g, _, sgd, _ = make({1: Level.ERROR}, optimizer=True, judge_in_loss=False)
-    for _ in range(3):
-        assert gradient(g).abs().sum() > 0
-        sgd.step()
-    assert gradient(g).abs().sum() > 0
-    with pytest.raises(errors.EnergyBlowupError):
-        sgd.step()
-    assert g.step == 4
-
-
-def test_lag_without_an_optimizer():
+@pytest.mark.parametrize("place", ["optimizer", "sampler", "loss"])
+def test_lag_raises_where_the_step_ends_that_is_two_later(place):
     calls: list[Any] = []
-    g, _, _, _ = make({0: Level.ERROR}, sampler=calls.append, judge_in_loss=False)
-    for _ in range(3):
-        g.sampler(X)
+    options: dict[str, Any] = {"sampler": calls.append if place == "sampler" else None}
+    options |= {"optimizer": place == "optimizer", "judge_in_loss": False}
+    g, _, sgd, _ = make({0: Level.ERROR}, **options)
+    for step in range(3):
+        if place == "sampler":
+            g.sampler(X)
         assert gradient(g).abs().sum() > 0
+        if place == "optimizer" and step < 2:
+            sgd.step()
+    if place == "loss":
+        assert gradient(g).abs().sum() == 0  # here step 2 ended, and step 0 was judged
+    ends = {"optimizer": lambda: sgd.step(), "sampler": lambda: g.sampler(X)}
     with pytest.raises(errors.EnergyBlowupError):
-        g.sampler(X)
-    assert len(calls) == 3
-
-
-def test_lag_with_losses_alone_withholds_one_loss():
-    g, _, _, _ = make({0: Level.ERROR}, judge_in_loss=False)
-    for _ in range(3):
-        assert gradient(g).abs().sum() > 0
-    assert gradient(g).abs().sum() == 0  # here step 2 ended, and step 0 was judged
-    with pytest.raises(errors.EnergyBlowupError):
-        gradient(g)
+        ends.get(place, lambda: gradient(g))()
+    assert len(calls) == (3 if place == "sampler" else 0)
+    assert place != "optimizer" or g.step == 3
 
 
 # -- what alerts do besides --------------------------------------------------------------------
@@ -203,22 +186,22 @@ def test_error_of_the_rule(rule, error):
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_warnings_never_raise_and_errors_only_with_raise():
-    g, _, sgd, _ = make({0: Level.WARN, 1: Level.INFO}, optimizer=True)
-    h, _, sgd_of_h, _ = make({0: Level.ERROR}, optimizer=True, action="warn")
-    for guarded, optimizer in ((g, sgd), (h, sgd_of_h)):
-        for _ in range(3):
-            assert gradient(guarded).abs().sum() > 0
-            optimizer.step()
+@pytest.mark.parametrize(
+    ("levels", "action"),
+    [({0: Level.WARN, 1: Level.INFO}, "raise"), ({0: Level.ERROR}, "warn")],
+)
+def test_warnings_never_raise_and_errors_only_with_raise(levels, action):
+    g, _, sgd, _ = make(levels, optimizer=True, action=action)
+    for _ in range(3):
+        assert gradient(g).abs().sum() > 0
+        sgd.step()
 
 
 def test_every_alert_is_recorded_said_and_called_back(caplog):
-    memory = Memory()
-    called: list[Alert] = []
+    memory, called = Memory(), list[Alert]()
     levels = {0: Level.INFO, 1: Level.WARN, 2: Level.ERROR, 3: Level.ERROR}
-    g, _, sgd, _ = make(
-        levels, optimizer=True, action="warn", on_alert=called.append, sinks=[memory]
-    )
+    options: dict[str, Any] = {"on_alert": called.append, "sinks": [memory], "action": "warn"}
+    g, _, sgd, _ = make(levels, optimizer=True, **options)
     with caplog.at_level(logging.DEBUG, "ebmguard"):
         for _ in range(5):
             gradient(g)
@@ -243,3 +226,125 @@ def test_sinks_are_flushed_by_an_alert_and_when_asked(asked):
         if asked and step == 3:
             g.flush()
         assert memory.flushed_rows == ([] if step < 3 else [4 if asked else 3])
+
+
+# -- what a run is advised: what it allows, two remedies at most, nothing that contradicts ---------
+
+R = Remedy
+BACK = 'begin again, as no checkpoint is of before step 0; action="rollback" next time'
+LONG = (R.ROLL_BACK, R.RAISE_BETA, R.LOWER_LR, R.MORE_STEPS)
+UP_AND_DOWN = {0: (R.RAISE_BETA,), 2: (R.LOWER_BETA, R.LOWER_LR), 3: (R.RAISE_BETA,)}
+
+
+class Advising(Script):
+    """Warns at given steps, each time with remedies of its own, of one model or of members."""
+
+    def __init__(self, advice: Mapping[int, tuple[str, ...]], members: Any = (None,)) -> None:
+        super().__init__({})
+        self.advice, self.members = advice, members
+
+    def observe(self, step: int, row: Any, members: Any = ()) -> list[Alert]:
+        what = "energy_blowup", Level.WARN, step, "energy_gap", 9.0, 1.0, 5
+        own = self.members if step in self.advice else ()
+        return [Alert(*what, self.advice[step], member) for member in own]
+
+
+def advising(advice: Mapping[int, tuple[str, ...]], **options: Any) -> Guard:
+    g = guard(None, None, **({"beta_star": 0.5} | options))
+    Advising(advice).watches(g)
+    return g
+
+
+def advised(g: Guard, steps: int = 4, shift: float = 0.0) -> list[Any]:
+    for _ in range(steps):
+        pos, neg = energies()
+        g.loss_fn(pos + shift, neg)
+    return [alert.remedies for alert in g.alerts]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (BACK, R.RAISE_BETA)),
+        ({"output_scale": 1.0}, (BACK, R.LOWER_LR)),
+        ({"output_scale": 1.0, "beta_star": 0.2}, (BACK, R.RAISE_BETA)),
+        ({"output_scale": 1.0, "sampler_scale": 0.5}, (BACK, R.LOWER_LR)),
+        ({"output_scale": 1.4, "beta_star": lambda _: torch.tensor(0.7)}, (BACK, R.LOWER_LR)),
+    ],
+)
+def test_two_at_most_that_the_run_allows(options, expected):
+    memory = Memory()
+    assert advised(advising({0: LONG}, sinks=[memory], **options), 1, 9.0) == [expected]
+    (record,) = memory.alerts
+    assert record["remedies"] == [str(remedy) for remedy in expected]
+    assert record["message"].endswith(f"{expected[0]}; {expected[1]}.")
+
+
+@pytest.mark.parametrize(("shift", "expected"), [(9.0, (R.MORE_STEPS,)), (-9.0, ())])
+def test_no_more_steps_for_samples_that_lie_above_the_data(shift, expected):
+    assert advised(advising({0: (R.MORE_STEPS,)}), 1, shift) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("beta_star", "expected"),
+    [
+        (None, [(R.RAISE_BETA,), (R.LOWER_LR,), (R.RAISE_BETA,)]),
+        # Something has changed in between.
+        (
+            lambda step: 0.5 if step < 2 else 1.0,
+            [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()],
+        ),
+        # By a hundredth only.
+        (lambda step: 0.5 + 0.002 * step, [(R.RAISE_BETA,), (R.LOWER_LR,), (R.RAISE_BETA,)]),
+    ],
+)
+def test_no_advice_contradicts_another_until_the_run_changes(beta_star, expected):
+    options = {"beta_star": 0.5 if beta_star is None else beta_star}
+    assert advised(advising(UP_AND_DOWN, **options)) == expected
+    # Through a checkpoint.
+    first, second = (advising(UP_AND_DOWN, **options) for _ in range(2))
+    before = advised(first, 1)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert before + advised(second, 3) == expected
+
+
+def test_a_rate_that_changes_is_a_change_and_a_guard_that_rolls_back_does_not_say_so():
+    slope = torch.nn.Linear(2, 1)
+    slope.weight.data.fill_(9.0)  # data lie above the negatives
+    training = Training(f=slope, action="warn")
+    Advising(UP_AND_DOWN).watches(training.g)
+    training.go()
+    training.optimizer.param_groups[0]["lr"] = 0.001
+    training.go(3)
+    training.g.close()
+    found = [alert.remedies for alert in training.g.alerts]
+    assert found == [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()]
+    rolls_back = Training(f=slope, action="rollback")
+    Advising({0: LONG}).watches(rolls_back.g)
+    rolls_back.go()
+    (alert,) = rolls_back.g.alerts
+    assert alert.remedies == (R.RAISE_BETA, R.LOWER_LR)
+
+
+@pytest.mark.parametrize(
+    ("options", "advice", "expected"),
+    [
+        # At 0 there is nothing to lower; the other may do so, and is not told both.
+        (
+            {"beta_star": torch.tensor([0.0, 2.0])},
+            (R.LOWER_BETA, R.RAISE_BETA),
+            [(R.RAISE_BETA,), (R.LOWER_BETA,)],
+        ),
+        # 0.7 in float32 is less than half of 1.4, which is as far as it may be raised.
+        (
+            {"beta_star": torch.tensor([0.7, 0.2]), "output_scale": 1.4},
+            (R.RAISE_BETA, R.LOWER_LR),
+            [(R.LOWER_LR,), (R.RAISE_BETA, R.LOWER_LR)],
+        ),
+    ],
+)
+def test_members_are_advised_apart(options, advice, expected):
+    g = guard(None, None, **options)
+    Advising({0: advice}, members=(0, 1)).watches(g)
+    g.loss_fn(torch.randn(2, 4), torch.randn(2, 4))
+    assert [alert.remedies for alert in g.alerts] == expected

@@ -1,24 +1,30 @@
-"""At beta* = 0 the guarded run is the unguarded one, bit for bit; with beta* it is another."""
+"""At beta* = 0, told or by default, a guarded run is the unguarded one, bit for bit."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from ebmguard import Level, guard
-from tests.parts import Script, difference, get_sample_q
-from tests.runs import Run, begin, randomness, train
+from tests.parts import (
+    Energy,
+    Memory,
+    Script,
+    difference,
+    get_sample_q,
+    gradient_at,
+    rising_difference,
+)
+from tests.runs import Run, begin, frozen, randomness, train
 
 N_STEPS = 52
 STRONG: Any = {"beta_star": 2.0, "output_scale": 100}
-
-
-def of_energies(e_pos: torch.Tensor, e_neg: torch.Tensor) -> torch.Tensor:
-    return e_pos.mean() - e_neg.mean()
 
 
 def begun(
@@ -46,11 +52,8 @@ def begun(
 
 def trained(n: int = N_STEPS, **options: Any) -> Run:
     run = begun(**options)
-    energy = options.get("convention") == "energy"
-    reweight: dict[str, Any] = (
-        {"reweight": run.guards[0].reweight} if options.get("reweights") else {}
-    )
-    return train(run, n, negate=energy, **reweight)
+    more: Any = {"reweight": run.guards[0].reweight} if options.get("reweights") else {}
+    return train(run, n, negate=options.get("convention") == "energy", **more)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +71,7 @@ OFF: dict[str, dict[str, Any]] = {
     "all that is known": {"told": {"clamp": (-1, 1), **JEM}, **SCALE},
     "the trainer's own loss": {"loss_fn": difference, "beta": 0, "told": {}, **JEM},
     "energy convention": ENERGY,
-    "energy convention, the trainer's own loss": {"loss_fn": of_energies, **ENERGY},
+    "energy convention, the trainer's own loss": {"loss_fn": rising_difference, **ENERGY},
     "reweighted energies": {"reweights": True, **SCALE},
     "inline sampler": {"inline": True, **SCALE},
     "a schedule": {"beta_star": lambda step: 0.0, "output_scale": 20_000},
@@ -84,12 +87,6 @@ def test_off(unguarded, tmp_path, name):
     if name == "all that is known":
         watched = {"sampler/clamped", "sampler/drift_to_noise", "optim/grad_norm"}
         assert watched <= set(run.guards[0].last)
-
-
-def test_the_loop_in_the_energy_convention_is_the_same_run(unguarded):
-    run = begin()
-    run.loss_fn = of_energies
-    assert train(run, N_STEPS, negate=True).equals(unguarded)
 
 
 def test_off_later_than_the_start_is_another_run(unguarded):
@@ -109,27 +106,90 @@ def test_inline_and_wrapped_samplers_are_the_same_run():
 
 def test_alerts_with_warn_change_nothing(unguarded, caplog):
     run = begun(beta_star=0, told={}, action="warn")
-    run.guards[0]._loop.judge = Script(dict.fromkeys(range(N_STEPS), Level.ERROR))  # type: ignore[assignment]
+    Script(dict.fromkeys(range(N_STEPS), Level.ERROR)).watches(run.guards[0])
     with caplog.at_level(logging.CRITICAL, "ebmguard"):
         assert train(run, N_STEPS).equals(unguarded)
     assert len(run.guards[0].alerts) == N_STEPS
 
 
 def test_no_global_random_number_is_drawn(tmp_path):
-    pos, neg = torch.randn(8), torch.randn(8)
-    model = torch.nn.Linear(2, 1)
-
-    def sampler(f):
-        x = torch.zeros(4, 2, requires_grad=True)
-        return torch.autograd.grad(f(x).sum(), x)[0]
-
+    pos, neg, model = torch.randn(8), torch.randn(8), torch.nn.Linear(2, 1)
     before = randomness()
-    g = guard(difference, sampler, beta_star=1.0, output_scale=5, log_dir=tmp_path)
+    g = guard(difference, gradient_at, beta_star=1.0, output_scale=5, log_dir=tmp_path)
     g.attach(model=model, optimizer=torch.optim.Adam(model.parameters()))
     for _ in range(3):
-        g.sampler(model)
+        g.sampler(model, torch.zeros(4, 2))
         g.loss_fn(pos, neg)
         g.reweight(pos, neg)
     g.load_state_dict(g.state_dict())
     g.close()
     assert randomness() == before
+
+
+# -- nothing is asked of the guard -----------------------------------------------------------------
+
+STEPS = 14
+
+
+def sampler(o: float, size: float = 0.02) -> Any:
+    """Langevin chains for exp(o f), without noise where o is infinite."""
+
+    def sample(f: Any, x: Tensor) -> Tensor:
+        for _ in range(5):
+            x = x + size * gradient_at(f, x) + (2 * size / o) ** 0.5 * torch.randn_like(x)
+        return x
+
+    return sample
+
+
+class Boltzmann(nn.Module):
+    """The free energy of binary units over hidden ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between, self.bias = nn.Linear(2, 4), nn.Linear(2, 1, bias=False)
+
+    def forward(self, v: Tensor) -> Tensor:
+        f: Tensor = self.bias(v).squeeze(1) + nn.functional.softplus(self.between(v)).sum(1)
+        return f
+
+
+@torch.no_grad()
+def gibbs(f: Boltzmann, v: Tensor) -> Tensor:
+    h = torch.bernoulli(f.between(v).sigmoid())
+    return torch.bernoulli((h @ f.between.weight + f.bias.weight).sigmoid())
+
+
+CASES: dict[str, tuple[Any, Any, float | None]] = {  # the network, the sampler, the largest S
+    "true scale": (Energy, sampler(1), 0.5),
+    "JEM": (Energy, sampler(20_000, 1.0), 1.0),
+    "no noise": (Energy, sampler(math.inf), 0.5),
+    "no gradient": (Energy, lambda f, x: x * f(x).mean().detach(), None),
+    "Boltzmann machine": (Boltzmann, gibbs, None),
+}
+
+
+def ended(network: Any, sample: Any, memory: Memory | None) -> tuple[Any, ...]:
+    """What a run ends with; with a guard if there is where it writes to."""
+    torch.manual_seed(0)
+    f = network()
+    run = Run(f, torch.optim.Adam(f.parameters(), lr=0.01), sampler=sample)
+    if memory is not None:
+        told: Any = {"model": f, "optimizer": run.optimizer, "sinks": [memory]}
+        run.loss_fn, run.sampler = guard(None, sample, **told)
+    for _ in range(STEPS):
+        data, start = (torch.bernoulli(torch.full((8, 2), p)) for p in (0.8, 0.5))
+        run.step(data, start)
+    return frozen([*f.parameters()]), run.state()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_guard_of_which_nothing_is_asked_changes_no_bit(case: str) -> None:
+    network, sample, largest = CASES[case]
+    memory = Memory()
+    assert ended(network, sample, memory) == ended(network, sample, None)
+    assert memory.column("beta_star") == [0] * STEPS
+    assert memory.column("sampler/substeps") == [1] * STEPS
+    sharpness = memory.column("sampler/sharpness")
+    assert [math.isnan(x) for x in sharpness] == [largest is None] * STEPS
+    assert largest is None or max(sharpness) < largest

@@ -18,7 +18,7 @@ from ebmguard import guard
 from ebmguard.alerts import DEFAULT_RULES, Level
 from ebmguard.alerts.rule import CALM
 from ebmguard.errors import DivergenceError
-from tests.parts import Memory
+from tests.parts import Memory, gradient_at
 
 BLOCK = 16
 SETTLED = 60  # steps by which the scale of a run is known
@@ -56,38 +56,61 @@ class Reader:
 class Hill(nn.Module):
     """f = -w |x|², times a factor."""
 
+    factor, forgives = 1.0, False
+
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.tensor(1.0))
-        self.factor, self.forgives = 1.0, False
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.nan_to_num() if self.forgives else x
         return -self.factor * self.w * x.square().sum(-1)
 
 
+END, AT = SETTLED + 90, SETTLED + 21
+ONCE, LATER, FROM_THEN = range(AT, AT + 1), range(SETTLED, END), range(AT, END)
+HEALTHY = {"factor": 1.0, "forgives": False, "shift": 0.0, "size": 0.01, "spoils": False}
+# What is otherwise in which steps.
+BREAKS: dict[str, dict[str, tuple[Any, range]]] = {
+    "healthy": {},
+    "blow-up": {"factor": (1e5, FROM_THEN)},
+    "NaN": {"shift": (math.nan, ONCE)},
+    "collapse": {"factor": (1e-6, LATER)},
+    "samples away from data": {"shift": (2.0, LATER)},
+    # They jump over the peak, and energies stay.
+    "long steps": {"size": (0.95, LATER)},
+    "NaN that the network does not see": {"shift": (math.nan, ONCE), "forgives": (True, ONCE)},
+    "NaN gradient": {"spoils": (True, ONCE)},
+    "blow-up of the samples": {"shift": (60.0, ONCE)},
+}
+
+
 class Run:
     """A guarded training on the hill whose samples are as good as data, until something breaks."""
 
-    def __init__(self, folder: Path | None, *, breaks: Any = None, losses: int = 1, **options: Any):
+    shift: float  # of the samples
+    size: float  # of the sampler's steps
+    spoils: bool  # the gradient, between the loss and the optimizer
+
+    def __init__(self, folder: Path | None, *, name: str = "healthy", losses: int = 1, **more: Any):
         torch.manual_seed(0)
-        self.hill, self.breaks, self.losses = Hill(), breaks or (lambda run, step: None), losses
+        self.hill, self.breaks, self.losses = Hill(), BREAKS[name], losses
         self.optimizer = torch.optim.SGD(self.hill.parameters(), lr=1e-4)
-        self.shift, self.size, self.gradients = 0.0, 0.01, list[float]()
-        self.spoils = False  # the gradient, between the loss and the optimizer
-        self.g = guard(None, self.sample, log_dir=folder, **options)
-        self.g.attach(model=self.hill, optimizer=self.optimizer)
+        self.gradients = list[float]()
+        told: Any = {"model": self.hill, "optimizer": self.optimizer, "log_dir": folder}
+        self.g = guard(None, self.sample, **told, **({"action": "warn"} | more))
 
     def sample(self, f: nn.Module, x: Tensor) -> Tensor:
         for _ in range(2):
-            x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(f(x).sum(), x)
-            x = (x + self.size * slope).detach() + 0.05 * torch.randn_like(x)
+            x = x + self.size * gradient_at(f, x) + 0.05 * torch.randn_like(x)
         return x + self.shift
 
     def go(self, steps: int) -> None:
         for _ in range(steps):
-            self.breaks(self, self.g.step)
+            step = self.g.step
+            now = {k: value for k, (value, steps) in self.breaks.items() if step in steps}
+            for part in (self, self.hill):
+                vars(part).update(HEALTHY | now)
             self.optimizer.zero_grad()
             for _ in range(self.losses):
                 negatives = self.g.sampler(self.hill, 0.7 * torch.randn(32, 4))
@@ -104,46 +127,6 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
 
 
-def blow_up(run: Run, step: int) -> None:
-    if step == SETTLED + 21:
-        run.hill.factor = 1e5
-
-
-def fly_away(run: Run, step: int) -> None:
-    run.shift = 60.0 if step == SETTLED + 21 else 0.0
-
-
-def spoil(run: Run, step: int) -> None:
-    run.spoils = step == SETTLED + 21
-
-
-def not_finite(run: Run, step: int) -> None:
-    run.shift = math.nan if step == SETTLED + 21 else 0.0
-
-
-def not_finite_unseen(run: Run, step: int) -> None:
-    run.hill.forgives = True
-    not_finite(run, step)
-
-
-def long_steps(run: Run, step: int) -> None:
-    run.size = 0.01 if step < SETTLED else 0.95  # they jump over the peak, and energies stay
-
-
-def collapse(run: Run, step: int) -> None:
-    run.hill.factor = 1.0 if step < SETTLED else 1e-6
-
-
-def overshoot(run: Run, step: int) -> None:
-    run.shift = 0.0 if step < SETTLED else 2.0
-
-
-BREAKS = {"healthy": None, "blow-up": blow_up, "NaN": not_finite, "collapse": collapse}
-BREAKS |= {"samples away from data": overshoot, "long steps": long_steps}
-BREAKS |= {"NaN that the network does not see": not_finite_unseen, "NaN gradient": spoil}
-BREAKS |= {"blow-up of the samples": fly_away}
-
-
 # With two losses a step, a WARN may rest on the numbers of the first alone.
 @pytest.mark.parametrize(
     ("name", "losses"),
@@ -152,14 +135,9 @@ BREAKS |= {"blow-up of the samples": fly_away}
 def test_rows_alerts_and_verdict_are_those_of_every_row_at_its_step(name, losses, tmp_path):
     runs = {}
     for every in (1, 50):
-        run = runs[every] = Run(
-            tmp_path / str(every),
-            breaks=BREAKS[name],
-            losses=losses,
-            action="warn",
-            flush_every=every,
-        )
-        run.go(SETTLED + 90)
+        options: Any = {"name": name, "losses": losses, "flush_every": every}
+        run = runs[every] = Run(tmp_path / str(every), **options)
+        run.go(END)
         run.g.close()
     one, blocks = runs.values()
     assert rows_of(tmp_path / "50") == rows_of(tmp_path / "1")
@@ -173,19 +151,18 @@ def test_rows_alerts_and_verdict_are_those_of_every_row_at_its_step(name, losses
 
 @pytest.mark.parametrize("name", [x for x in BREAKS if x.startswith(("NaN", "blow", "coll"))])
 def test_an_error_ends_the_run_at_its_own_step(name):
-    run = Run(None, breaks=BREAKS[name], action="raise")
+    run = Run(None, name=name, action="raise")
     with pytest.raises(DivergenceError) as caught:
-        run.go(SETTLED + 90)
+        run.go(END)
     assert len(run.gradients) == caught.value.alert.step + 1
-    assert name == "collapse" or caught.value.alert.step == SETTLED + 21
-    assert (
-        name.startswith("NaN") or run.gradients[-1] == 0.0
-    )  # NaN samples make NaN of any gradient
+    assert name == "collapse" or caught.value.alert.step == AT
+    # NaN samples make NaN of any gradient.
+    assert name.startswith("NaN") or run.gradients[-1] == 0.0
 
 
 def test_rows_wait_for_a_block_and_come_when_they_are_asked_for():
     reader = Reader()
-    run = Run(None, rules=[*DEFAULT_RULES, reader], action="warn")
+    run = Run(None, rules=[*DEFAULT_RULES, reader])
     reader.now = lambda: run.g.step
     run.go(SETTLED + 4 * BLOCK)
     late = [step - row for row, step in enumerate(reader.steps)]
@@ -200,7 +177,7 @@ def test_rows_wait_for_a_block_and_come_when_they_are_asked_for():
 @pytest.mark.parametrize("asks", ["alerts", "members", "verdict", "flush", "state_dict"])
 def test_whatever_tells_of_the_run_reads_all_rows_first(asks):
     reader = Reader()
-    run = Run(None, rules=[*DEFAULT_RULES, reader], action="warn")
+    run = Run(None, rules=[*DEFAULT_RULES, reader])
     reader.now = lambda: run.g.step
     run.go(SETTLED + BLOCK + 5)
     assert len(reader.steps) < run.g.step
@@ -215,7 +192,7 @@ def test_where_every_row_counts_it_is_read_at_its_step(why):
     reader, sink = Reader(waits=why != "a rule that cannot wait"), Memory()
     options: dict[str, Any] = {"sinks": [sink]} if why == "a sink" else {}
     options |= {"flush_every": 1} if why == "flush_every=1" else {}
-    run = Run(None, rules=[*DEFAULT_RULES, reader], action="warn", **options)
+    run = Run(None, rules=[*DEFAULT_RULES, reader], **options)
     reader.now = lambda: run.g.step
     for step in range(SETTLED + 2 * BLOCK):
         run.go(1)
@@ -224,7 +201,7 @@ def test_where_every_row_counts_it_is_read_at_its_step(why):
 
 
 def test_a_killed_run_has_lost_less_than_flush_every_rows(tmp_path):
-    run = Run(tmp_path, action="warn", flush_every=50)
+    run = Run(tmp_path, flush_every=50)
     run.go(SETTLED)
     for _ in range(110):
         run.go(1)
@@ -232,7 +209,7 @@ def test_a_killed_run_has_lost_less_than_flush_every_rows(tmp_path):
 
 
 def test_a_guard_that_is_collected_while_a_network_is_compiled_writes_its_rows(tmp_path):
-    run = Run(tmp_path, action="warn")
+    run = Run(tmp_path)
     run.go(SETTLED + BLOCK + 5)
     assert len(rows_of(tmp_path)) < SETTLED + BLOCK + 5
     with FakeTensorMode():
@@ -245,11 +222,10 @@ def test_a_late_warning_has_the_step_of_its_row():
     seen = list[tuple[int, int]]()
     run: Run = Run(
         None,
-        breaks=overshoot,
-        action="warn",
+        name="samples away from data",
         on_alert=lambda alert: seen.append((alert.step, run.g.step)),
     )
-    run.go(SETTLED + 90)
+    run.go(END)
     run.g.close()
     assert seen
     assert all(row <= step <= row + BLOCK for row, step in seen)

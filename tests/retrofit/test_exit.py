@@ -1,9 +1,10 @@
-"""What is on the disk when a run ends, however it ends."""
+"""What is on the disk when a run ends, however it ends; and what it says on the terminal."""
 
 from __future__ import annotations
 
 import signal
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -91,3 +92,53 @@ def ended(tmp_path_factory):
 @pytest.mark.parametrize("ending", list(ENDINGS))
 def test_rows_on_the_disk(ended, ending):
     assert ended[ending] == ENDINGS[ending]
+
+
+# -- what is said where a program has not set up logging, and where it has -------------------------
+
+RUN = """
+import torch
+from ebmguard import guard
+
+def langevin(f, x):
+    return x + 0 * f(x).detach()
+
+f = torch.nn.Linear(1, 1)
+loss, sample = guard(None, langevin, model=f, beta_star=0.5, output_scale=2.0, log_dir={folder!r})
+for step in range(3):
+    x = sample(f, torch.zeros(4, 1))
+    loss(f(x), f(x) / (step - 1))
+"""
+BEGINS = (
+    "The loss and langevin are guarded. The loss weights the negatives "
+    "(beta_star=0.5, substeps=auto, output_scale=2). To watch it: ebmguard watch runs/a"
+)
+
+
+def said(code: str, folder: object, path: Path) -> list[str]:
+    """Lines on stderr."""
+    done = forks.run("-c", code + RUN.format(folder=folder), cwd=path)
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()
+
+
+def test_every_line_begins_with_the_name(tmp_path):
+    first, *alerts = said("", "runs/a", tmp_path)
+    assert first == f"ebmguard: {BEGINS}"
+    assert alerts
+    assert all(line.startswith("ebmguard: ") for line in alerts), alerts
+    assert "nonfinite" in alerts[0]
+
+
+@pytest.mark.parametrize(("level", "opens"), [("INFO", True), ("WARNING", False)])
+def test_a_program_with_logging_of_its_own_keeps_its_format_and_level(tmp_path, level, opens):
+    setting = f"level='{level}', format='[%(name)s] %(message)s'"
+    lines = said(f"import logging; logging.basicConfig({setting})", "runs/a", tmp_path)
+    assert (f"[ebmguard] {BEGINS}" in lines) == opens
+    assert all(line.startswith("[ebmguard] ") for line in lines)
+    assert "nonfinite" in lines[-1]
+
+
+def test_a_silenced_log_stays_silent(tmp_path):
+    setting = "import logging; logging.getLogger('ebmguard').addHandler(logging.NullHandler())"
+    assert said(setting, "runs/a", tmp_path) == []

@@ -24,24 +24,11 @@ FLUSH = 50
 UPDATES = AT + FLUSH + 40
 
 
-class Energy(nn.Module):
-    """A small smooth energy of points in the plane."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU(), nn.Linear(32, 1)
-        )
-
-    def forward(self, x):
-        return self.net(x).squeeze(-1)
-
-
 @dataclass
 class World:
     """One run and what is in it."""
 
-    f: Energy
+    f: nn.Module
     buffer: ReplayBuffer
     optimizer: torch.optim.Adam
     guard: Guard
@@ -52,13 +39,8 @@ class World:
         return [(a.rule, a.step) for a in self.guard.alerts if a.level is Level.ERROR]
 
     def is_finite(self) -> bool:
-        parts = [*self.f.parameters(), self.buffer.samples]
-        parts += [
-            value
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, Tensor)
-        ]
+        moments = [x for state in self.optimizer.state.values() for x in state.values()]
+        parts = *self.f.parameters(), self.buffer.samples, *moments
         return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
@@ -74,7 +56,8 @@ def run(
     """Four Gaussians in the plane, persistent chains, Adam; the faults' steps are the guard's."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    f = Energy()
+    hidden = nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 32), nn.SiLU()
+    f = nn.Sequential(*hidden, nn.Linear(32, 1), nn.Flatten(0))
     buffer = ReplayBuffer(64, (2,), reinit_rate=0.05, generator=generator, low=-2.0, high=2.0)
     optimizer = torch.optim.Adam(f.parameters(), lr=lr)
 

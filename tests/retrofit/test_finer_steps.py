@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ebmguard import Guard, Level, Recovery, guard
-from ebmguard.errors import ConfigError
 from ebmguard.retrofit.finer_steps import FinerSteps
 from ebmguard.sampling import SamplerUpdate
 from tests.parts import Bowl, Bowls, Memory, gradient_at
@@ -101,13 +100,6 @@ def test_a_late_row_of_what_was_seen_before_is_not_looked_at_again() -> None:
     for step, is_kept in ((4, True), (5, True), (6, False)):
         fineness.read(step, {"sampler/substeps_missed": 1.0})
         assert (fineness.moves is moves) == is_kept
-
-
-@pytest.mark.parametrize("asked", [0, -4, True, "on", 2.5, None])
-def test_what_is_no_number_of_steps_is_refused(asked: Any, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"substeps=.*; expected a whole number"):
-        guard(None, langevin, substeps=asked, log_dir=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # -- runs ----------------------------------------------------------------------------------------

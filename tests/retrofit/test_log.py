@@ -1,54 +1,45 @@
-"""A trainer's own numbers in the guard's row."""
+"""A trainer's own numbers in the guard's row, and one of them as what the run is able to do."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from ebmguard import guard
+from ebmguard import Guard, guard
 from ebmguard.errors import ConfigError
-from ebmguard.retrofit.parts import Part
+from ebmguard.report.folder import RecordedRun
 from ebmguard.retrofit.rows import Rows
-from tests.parts import Memory
+from tests.parts import Memory, energies
+from tests.runs import Training
 
 
-def train(steps, own, **options):
-    """A guarded linear energy whose trainer logs ``own(step)`` before each optimizer step."""
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    g = guard(None, None, beta_star=0.5, model=model, optimizer=optimizer, **options)
-    for step in range(steps):
-        loss = g.loss_fn(model(torch.randn(8, 2) + 1), model(torch.randn(8, 2)))
-        optimizer.zero_grad()
-        loss.backward()
-        g.log(own(step))
-        optimizer.step()
+def train(steps: int, own: Any, **options: Any) -> Guard:
+    """A guarded energy whose trainer logs ``own(step)`` before each optimizer step."""
+    training = Training(**options)
+    g = training.g
+    training.go(steps, lambda: g.log(own(g.step)))
     return g
 
 
 def test_own_numbers_stand_in_the_row_of_their_step(tmp_path):
-    sink = Memory()
-    total = torch.zeros(())
+    sink, total = Memory(), torch.zeros(())
 
     def own(step):
         total.add_(1)  # an accumulator that goes on counting
-        return {
-            "accuracy": 0.1 * step,
-            "loss/classification": total,
-            "steps": step,
-            "bad": math.nan,
-        }
+        return {"accuracy": 0.1 * step, "loss/sum": total, "steps": step, "bad": math.nan}
 
     g = train(3, own, sinks=[sink], log_dir=tmp_path / "run")
     g.close()
-    assert [step for step, _ in sink.rows] == [0, 1, 2]
+    assert sink.steps == [0, 1, 2]
     for step, row in sink.rows:
-        found = row["accuracy"], row["loss/classification"], row["steps"], math.isnan(row["bad"])
+        found = row["accuracy"], row["loss/sum"], row["steps"], math.isnan(row["bad"])
         assert found == (0.1 * step, step + 1.0, float(step), True)
         assert "grad_scale" in row
     assert g.last["accuracy"] == 0.2
@@ -74,14 +65,12 @@ def test_no_rule_sees_them_and_alerts_are_those_of_the_same_run_without():
 
 
 def test_they_travel_with_the_state():
-    rows = Rows(torch.Size(), in_loss=False)
-    rows.begin_loss(is_on_host=False)
-    rows.add([Part.of({"loss": torch.tensor(1.0)})])
-    rows.log({"x": 5.0})
-    list(rows.end_step())
-    again = Rows(torch.Size(), in_loss=False)
-    again.load_state_dict(rows.state_dict(is_over=False))
-    assert [row.logged for row in again.drain()] == [{"x": 5.0}]
+    sink = Memory()
+    g = train(1, lambda _: {"x": 5.0}, judge_in_loss=False)
+    again = Training(judge_in_loss=False, sinks=[sink]).g
+    again.load_state_dict(json.loads(json.dumps(g.state_dict())))
+    again.close()
+    assert sink.column("x") == [5.0]
 
 
 def test_what_a_device_has_is_not_read_before_its_row_is():
@@ -94,12 +83,9 @@ def test_what_a_device_has_is_not_read_before_its_row_is():
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ({"energy_gap": 1.0}, "the guard writes it itself"),
-        ({"sampler/grad_norm": 1.0}, "the guard writes it itself"),
-        ({"ref/ess": 1.0}, "the guard writes it itself"),
-        ({"step": 1.0}, "the guard writes it itself"),
-        ({"guard/x": 1.0}, "the guard writes it itself"),
-        ({"sampler/mine": 1.0}, "the guard writes it itself"),
+        *(({name: 1.0}, "the guard writes it itself") for name in ("energy_gap", "ref/ess")),
+        *(({name: 1.0}, "the guard writes it itself") for name in ("step", "guard/x")),
+        *(({f"sampler/{x}": 1.0}, "the guard writes it itself") for x in ("grad_norm", "mine")),
         ({"": 1.0}, "empty"),
         ({"a\nb": 1.0}, "no text"),
         ({"\ud800": 1.0}, "no text"),
@@ -117,3 +103,80 @@ def test_what_is_no_number_of_the_trainers_is_refused_before_anything_is_kept(nu
         g.log({"good": 1.0} | numbers if isinstance(numbers, dict) else numbers)
     g.close()
     assert not sink.rows
+
+
+# -- skill -----------------------------------------------------------------------------------------
+
+
+def run(numbers: Iterable[float | None], *, log: str = "accuracy", **options: Any) -> Guard:
+    """A run that loses what it could do is to be looked at, in every place."""
+    given: dict[str, Any] = {"beta_star": 0.5, "skill": "accuracy"} | options
+    g = guard(None, None, **given)
+    go_on(g, numbers, log)
+    return g
+
+
+def go_on(g: Guard, numbers: Iterable[float | None], log: str = "accuracy") -> None:
+    for number in numbers:
+        g.loss_fn(*energies())
+        if number is not None:
+            g.log({log: number})
+    g.flush()
+
+
+def binomial(p: float, batch: int, steps: int) -> Iterator[float]:
+    chance = random.Random(0)
+    return (sum(chance.random() < p for _ in range(batch)) / batch for _ in range(steps))
+
+
+LEARNS = [0.1, 0.4, 0.7, 0.8, 0.9, 0.9, 0.9, 0.9, 0.9]
+# What is logged, and since when it is low.
+RUNS: dict[str, tuple[list[float | None], int | None]] = {
+    "learns": ([*LEARNS], None),
+    "loses a third": ([*LEARNS, *[0.6] * 5], len(LEARNS) + 2),
+    "loses a tenth": ([*LEARNS, *[0.8] * 20], None),
+    "one bad value": ([*LEARNS, 0.1, 0.1, *[0.9] * 9], None),
+    "seldom": ([x for each in [*LEARNS, *[0.6] * 5] for x in (None, each)], 2 * len(LEARNS) + 5),
+    "recovers": ([*LEARNS, *[0.6] * 5, *[0.9] * 15], None),
+    "noise of batches": ([0.1, 0.2, 0.3, *binomial(0.7, 64, 1500)], None),
+    "not a number": ([*LEARNS, *[float("nan")] * 20], None),
+    "never above 0": ([-1.0, -2.0, *[-9.0] * 20], None),
+}
+
+
+@pytest.mark.parametrize("by", [1, 100])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_fifth_that_is_lost_is_said_in_the_verdict(name: str, by: float, tmp_path: Path) -> None:
+    numbers, since = RUNS[name]
+    g = run([x if x is None else by * x for x in numbers], log_dir=tmp_path)
+    expected = "healthy" if since is None else f"look since step {since} (skill accuracy)"
+    assert str(g.verdict) == expected
+    g.close()
+    assert str(RecordedRun.read(tmp_path).verdict) == expected
+    assert since is None or str(run([*numbers], skill=None).verdict) == "healthy"
+
+
+def test_it_goes_through_a_checkpoint_and_a_new_name_begins_anew() -> None:
+    state = json.loads(json.dumps(run(LEARNS).state_dict()))
+    for skill, verdict in (("accuracy", "look"), ("f1", "healthy"), (None, "healthy")):
+        second = guard(None, None, beta_star=0.5, skill=skill)
+        second.load_state_dict(state)
+        go_on(second, [0.6] * 5, skill or "accuracy")
+        assert second.verdict.name == verdict
+
+
+def test_a_name_that_was_never_logged_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    for log, count in (("acc", 1), ("accuracy", 0)):
+        caplog.clear()
+        g = run(LEARNS, log=log)
+        g.close()
+        g.close()
+        said = [x for x in caplog.messages if "given no such number" in x]
+        assert len(said) == count
+        assert all("skill='accuracy'" in x for x in said)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", 3, ["accuracy"], "energy_gap", "guard/x", b"acc"])
+def test_what_g_log_would_not_take_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match="no name of a number"):
+        guard(None, None, skill=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,24 +135,51 @@ TOLD: list[tuple[dict[str, Any], str]] = [
     ({"step_size": 1.0, "noise_std": -0.1}, "noise_std=-0.1; expected a number of 0 or more"),
     ({"step_size": float("inf"), "noise_std": 0.1}, "step_size=inf; expected a finite number"),
 ]
-# What guard() alone takes, and what it says of a mistake there.
-ARGUMENTS: list[tuple[dict[str, Any], str]] = [
-    # How strong.
-    ({"beta_star": float("nan")}, "nan; expected a finite"),
+# How strong: of nothing else, with what is said of a mistake there.
+STRENGTHS: list[tuple[dict[str, Any], str]] = [
+    ({"beta": 0.1, "beta_star": 1.0}, "Pass one of beta_star= and beta=, or none"),
+    ({"beta_star": math.nan}, "beta_star=nan; expected a finite number"),
+    ({"beta_star": -math.inf}, "beta_star=-inf; expected a finite number"),
     ({"beta_star": "0.5"}, "is '0.5'; expected a number, Tensor, a function or None"),
-    ({"beta": 0.1}, "Pass one of beta_star= and beta="),
+    ({"beta_star": True}, "beta_star=True is a bool"),
+    ({"beta_star": [1.0]}, r"beta_star=\[1.0\] is a list"),
+    ({"beta_star": 1 + 2j}, "is a complex"),
+    ({"beta_star": 1e-31}, "too small for its inverse"),
+    ({"beta_star": torch.tensor([1.0, math.nan])}, r"are not finite at step 0: \[1.0, nan\]"),
+    ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64 .* expected floating point"),
+    ({"beta_star": torch.ones(0)}, r"shape \(0,\); expected .* one entry for each model"),
+    ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
+    ({"beta": 0.1}, r"beta= needs the output scale: add output_scale=.*beta_star="),
+    ({"beta": "a", "output_scale": 5}, "beta='a' is a str"),
+    ({"beta": 1.5, "output_scale": 5}, "= 1.5 at step 0 is above 1: the sampler would run"),
+    ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 at"),
+    ({"beta": torch.tensor([0.5, 1.5]), "output_scale": 4}, "6 / 4 = 1.5 at step 0 is"),
+    ({"beta_star": 1, "sampler_scale": torch.tensor(-0.5)}, "sampler_scale=-0.5 at step 0"),
+    ({"beta_star": 1, "output_scale": 0}, "output_scale=0; it must be positive"),
+    ({"beta_star": 1, "output_scale": -2}, "output_scale=-2; it must be positive"),
+    ({"beta_star": 1, "output_scale": math.inf}, "output_scale=inf; expected a finite"),
+    ({"beta_star": 1, "output_scale": "JEM"}, "output_scale='JEM' is a str"),
     (
-        {"beta_star": None, "beta": 0.1, "output_scale": None},
-        "beta= needs the output scale: add output_scale=",
+        {"beta_star": 1, "output_scale": 2, "step_size": 1, "noise_std": 0.01},
+        "output_scale=2 contradicts step_size and noise_std, which mean .* = 20000",
     ),
-    ({"output_scale": 0}, "must be positive"),
-    ({"beta_star": 11}, "1.1 at step 0 is above 1"),
+    ({"beta_star": 1, "step_size": 1}, "step_size= and noise_std= go together"),
+    ({"beta_star": 1, "noise_std": 1}, "step_size= and noise_std= go together"),
     (
-        {"output_scale": None, "step_size": 1.0, "noise_std": 0.0},
+        {"beta_star": 1, "step_size": 1, "noise_std": 0},
         "without noise has no output scale. Leave both out",
     ),
-    ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
-    # Other keywords.
+    ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0"),
+    ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
+    (
+        {"beta_star": torch.ones(3), "sampler_scale": torch.ones(2)},
+        r"shape \(2,\), but beta_star has model dimensions \(3,\)",
+    ),
+    ({"beta_star": 1, "sampler_scale": torch.ones(2)}, r"has model dimensions \(\)"),
+    ({"beta_star": 1, "sampler_scale": lambda step: "x"}, r"sampler_scale\(step=0\)='x'"),
+]
+# What guard() alone takes beside that.
+ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"convention": "logp"}, "one of 'log_density', 'energy'"),
     ({"variant": "fancy"}, "'default', 'no_pos', 'batch'"),
     ({"action": "stop"}, "expected one of 'auto', 'warn', 'raise'"),
@@ -168,21 +196,26 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"sinks": [3]}, "is no sink"),
     ({"sinks": Memory()}, r"sinks= is a Memory; expected Sequence\[object\]"),
     ({"log_dir": 5}, "log_dir= is a int; expected a text"),
+    *(({"substeps": x}, "substeps=.*; expected a whole number") for x in (0, -4, True)),
+    *(({"substeps": x}, "substeps=.*; expected a whole number") for x in ("on", 2.5, None)),
 ]
 
 TRAINS_NONE = "trains none of the model's parameters"
+NONE: dict[str, Any] = {"beta_star": None, "output_scale": None}
 MISTOLD: list[tuple[str, Any, str]] = [
     *(
-        (f"guard {i}", lambda w, told=told: w.guard(**told), m)
-        for i, (told, m) in enumerate(ARGUMENTS)
+        (f"guard {i}", lambda w, told=told: w.guard(**told), words)
+        for i, (told, words) in enumerate(
+            [
+                *((NONE | told, words) for told, words in STRENGTHS),
+                *ARGUMENTS,
+                *(({"output_scale": None} | told, words) for told, words in TOLD),
+            ]
+        )
     ),
     *(
-        (f"attach {i}", lambda w, told=told: w.guard().attach(**told), m)
-        for i, (told, m) in enumerate(TOLD)
-    ),
-    *(
-        (f"told to guard {i}", lambda w, told=told: w.guard(**{"output_scale": None} | told), m)
-        for i, (told, m) in enumerate(TOLD)
+        (f"attach {i}", lambda w, told=told: w.guard().attach(**told), words)
+        for i, (told, words) in enumerate(TOLD)
     ),
     (
         "optimizer of another network",

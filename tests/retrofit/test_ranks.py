@@ -1,15 +1,40 @@
-"""Two ranks train, and are watched, as one process with the joined batch."""
+"""Two ranks train, and are watched, as one process; one's NaN stops all, or takes all back."""
 
 from __future__ import annotations
 
 import math
-from itertools import chain
+import re
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
-from tests.ranks import ranks_of
-from tests.retrofit.ranks_training import CASES, STEPS, WORLD, train
+from ebmguard import guard
+from ebmguard.errors import ConfigError
+from ebmguard.ranks import Ranks
+from ebmguard.recovery.archive import Archive
+from ebmguard.sinks import read_jsonl
+from tests import forks
+from tests.parts import Energy, climb
+from tests.ranks import rank_fixtures, torchrun
+from tests.retrofit.ranks_process import (
+    CASES,
+    FAULTS,
+    FAULTY_STEP,
+    RESTORED,
+    STEPS,
+    WORLD,
+    train,
+)
+
+started, folder, seen = rank_fixtures("tests.retrofit.ranks_process", WORLD)
+
+# -- as one process --------------------------------------------------------------------------------
 
 WEIGHTS = (
     *("grad_scale", "weight_entropy", "ess", "max_weight"),
@@ -31,35 +56,28 @@ AVERAGED = {
 }
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    """What each rank saw, from one start of both."""
-    return ranks_of("tests.retrofit.ranks_training", WORLD, tmp_path_factory)[1]
-
-
 @pytest.mark.parametrize("name", CASES)
-def test_parameters_and_rows_are_those_of_one_process(ranks, name):
-    alone, first = train(CASES[name]), ranks[0][name]
+def test_all_ranks_have_the_parameters_gradients_and_rows_of_one_process(seen, name):
+    alone, ranks = train(CASES[name]), [rank[name] for rank in seen]
     for rank in ranks:
-        for found, right in zip(rank[name]["parameters"], alone["parameters"], strict=True):
+        for x, y in zip(chain(*rank["gradients"]), chain(*alone["gradients"]), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-14, equal_nan=True)
+        for x, y in zip(rank["parameters"], alone["parameters"], strict=True):
             # The loss does not depend on the last layer's bias, so that Adam amplifies roundings.
-            rtol = 1e-11 if right.numel() > 1 else 1e-7
-            torch.testing.assert_close(found, right, rtol=rtol, atol=1e-14)
-    assert len(first["rows"]) == STEPS
-    rows = [*first["rows"], *chain(*first["members"])]
-    expected = [*alone["rows"], *chain(*alone["members"])]
+            torch.testing.assert_close(x, y, rtol=1e-11 if y.numel() > 1 else 1e-7, atol=1e-14)
+        for part in ("rows", "members", "alerts"):
+            assert repr(rank[part]) == repr(ranks[0][part])  # where NaN is NaN
+    rows, expected = ([*x["rows"], *chain(*x["members"])] for x in (ranks[0], alone))
+    assert len(ranks[0]["rows"]) == STEPS
     for row, right in zip(rows, expected, strict=True):
         assert set(row) == set(right) <= JOINED | AVERAGED
         for tag in JOINED & set(right):
             # What is known of samples is float32.
             rel = 1e-6 if tag.startswith("sampler/") or tag == "nonfinite/samples" else 1e-8
             assert row[tag] == pytest.approx(right[tag], rel=rel, abs=1e-9, nan_ok=True), tag
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_sharpness_is_the_mean_of_the_ranks_weighted_by_their_chains(ranks, name):
-    alone = train(CASES[name])
-    for found, own in ((ranks[0][name], [x[name] for x in ranks]), (alone, [alone])):
+    assert CASES[name].betas or "optim/amplification" in alone["rows"][1]
+    # The sharpness is the mean of the ranks, weighted by their chains.
+    for found, own in ((ranks[0], ranks), (alone, [alone])):
         by_step = zip(*(x["sharpness"] for x in own), strict=True)
         for row, told in zip(found["rows"], by_step, strict=True):
             right = sum(x * n for x, n in told) / sum(n for _, n in told)
@@ -67,31 +85,163 @@ def test_the_sharpness_is_the_mean_of_the_ranks_weighted_by_their_chains(ranks, 
     assert any(abs(x) > 1e-4 for x, _ in alone["sharpness"])
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_all_ranks_see_the_same_row(ranks, name):
-    first, second = (rank[name] for rank in ranks)
-    for found, other in zip(first["rows"], second["rows"], strict=True):
-        assert repr(found) == repr(other)  # where NaN is NaN
-    assert repr(first["members"]) == repr(second["members"])
-    assert repr(first["alerts"]) == repr(second["alerts"])
-
-
-def test_what_one_rank_loses_alerts_all(ranks):
+def test_what_one_rank_loses_alerts_all(seen):
     case = CASES["NaN on one rank"]
     assert case.spoiled is not None
-    for rank in ranks:
-        seen = rank["NaN on one rank"]
-        (alert,) = seen["alerts"]
+    for rank in seen:
+        (alert,) = rank["NaN on one rank"]["alerts"]
         assert (alert["rule"], alert["step"]) == ("nonfinite", case.spoiled)
-        row = seen["rows"][case.spoiled]
+        row = rank["NaN on one rank"]["rows"][case.spoiled]
         assert row["nonfinite/neg"] == 1
         assert row["nonfinite/energies"] == 1 / sum(map(sum, case.sizes))
         assert all(math.isnan(row[name]) for name in ("ess", "grad_scale", "f_neg/mean"))
         assert not math.isnan(row["f_pos/mean"])
 
 
-def test_classes_leave_positives_out_on_all_ranks(ranks):
+def test_classes_leave_positives_out_on_all_ranks(seen):
     """Otherwise the tests above would compare nothing but zeros."""
-    unpaired = [row["unpaired"] for row in ranks[0]["default, classes"]["rows"]]
+    unpaired = [row["unpaired"] for row in seen[0]["default, classes"]["rows"]]
     assert any(unpaired)
     assert all(count < 10 for count in unpaired)
+
+
+# -- one rank stops all, or takes all back ---------------------------------------------------------
+
+TOLD = ("alerts", "rollbacks", "attempt", "step", "rules", "parameters")
+
+
+def same(found: Any, other: Any) -> bool:
+    """Whether two lists of tensors are the same to the bit."""
+    return all(x.equal(y) for x, y in zip(found, other, strict=True))
+
+
+def told_alike(seen: list[Any], name: str) -> list[dict[str, Any]]:
+    """What the ranks saw of a run, of which all were told the same."""
+    found = [rank[name] for rank in seen]
+    for part in TOLD:
+        assert len({repr(rank[part]) for rank in found}) == 1, part
+    assert all(same(rank["parameters"], found[0]["parameters"]) for rank in found)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_ranks_nan_stops_all_with_the_same_error(seen, fault):
+    found = told_alike(seen, f"stops, {fault}")
+    ((kind, words),) = {rank["error"] for rank in found}
+    assert kind == "NonFiniteError"
+    assert f"at step {FAULTY_STEP}" in words
+    assert ("nonfinite/gradients" if fault == "gradient" else "nonfinite/energies") in words
+    assert found[0]["step"] == FAULTY_STEP + 1
+    assert all(torch.isfinite(p).all() for p in found[0]["parameters"])
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_ranks_nan_takes_all_back_to_the_bit(seen, fault):
+    found = told_alike(seen, f"rolls back, {fault}")
+    (rollback,) = found[0]["rollbacks"]
+    assert (rollback["step"], rollback["restored_step"]) == (FAULTY_STEP, RESTORED)
+    for rank in found:
+        before = rank["before"]
+        assert not same(before[RESTORED], before[FAULTY_STEP])
+        assert same(rank["restored"], before[RESTORED])
+        # With the same random numbers too.
+        assert len(rank["again"]) == FAULTY_STEP - RESTORED + 1
+        assert all(same(state, before[step]) for step, state in rank["again"].items())
+
+
+def test_all_change_the_same_and_draw_numbers_of_their_own_and_the_first_alone_speaks(seen):
+    found = told_alike(seen, "climbs")
+    first, second = found[0]["rollbacks"]
+    assert first["changes"] == {"lr": [0.01, pytest.approx(0.01 / 10)]}
+    assert second["changes"] == {"beta_star": [0.7, 2.0]}
+    assert (first["relapse"], second["relapse"]) == (False, True)
+    assert [rank["beta_star"] for rank in found] == [2.0] * WORLD
+    drawn = [tuple(draws["own"]) for rank in found for draws in rank["draws"]]
+    assert len(set(drawn)) == 3 * WORLD
+    common = {tuple(tuple(draws["common"]) for draws in rank["draws"]) for rank in found}
+    assert len(common) == 1
+    assert len(set(*common)) == 3
+    # With the budget spent it goes on.
+    assert [x["step"] for x in found[0]["alerts"] if x["level"] == "ERROR"][-1] == FAULTY_STEP
+    assert found[0]["step"] == FAULTY_STEP + 3
+    # Three faults, each an alert, and of two of them a rollback; at last the verdict.
+    assert len(found[0]["said"]) - 1 == len(found[0]["alerts"]) + len(found[0]["rollbacks"]) == 5
+    assert not any(rank["said"] for rank in found[1:])
+
+
+def test_the_first_rank_alone_writes(folder, seen):
+    log = folder / "log"
+    assert len(list(log.glob("events.out.*"))) == 1
+    steps = [row["step"] for row in read_jsonl(log / "metrics.jsonl")]
+    backward = [now for before, now in pairwise(steps) if now != before + 1]
+    # Of the rows that were under way in the snapshot, too.
+    assert backward == [RESTORED - 2, RESTORED - 4]  # a relapse goes deeper
+    assert [x["step"] for x in read_jsonl(log / "alerts.jsonl")] == [FAULTY_STEP] * 3
+    assert read_jsonl(log / "recovery.jsonl") == seen[0]["climbs"]["rollbacks"]
+
+
+@pytest.mark.parametrize(("by", "rule"), [("by scaler", "amp_skip"), ("fused", "nonfinite")])
+def test_the_step_is_left_out_on_all_ranks(seen, by, rule):
+    found = told_alike(seen, f"leaves out, {by}")
+    (alert,) = found[0]["alerts"]
+    assert (alert["rule"], alert["step"]) == (rule, 1)
+    for rank in found:
+        before, after = (rank["states"][step][:-1] for step in (1, 2))  # but for the buffer
+        assert same(before, after)
+
+
+def test_all_go_on_from_the_newest_snapshot_that_all_have(folder, seen):
+    for rank in seen:
+        found = rank["goes on"]
+        assert found["nothing"] is None
+        for name, step in (("whole", 10), ("lacks one", 8)):
+            assert found[name]["step"] == step
+            states = found[name]["states"]
+            assert set(states) == set(range(step, 13))
+            assert all(same(state, found["first"][at]) for at, state in states.items())
+        assert f"no snapshot that all {WORLD} ranks can read" in found["lacks all"]
+        assert "holds snapshots of a run, the newest of step 10" in found["begins"]
+    assert len({(rank["goes on"]["lacks all"], rank["goes on"]["begins"]) for rank in seen}) == 1
+    # As many ranks must go on.
+    whole = folder / "snapshots" / "whole"
+    with pytest.raises(ConfigError, match="holds snapshots of a run, the newest of step 10"):
+        Archive(whole, 1, Ranks()).check_empty()
+    with pytest.raises(ConfigError, match=f"a run on {WORLD} ranks, but this one is on 1"):
+        Archive(whole / "rank0", 1, Ranks()).newest(lambda found: None)
+
+
+# -- on one rank, and by hand ----------------------------------------------------------------------
+
+
+def test_parameters_of_which_each_rank_holds_a_part_are_refused_at_every_door(tmp_path: Path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    network = Energy()
+    fully_shard(network, mesh=init_device_mesh("cpu", (1,)))
+    try:
+        g = guard(None, climb)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        for call in (
+            lambda: guard(None, climb, model=network),
+            lambda: guard(None, climb, optimizer=optimizer, process_group=dist.group.WORLD),
+            lambda: g.attach(optimizer=optimizer),
+            lambda: g.sampler(network, torch.zeros(3, 2)),
+        ):
+            with pytest.raises(ConfigError, match=r"DistributedDataParallel.*contrastive_loss"):
+                call()
+        assert g.trainer.optimizer is None
+        # What a network in one piece does.
+        assert g.sampler(Energy(), torch.zeros(3, 2)).shape == (3, 2)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_script_for_several_ranks_on_the_page_runs(tmp_path):
+    page = (forks.ROOT / "docs" / "frameworks.md").read_text()
+    page = page.split("\n## Several ranks\n")[1].split("\n## ")[0]
+    (script,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    (tmp_path / "ddp.py").write_text(script)
+    # Gloo writes lines of its own to the same place in some versions.
+    printed = torchrun(str(tmp_path / "ddp.py"))
+    found = re.search(r"^GradScale (\S+), energy gap \S+$", printed, re.MULTILINE)
+    assert found
+    assert 0.5 < float(found[1]) < 1

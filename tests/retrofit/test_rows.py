@@ -1,17 +1,26 @@
-"""Rows on their way from the device to whoever judges and writes them."""
+"""Rows on their way from samples and energies on the device to whoever judges and writes them."""
 
 from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from arviz_stats.base.array import array_stats
 
-from ebmguard.retrofit.parts import Part
+from ebmguard import guard
+from ebmguard.diagnostics import (
+    energy_diagnostics,
+    nonfinite_diagnostics,
+    sample_diagnostics,
+    sample_marks,
+)
+from ebmguard.retrofit.parts import Part, joined_ranks
 from ebmguard.retrofit.rows import Rows, StepRow
-
-NO_MODELS = torch.Size()
+from tests.parts import Bowl, Memory, energies, gradient_at
 
 
 def number(value: float, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -35,6 +44,10 @@ def add(
 def over(rows: Rows) -> list[StepRow]:
     """The rows due at the end of the present step."""
     return list(rows.end_step())
+
+
+def all_of(rows: Rows) -> list[StepRow]:
+    return over(rows) + list(rows.drain())
 
 
 def test_without_lag_the_row_so_far_comes_with_every_measurement():
@@ -63,23 +76,27 @@ def test_with_lag_the_row_of_step_t_is_read_at_the_end_of_step_t_plus_lag(lag):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
-def test_numbers_of_one_step_are_averaged_by_name(lag):
+def test_numbers_of_one_step_are_averaged_by_name_also_those_of_members(lag):
     rows = make(lag)
     add(rows, {"a": number(1), "b": number(10)})
     add(rows, {"a": number(2)})
     add(rows, {"c": number(math.nan), "a": number(6)})
-    row = (over(rows) + list(rows.drain()))[0].numbers
-    assert row.pop("a") == pytest.approx(3.0)
-    assert math.isnan(row.pop("c"))
-    assert row == {"b": 10.0}
+    assert all_of(rows)[0].numbers == pytest.approx({"a": 3, "b": 10, "c": math.nan}, nan_ok=True)
+    rows = make(lag, (2,))
+    add(rows, {"a": torch.tensor([1.0, 5.0])})
+    add(rows, {"b": number(7, torch.float64), "a": torch.tensor([2.0, 8.0])})
+    rows.note_news("shared", number(2))
+    rows.note({"noted": 4.0})
+    (row,) = all_of(rows)
+    assert row.members == [{"a": 1.5, "b": 7.0}, {"a": 6.5, "b": 7.0}]
+    assert row.numbers == {"a": 4.0, "b": 7.0, "shared": 2.0, "noted": 4.0}
 
 
 def test_of_noted_numbers_the_largest_counts():
     rows = make()
     rows.step = 4
-    rows.note({"level": 0.0})
-    rows.note({"level": 2.0, "other": -3.0})
-    rows.note({"level": 1.0})
+    for noted in ({"level": 0.0}, {"level": 2.0, "other": -3.0}, {"level": 1.0}):
+        rows.note(noted)
     (row,) = over(rows)
     assert (row.step, row.numbers, row.is_news) == (4, {"level": 2.0, "other": -3.0}, True)
 
@@ -92,7 +109,7 @@ def test_what_is_to_be_judged_at_the_end_of_a_step(lag, as_tensor, value, models
     rows = make(lag, models)
     add(rows, {"a": number(1)})
     rows.note_news("n", number(value) if as_tensor else value)
-    (row,) = over(rows) + list(rows.drain())
+    (row,) = all_of(rows)
     assert row.numbers == {"a": 1.0, "n": value}
     assert row.is_news is (bool(lag) or bool(value) or bool(models))
     assert all("n" not in member for member in row.members)  # it is of the ensemble as a whole
@@ -106,21 +123,18 @@ def test_a_step_without_numbers_has_no_row():
     assert over(rows) == []
 
 
-def test_a_zero_has_no_sign():
-    (row,) = add(make(), {"a": number(-0.0)})
-    assert repr(row.numbers) == repr({"a": 0.0})
-
-
-def test_double_precision_survives():
-    rows, value = make(), 1 / 3
-    add(rows, {"a": number(value, torch.float64), "b": number(2)})
-    assert over(rows)[0].numbers == {"a": value, "b": 2.0}
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_other_dtypes(dtype):
-    (row,) = add(make(), {"a": torch.ones((), dtype=dtype)})
-    assert (row.numbers, row.members) == ({"a": 1.0}, [])
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (number(-0.0), 0.0),  # without its sign
+        (number(1 / 3, torch.float64), 1 / 3),
+        *((torch.ones((), dtype=dtype), 1.0) for dtype in (torch.float16, torch.bfloat16)),
+        *((torch.ones((), dtype=dtype), 1.0) for dtype in (torch.int64, torch.bool)),
+    ],
+)
+def test_values_of_every_dtype(value, read):
+    (row,) = add(make(), {"a": value, "b": number(2)})
+    assert repr((row.numbers, row.members)) == repr(({"a": read, "b": 2.0}, []))
 
 
 def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
@@ -148,21 +162,9 @@ def test_members_have_rows_of_their_own_and_the_row_is_their_mean(lag, models):
     rows = make(lag, models)
     own = torch.tensor([1.0, math.nan]).reshape(models)
     assert bool(add(rows, {"a": own, "b": number(2)})) is not bool(lag)
-    (row,) = over(rows) + list(rows.drain())
+    (row,) = all_of(rows)
     assert repr(row.members) == repr([{"a": 1.0, "b": 2.0}, {"a": math.nan, "b": 2.0}])
     assert repr(row.numbers) == repr({"a": math.nan, "b": 2.0})
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-def test_members_of_one_step_are_averaged_by_name(lag):
-    rows = make(lag, (2,))
-    add(rows, {"a": torch.tensor([1.0, 5.0])})
-    add(rows, {"b": number(7, torch.float64), "a": torch.tensor([2.0, 8.0])})
-    rows.note_news("shared", number(2))
-    rows.note({"noted": 4.0})
-    (row,) = over(rows) + list(rows.drain())
-    assert row.members == [{"a": 1.5, "b": 7.0}, {"a": 6.5, "b": 7.0}]
-    assert row.numbers == {"a": 4.0, "b": 7.0, "shared": 2.0, "noted": 4.0}
 
 
 def test_rows_under_way_come_back_through_json():
@@ -178,7 +180,7 @@ def test_rows_under_way_come_back_through_json():
     assert saved["rows"] == [*between["rows"], [3, {"a": 3.0, "n": 1.0}, {}, [], True, {}]]
     assert rows.state_dict(is_over=True) == saved  # looking changes nothing
 
-    other = Rows(NO_MODELS, in_loss=None)
+    other = Rows(torch.Size(), in_loss=None)
     add(other, {"old": number(0)})
     other.load_state_dict(json.loads(json.dumps(saved)))
     assert other.state_dict(is_over=False) == saved
@@ -204,3 +206,158 @@ def test_rows_that_were_not_taken_stay_due_in_their_order():
         add(rows, {"a": number(value)})
         rows.end_step()  # whoever follows the rows was interrupted
     assert [row.step for row in over(rows)] == [0, 1, 2]
+
+
+# -- what a row takes from samples, and from the energies of several steps -------------------------
+
+BAD = torch.tensor([[1.0, 2.0], [torch.nan, 0.0], [0.0, torch.inf], [0.0, -torch.inf]])
+GOOD, LABELS = torch.zeros(4, 2), torch.arange(4)
+
+
+@pytest.mark.parametrize(
+    ("returned", "fraction"),
+    [
+        # The first floating-point tensor is looked at.
+        *(([x], 0.75) for x in (BAD, BAD.half(), BAD.double(), BAD.reshape(4, 1, 2, 1))),
+        *(([x], 0.75) for x in ((BAD, GOOD), [LABELS, BAD], (LABELS, (None, [BAD])))),
+        *(([x], 0.75) for x in ({"y": LABELS, "x": BAD}, ("status", {"x": BAD}))),
+        ([torch.tensor([0.0, torch.nan])], 0.5),
+        ([torch.tensor(torch.nan)], 1.0),
+        # Unknown where there is none.
+        *(([x], math.nan) for x in (None, LABELS, (), "x", (LABELS, None), torch.zeros(0, 2))),
+        # A mean over the samplers that tell.
+        ([BAD, GOOD], 0.375),
+        ([None, BAD, (LABELS,)], 0.75),
+    ],
+)
+def test_bad_samples_are_counted_for_one_loss(returned, fraction):
+    results = iter(returned)
+    g = guard(None, lambda: next(results), beta_star=1.0, action="warn")
+    for _ in returned:
+        g.sampler()
+    for _ in range(2):  # of the one loss that has used them, not half of it
+        g.loss_fn(*energies())
+    found = g.last.get("nonfinite/samples", math.nan)
+    assert found == pytest.approx(fraction, nan_ok=True)
+
+
+def oracle(batches: list[np.ndarray], beta_star: float) -> float:
+    """Weights relative to their batch's mean, of the last 16 batches, by arviz-stats."""
+    ratios = []
+    for f in batches[-16:]:
+        w = np.exp(beta_star * f)
+        ratios.append(np.log(w / w.mean()))
+    return float(array_stats.psislw(-np.concatenate(ratios))[1])
+
+
+def test_pareto_shape_is_that_of_the_last_steps_pooled():
+    memory = Memory()
+    g = guard(None, None, beta_star=1.25, sinks=[memory], reference_beta_star=0.75)
+    batches = []
+    for step in range(52):
+        f = torch.randn(10 + step, dtype=torch.float64) * 2 + step
+        batches.append(f.numpy())
+        g.loss_fn(torch.zeros(5, dtype=torch.float64), f)
+    g.close()
+    slow = [step for step, row in memory.rows if "pareto_k" in row]
+    assert slow == [0, 50]
+    row = memory.rows[50][1]
+    assert row["pareto_k"] == pytest.approx(oracle(batches[:51], 1.25), rel=1e-6)
+    assert row["ref/pareto_k"] == pytest.approx(oracle(batches[:51], 0.75), rel=1e-6)
+    assert math.isnan(memory.rows[0][1]["pareto_k"])  # too few for a tail
+
+
+def test_pareto_shape_at_beta_star_zero_is_unknown_but_at_the_reference():
+    g, f = guard(None, None, beta_star=0.0), 2 * torch.randn(200)
+    g.loss_fn(torch.zeros(5), f)
+    assert math.isnan(g.last["pareto_k"])
+    assert g.last["ref/pareto_k"] == pytest.approx(oracle([f.double().numpy()], 0.5), rel=1e-5)
+
+
+def test_histograms_are_of_energies_high_on_data_and_are_copies():
+    memory = Memory()
+    g = guard(None, None, beta_star=1.0, convention="energy", sinks=[memory], judge_in_loss=False)
+    pos, neg = torch.randn(4), torch.randn(5)
+    g.loss_fn(pos, neg)
+    expected = {"f_pos": (-pos).tolist(), "f_neg": (-neg).tolist()}
+    pos.zero_()
+    neg.zero_()
+    g.close()
+    assert memory.histograms == [(0, expected)]
+
+
+def test_nothing_from_the_sampler_where_nothing_was_sampled():
+    f, g = Bowl(), guard(None, None, beta_star=1.0, output_scale=2.0)
+    gradient_at(lambda x: g.temper(f(x)), torch.ones(2, 2).double())
+    g.loss_fn(*energies())
+    assert not {tag for tag in g.last if tag.startswith("sampler/")}
+
+
+# -- rows of several ranks as one ------------------------------------------------------------------
+
+Row = dict[str, float]
+SIZES = [4, 1, 7], [10, 3, 3]  # of three ranks
+
+
+def joined_row(rows: list[Row]) -> Row:
+    values = torch.tensor([[*row.values()] for row in rows], dtype=torch.float64)
+    return {name: x.item() for name, x in joined_ranks(values, tuple(rows[0]), *SIZES).items()}
+
+
+def test_numbers_of_samples_are_those_of_the_whole_batch():
+    """Also where ranks have uneven batches, and lost samples, repeats and clamped entries."""
+    pos, neg = (torch.randn(sum(sizes)).double() for sizes in SIZES)
+    x = torch.randn(sum(SIZES[1]), 3).double()
+    before = torch.cat((x[:5], torch.randn(len(x) - 5, 3)))
+    neg[2] = pos[3] = 1e31
+    x[11, 0] = torch.nan
+    norms, ages = torch.rand(len(x)).double(), torch.randint(9, (len(x),)).double()
+
+    def row(pos: Any, neg: Any, x: Any, before: Any, norms: Any, ages: Any) -> Row:
+        marks = sample_marks(x, (-1.0, 1.0)), sample_marks(before)
+        numbers = {
+            **energy_diagnostics(pos, neg),
+            **nonfinite_diagnostics(pos, neg, 1.0),
+            "sampler/grad_norm": norms.mean(),
+            "sampler/grad_norm_max": norms.max(),
+            "sampler/drift_to_noise": 3 * norms.mean(),
+            "sampler/acceptance": norms.square().mean(),
+            "buffer/age": ages.mean(),
+            "buffer/reinit": (ages == 0).double().mean(),
+            **sample_diagnostics(*marks, entries=3),
+        }
+        return {name: x.item() for name, x in numbers.items()}
+
+    of_negatives = (y.split(SIZES[1]) for y in (neg, x, before, norms, ages))
+    parts = zip(pos.split(SIZES[0]), *of_negatives, strict=True)
+    found = joined_row([row(*part) for part in parts])
+    expected = row(pos, neg, x, before, norms, ages)
+    assert list(found) == list(expected)
+    # Quantiles, spreads and overlap do not join; the guard takes them of the gathered energies.
+    not_joined = {
+        f"{side}/{x}" for side in ("f_pos", "f_neg") for x in ("std", "q05", "median", "q95")
+    }
+    for name in expected.keys() - not_joined - {"energy_gap", "energy_overlap"}:
+        assert found[name] == pytest.approx(expected[name], rel=1e-6, nan_ok=True), name
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "joined"),
+    [
+        ("sampler/evaluations", [20.0, 20.0, 20.0], 20.0),  # what all ranks share
+        ("optim/grad_norm", [1.5, 1.5, 1.5], 1.5),
+        ("f_neg/q05", [1.0, 2.0, 6.0], 3.0),
+        ("buffer/own", [1.0, 2.0, 6.0], 3.0),  # a number that no line is about
+        ("nonfinite/pos", [1.0, 0.0, 2.0], 3.0),
+        ("f_neg/min", [1.0, -2.0, 6.0], -2.0),
+        ("f_pos/max", [1.0, -2.0, 6.0], 6.0),
+        ("sampler/grad_norm_max", [1.0, math.nan, 6.0], math.nan),
+        ("f_neg/min", [1.0, -2.0, math.nan], math.nan),
+        ("nonfinite/pos", [math.nan, 0.0, 2.0], math.nan),
+        ("f_neg/mean", [math.inf, 0.0, 1.0], math.inf),
+        ("f_neg/mean", [math.inf, -math.inf, 1.0], math.nan),
+    ],
+)
+def test_how_each_kind_of_number_joins(name, values, joined):
+    found = joined_row([{name: x} for x in values])
+    assert found == {name: pytest.approx(joined, nan_ok=True)}

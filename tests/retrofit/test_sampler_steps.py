@@ -1,4 +1,4 @@
-"""`sampler/...` of the steps' size: what real samplers did, read without a pass of its own."""
+"""`sampler/...` of gradients and steps: what real samplers did, read without a pass of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ebmguard import Guard, guard
 from ebmguard.diagnostics import ChainState, metropolis_acceptance
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sampling import Evaluation
-from tests.parts import Bowls, Energy, energies
+from tests.parts import Bowl, Bowls, Energy, energies, gradient_at
 
 STEP_SIZE, NOISE_STD, BETA = 0.3, 0.2, 0.25
 SETTINGS: Any = {"step_size": STEP_SIZE, "noise_std": NOISE_STD}
@@ -26,21 +26,21 @@ X = torch.randn(6, 2, generator=torch.Generator().manual_seed(1), dtype=torch.fl
 class Steep(Energy):
     """Steep enough for steps that are too long now and then."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(dtype=torch.float64)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return 20 * super().forward(x)
 
 
 class Recorded:
     """Langevin steps whose every point is kept: of what the acceptance is expected to be."""
 
-    def __init__(self, move="new", objective="sum", steps=4):
+    def __init__(self, move: str = "new", objective: str = "sum", steps: int = 4) -> None:
         self.move, self.objective, self.steps = move, objective, steps
         self.points: list[Tensor] = []
 
-    def __call__(self, f, x):
+    def __call__(self, f: Any, x: Tensor) -> Tensor:
         rng = torch.Generator().manual_seed(0)
         self.points = []
         x = x.clone().requires_grad_()
@@ -54,8 +54,8 @@ class Recorded:
             }[self.objective]
             if self.move == "backward":
                 total.backward()
-                grad = x.grad.detach() / c
-                x.grad = None
+                assert x.grad is not None
+                grad, x.grad = x.grad.detach() / c, None
             else:
                 grad = torch.autograd.grad(total, x)[0] / c
             noise = NOISE_STD * torch.randn(x.shape, generator=rng, dtype=x.dtype)
@@ -67,30 +67,104 @@ class Recorded:
                 x = (x + STEP_SIZE * grad + noise).detach().requires_grad_()
         return x.detach()
 
-    def state(self, f, which: int, c: float = 1.0) -> ChainState:
-        x = self.points[which].clone().requires_grad_()
-        h = c * (1 - BETA) * f(x)
-        (gradient,) = torch.autograd.grad(h.sum(), x)
-        return ChainState(x.detach(), h.detach(), gradient)
-
-    def acceptance(self, f, c: float = 1.0) -> float:
-        ends = self.state(f, -2, c), self.state(f, -1, c)
+    def acceptance(self, f: Any, c: float = 1.0) -> float:
+        """Of the last step whose two ends were evaluated."""
+        ends = []
+        for point in self.points[-2:]:
+            x = point.clone().requires_grad_()
+            h = c * (1 - BETA) * f(x)
+            (gradient,) = torch.autograd.grad(h.sum(), x)
+            ends.append(ChainState(x.detach(), h.detach(), gradient))
         return metropolis_acceptance(*ends, **SETTINGS).mean().item()
 
 
 def near(value: float) -> Any:
-    return pytest.approx(value, rel=1e-6)
+    return pytest.approx(value, rel=1e-6, nan_ok=True)
 
 
 def attached(sampler: Any, **options: Any) -> Guard:
     return guard(None, sampler, **(TEMPERED | options)).attach(**SETTINGS)
 
 
-def row(sampler: Any, f: nn.Module, *args: Any, **options: Any) -> dict[str, float]:
-    g = attached(sampler, **options)
-    g.sampler(f, *(args or (X,)))
+def row(sampler: Any, f: Any, *args: Any, **options: Any) -> dict[str, float]:
+    """What a guard's row says of one call."""
+    return row_of(attached(sampler, **options), f, *(args or (X,)))
+
+
+def row_of(g: Guard, *args: Any) -> dict[str, float]:
+    g.sampler(*args)
     g.loss_fn(*energies(dtype=torch.float64))
     return g.last
+
+
+# -- the norm of gradients -----------------------------------------------------------------------
+
+POINTS = torch.tensor([[3.0, 4.0], [0.0, 2.0], [0.6, 0.8]], dtype=torch.float64)
+MEAN = (5.0 + 2.0 + 1.0) / 3  # of the norms of the bowl's gradients -x
+
+
+@pytest.mark.parametrize(
+    ("options", "mean", "largest"),
+    [
+        ({}, MEAN, 5.0),
+        ({"output_scale": None}, MEAN, 5.0),
+        ({"beta_star": 0.0}, MEAN, 5.0),
+        ({"beta_star": 2.0}, math.nan, math.nan),  # where the factor is zero
+    ],
+    ids=str,
+)
+def test_norms_are_of_the_untempered_energy(options, mean, largest):
+    found = row(gradient_at, Bowl(), POINTS, **options)
+    assert found["sampler/grad_norm"] == near(mean)
+    assert found["sampler/grad_norm_max"] == near(largest)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_norms_are_of_the_last_step_where_the_number_of_steps_changes(in_place):
+    def sampler(f, x, steps):
+        x = x.clone().requires_grad_()
+        for _ in range(steps):
+            (grad,) = torch.autograd.grad(f(x).sum(), x)
+            move = (1 / 0.75) * 0.5 * grad  # halves x
+            if in_place:
+                x.data += move
+            else:
+                x = (x + move).detach().requires_grad_()
+        return x.detach()
+
+    g, f, counts = attached(sampler), Bowl(), (3, 5, 2, 2, 4)
+    norms = [row_of(g, f, POINTS, steps)["sampler/grad_norm"] for steps in counts]
+    assert norms == pytest.approx([MEAN / 2 ** (steps - 1) for steps in counts], rel=1e-6)
+
+
+def without_gradients(f: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        f(x)
+    f(x)
+    return x
+
+
+def test_norms_are_unknown_where_no_gradient_was_seen():
+    calls = iter([True, False])
+    g, f = attached(lambda f, x: (gradient_at if next(calls) else without_gradients)(f, x)), Bowl()
+    # One call does not speak for the next.
+    for expected in (MEAN, math.nan):
+        found = row_of(g, f, POINTS)
+        assert found["sampler/grad_norm"] == near(expected)
+    assert math.isnan(found["sampler/grad_norm_max"])
+    # No module is known.
+    found = row(lambda *_: gradient_at(f, POINTS), nn.Identity(), output_scale=None)
+    assert math.isnan(found["sampler/grad_norm"])
+
+
+def test_no_hook_stays_on_the_samples():
+    x, f = POINTS.clone().requires_grad_(), Bowl()
+    g = attached(lambda f: torch.autograd.grad(f(x).sum(), x)[0])
+    for _ in range(3):
+        g.sampler(f)
+        assert not x._backward_hooks
+    (9 * f(x)).sum().backward()
+    assert row_of(g, f)["sampler/grad_norm"] == near(MEAN)
 
 
 # -- acceptance --------------------------------------------------------------------------------
@@ -106,37 +180,31 @@ def test_acceptance_is_that_of_the_last_step_with_both_ends(move):
     assert found["sampler/evaluations"] == 4
 
 
-@pytest.mark.parametrize(
-    ("objective", "c"), [("energy", 1.0), ("mean", 1 / 6)], ids=["energy", "mean"]
-)
+@pytest.mark.parametrize(("objective", "c"), [("energy", 1.0), ("mean", 1 / 6)])
 def test_whatever_the_sampler_differentiates(objective, c):
     """A mean over the batch makes all steps shorter: that is the chain that is judged."""
     f, sampler = Steep(), Recorded(objective=objective)
-    found = row(sampler, f)
-    assert found["sampler/acceptance"] == near(sampler.acceptance(f, c))
+    assert row(sampler, f)["sampler/acceptance"] == near(sampler.acceptance(f, c))
 
 
 def test_networks_that_return_energies():
-    class Negative(nn.Module):
-        def __init__(self, f):
-            super().__init__()
-            self.f = f
+    class Negative(Steep):
+        def forward(self, x: Tensor) -> Tensor:
+            return -super().forward(x)
 
-        def forward(self, x):
-            return -self.f(x)
-
-    f, sampler = Steep(), Recorded(objective="descent")
-    found = row(sampler, Negative(f), convention="energy")
+    torch.manual_seed(0)
+    f = Steep()
+    torch.manual_seed(0)
+    found = row(Recorded(objective="descent"), Negative(), convention="energy")
     expected = row(Recorded(), f)
     for tag in ("acceptance", "drift_to_noise", "evaluations"):
         assert found[f"sampler/{tag}"] == near(expected[f"sampler/{tag}"])
 
 
 def test_our_own_sampler():
-    f = Steep()
+    f, sampler = Steep(), Recorded()
     noise = torch.randn(3, *X.shape, dtype=torch.float64)
     found = row(lambda f, x: sgld(f, x, steps=3, noise=noise, **SETTINGS), f)
-    sampler = Recorded()
     sampler.points = [
         sgld(lambda x: (1 - BETA) * f(x), X, steps=k, noise=noise[:k], **SETTINGS) for k in (1, 2)
     ]
@@ -157,29 +225,43 @@ def test_members_of_an_ensemble_have_their_own():
         assert own["sampler/evaluations"] == 4
 
 
+def of_vmap(f: Any, x: Tensor) -> Any:
+    return torch.func.vmap(torch.func.grad(lambda one: f(one[None]).sum()))(x)
+
+
+def of_func(f: Any, x: Tensor) -> Any:
+    return [torch.func.grad(lambda x: f(x).sum())(x) for _ in range(3)][-1]
+
+
+class Mean(Steep):
+    """No energy of each sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).mean()
+
+
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "network"),
     [
-        Recorded(steps=1),  # the second end was never evaluated
-        lambda f, x: torch.func.vmap(torch.func.grad(lambda one: f(one[None]).sum()))(x),
-        lambda f, x: [torch.func.grad(lambda x: f(x).sum())(x) for _ in range(3)][-1],
-        lambda f, x: [_grad(lambda x: f(x).logsumexp(0), x) for _ in range(3)][-1],
-        lambda f, x: [_grad(lambda x: f(x).sum() + f(x).sum(), x) for _ in range(3)][-1],
-        lambda f, x: [_grad(lambda x: f(x).sum(), x[:k]) for k in (3, 4)][-1],
+        (Recorded(steps=1), Steep),  # the second end was never evaluated
+        (of_vmap, Steep),
+        (of_func, Steep),
+        (lambda f, x: [_grad(lambda x: f(x).logsumexp(0), x) for _ in range(3)][-1], Steep),
+        (lambda f, x: [_grad(lambda x: f(x).sum() + f(x).sum(), x) for _ in range(3)][-1], Steep),
+        (lambda f, x: [_grad(lambda x: f(x).sum(), x[:k]) for k in (3, 4)][-1], Steep),
+        (Recorded(), Mean),
     ],
-    ids=["one step", "vmap", "func.grad", "one for all", "two calls", "sizes"],
+    ids=["one step", "vmap", "func.grad", "one for all", "two calls", "sizes", "one energy"],
 )
-def test_unknown_where_there_is_no_such_step(sampler):
-    found = row(sampler, Steep())
-    assert math.isnan(found["sampler/acceptance"])
+def test_unknown_where_there_is_no_such_step(sampler, network):
+    assert math.isnan(row(sampler, network())["sampler/acceptance"])
 
 
-def test_unknown_where_the_network_returns_no_energy_of_each_sample():
-    class Mean(Steep):
-        def forward(self, x):
-            return super().forward(x).mean()
-
-    assert math.isnan(row(Recorded(), Mean())["sampler/acceptance"])
+@pytest.mark.parametrize("sampler", [of_vmap, of_func])
+def test_functional_transforms_run_but_tell_nothing(sampler):
+    g = attached(sampler)
+    assert torch.allclose(g.sampler(Bowl(), POINTS), -(1 - BETA) * POINTS)
+    assert math.isnan(row_of(g, Bowl(), POINTS)["sampler/grad_norm"])
 
 
 def _grad(f, x):
@@ -191,11 +273,9 @@ def test_unknown_inside_compiled_code():
     torch.compiler.reset()
     f, x = Energy(), X.float()
     score = torch.compile(lambda x: f(x), backend="eager")
-    g = attached(lambda: Recorded()(score, x), model=f)
-    g.sampler()
-    g.loss_fn(*energies())
-    assert math.isnan(g.last["sampler/acceptance"])
-    assert math.isnan(g.last["sampler/evaluations"])
+    found = row_of(attached(lambda: Recorded()(score, x), model=f))
+    assert math.isnan(found["sampler/acceptance"])
+    assert math.isnan(found["sampler/evaluations"])
     torch.compiler.reset()
 
 
@@ -203,8 +283,7 @@ def test_unknown_inside_compiled_code():
 @pytest.mark.parametrize("in_place", [True, False])
 def test_compiled_energies(in_place):
     torch.compiler.reset()
-    f, sampler = Steep(), Recorded()
-    again = Steep()
+    f, again, sampler = Steep(), Steep(), Recorded()
     again.load_state_dict(f.state_dict())
     compiled: Any = f
     if in_place:
@@ -216,45 +295,38 @@ def test_compiled_energies(in_place):
 
 
 def test_only_on_slow_steps_and_only_where_settings_are_known():
-    f = Steep()
+    f, steps = Steep(), []
     g, bare = attached(Recorded()), guard(None, Recorded(), **TEMPERED)
-    steps = []
     for step in range(102):
-        for own in (g, bare):
-            own.sampler(f, X)
-            own.loss_fn(*energies(dtype=torch.float64))
-        if "sampler/acceptance" in g.last:
+        found, other = (row_of(each, f, X) for each in (g, bare))
+        if "sampler/acceptance" in found:
             steps.append(step)
-        assert g.last["sampler/evaluations"] == bare.last["sampler/evaluations"] == 4
-        assert not {"sampler/acceptance", "sampler/drift_to_noise"} & set(bare.last)
+        assert found["sampler/evaluations"] == other["sampler/evaluations"] == 4
+        assert not {"sampler/acceptance", "sampler/drift_to_noise"} & set(other)
     assert steps == [0, 50, 100]
 
 
 class Counted(TorchDispatchMode):
-    """Counts the operations of a block by name."""
+    """Counts the clones of a block."""
 
-    def __enter__(self):
-        self.counts: dict[str, int] = {}
-        return super().__enter__()
+    clones = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        self.counts[name] = self.counts.get(name, 0) + 1
+        self.clones += func.overloadpacket.__name__ == "clone"
         return func(*args, **(kwargs or {}))
 
 
 def test_nothing_but_the_gradients_is_copied_on_other_steps():
     """They may be changed in place before the next one, with which they tell the sharpness."""
-    f, g = Steep(), attached(Recorded())
-    clones = []
+    f, g, clones = Steep(), attached(Recorded()), []
     for _ in range(2):
         with Counted() as counted:
             g.sampler(f, X)
-        clones.append(counted.counts["clone"])
+        clones.append(counted.clones)
         g.loss_fn(*energies(dtype=torch.float64))
     with Counted() as plain:
         Recorded()(Steep(), X)
-    assert clones[1] == plain.counts["clone"] + Recorded().steps < clones[0]
+    assert clones[1] == plain.clones + Recorded().steps < clones[0]
 
 
 def test_nothing_of_the_samples_is_kept_after_the_call():
@@ -271,48 +343,44 @@ def test_nothing_of_the_samples_is_kept_after_the_call():
 # -- the rest ------------------------------------------------------------------------------------
 
 
+class Linear(nn.Module):
+    """Of slope 5, whatever the sample."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.tensor([3.0, 4.0], dtype=torch.float64)
+
+
 @pytest.mark.parametrize("beta_star", [0.0, 0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])])
 def test_drift_is_that_of_the_tempered_energy(beta_star):
-    class Linear(nn.Module):
-        """Of slope 5, whatever the sample."""
-
-        def forward(self, x):
-            return x @ torch.tensor([3.0, 4.0], dtype=torch.float64)
-
     members = (2,) if isinstance(beta_star, Tensor) and beta_star.ndim else ()
     g = attached(Recorded(), beta_star=beta_star)
     g.sampler(Linear(), X.expand(*members, 6, 2))
     g.loss_fn(torch.randn(*members, 4), torch.randn(*members, 5))
     factor = 1.0 if isinstance(beta_star, float) and not beta_star else 1 - BETA
-    assert g.last["sampler/drift_to_noise"] == near(
-        STEP_SIZE * factor * 5 / (NOISE_STD * math.sqrt(2))
-    )
+    drift = STEP_SIZE * factor * 5 / (NOISE_STD * math.sqrt(2))
+    assert g.last["sampler/drift_to_noise"] == near(drift)
     assert g.last["sampler/grad_norm"] == near(5.0)
 
 
 def test_a_sampler_without_noise_has_no_ratio():
     g = guard(None, Recorded(), beta_star=0.5).attach(step_size=1.0, noise_std=0.0)
-    g.sampler(Energy(dtype=torch.float64), X)
-    g.loss_fn(*energies())
-    assert math.isnan(g.last["sampler/drift_to_noise"])
-    assert math.isnan(g.last["sampler/acceptance"])
+    found = row_of(g, Energy(dtype=torch.float64), X)
+    assert math.isnan(found["sampler/drift_to_noise"])
+    assert math.isnan(found["sampler/acceptance"])
 
 
 def test_share_at_the_clamp():
     x = torch.tensor([[-1.0, 0.5], [0.3, 1.0], [0.0, 0.0], [1.0, 1.0]])
-    g = guard(None, lambda: (torch.arange(4), x), beta_star=0.5).attach(clamp=(-1.0, 1.0))
-    g.sampler()
-    g.loss_fn(*energies())
-    assert g.last["sampler/clamped"] == 0.5
+    g = guard(None, lambda: (torch.arange(4), x), beta_star=0.5, clamp=(-1.0, 1.0))
+    assert row_of(g)["sampler/clamped"] == 0.5
 
 
 def test_samplers_of_one_step_are_averaged():
-    f = Energy(dtype=torch.float64)
-    g = attached(lambda f, steps: Recorded(steps=steps)(f, X))
-    for steps in (2, 6):
-        g.sampler(f, steps)
-    g.loss_fn(*energies(dtype=torch.float64))
-    assert g.last["sampler/evaluations"] == 4
+    f, g = Bowl(), attached(lambda f, steps, x: Recorded(steps=steps)(f, x) * 0 + gradient_at(f, x))
+    g.sampler(f, 2, POINTS)
+    found = row_of(g, f, 6, 3 * POINTS)
+    assert found["sampler/evaluations"] == (3 + 7) / 2
+    assert found["sampler/grad_norm"] == near(2 * MEAN)
 
 
 def test_gradients_that_are_differentiated_again_count_once():
@@ -328,9 +396,9 @@ def test_gradients_that_are_differentiated_again_count_once():
 # -- the buffer ------------------------------------------------------------------------------------
 
 
-def make_buffer(rate: float = 0.5) -> ReplayBuffer:
+def make_buffer() -> ReplayBuffer:
     rng = torch.Generator().manual_seed(0)
-    return ReplayBuffer(8, (2,), reinit_rate=rate, generator=rng, dtype=torch.float64)
+    return ReplayBuffer(8, (2,), reinit_rate=0.5, generator=rng, dtype=torch.float64)
 
 
 def from_buffer(f: nn.Module, buffer: ReplayBuffer) -> Tensor:
@@ -341,20 +409,17 @@ def from_buffer(f: nn.Module, buffer: ReplayBuffer) -> Tensor:
 
 def test_what_the_buffer_says_of_the_draw():
     f, buffer = Energy(dtype=torch.float64), make_buffer()
-    g = guard(None, from_buffer, beta_star=0.5).attach(buffer=buffer)
+    g = guard(None, from_buffer, beta_star=0.5, buffer=buffer)
     for _ in range(3):
-        g.sampler(f, buffer)
-        g.loss_fn(*energies())
+        last = row_of(g, f, buffer)
         expected = {f"buffer/{name}": x.item() for name, x in buffer.diagnostics().items()}
         assert len(expected) == 3
-        found = {tag: value for tag, value in g.last.items() if tag.startswith("buffer/")}
-        assert found == expected
+        assert {tag: value for tag, value in last.items() if tag.startswith("buffer/")} == expected
 
 
 def test_of_several_draws_each_is_asked_for_its_own():
-    f, buffer = Energy(dtype=torch.float64), make_buffer()
-    g = guard(None, from_buffer, beta_star=0.5).attach(buffer=buffer)
-    ages = []
+    f, buffer, ages = Energy(dtype=torch.float64), make_buffer(), []
+    g = guard(None, from_buffer, beta_star=0.5, buffer=buffer)
     for _ in range(2):
         g.sampler(f, buffer)
         ages.append(buffer.diagnostics()["age"].item())
@@ -364,16 +429,11 @@ def test_of_several_draws_each_is_asked_for_its_own():
     assert g.last["buffer/age"] == pytest.approx(sum(ages) / 2)
 
 
-def test_inline_samplers_have_a_buffer_too():
+def test_inline_samplers_have_a_buffer_too_and_a_plain_tensor_says_nothing():
     buffer = make_buffer()
-    g = guard(None, None, beta_star=0.5).attach(buffer=buffer)
+    g = guard(None, None, beta_star=0.5, buffer=buffer)
     from_buffer(Energy(), buffer)
     g.loss_fn(*energies())
     assert g.last["buffer/reinit"] == buffer.diagnostics()["reinit"]
-
-
-def test_a_plain_tensor_says_nothing():
-    g = guard(None, lambda: X, beta_star=0.5).attach(buffer=torch.zeros(5, 2))
-    g.sampler()
-    g.loss_fn(*energies())
-    assert not {tag for tag in g.last if tag.startswith("buffer/")}
+    plain = row_of(guard(None, lambda: X, beta_star=0.5, buffer=torch.zeros(5, 2)))
+    assert not {tag for tag in plain if tag.startswith("buffer/")}

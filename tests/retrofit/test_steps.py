@@ -1,16 +1,22 @@
-"""What a step is, in every kind of loop; and that sampler and loss share its values."""
+"""What a step is, in every kind of loop; that it has one row, one β* and one judgement."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from ebmguard import guard
+from ebmguard import Alert, Guard, Level, guard
+from ebmguard.alerts import DEFAULT_RULES, FloorRule, Verdict
+from ebmguard.errors import ConfigError, LossError
 from ebmguard.retrofit import watches
-from tests.parts import Energy, Memory, energies, gradient_at
+from tests.parts import Bowl, Energy, Memory, Script, energies, gradient_at, langevin
+from tests.runs import Training
 
 X = torch.ones(4, 2)
 
@@ -19,8 +25,7 @@ class Loop:
     """A guard whose beta* is 1, 2, 3, ... by step, on f = Energy(), with all it has seen."""
 
     def __init__(self, *, sampler: bool = True, optimizer: Any = None, scale: float = 100.0):
-        self.f = Energy()
-        self.memory = Memory()
+        self.f, self.memory, self.scale = Energy(), Memory(), scale
         self.factors: list[float] = []
         self.betas: list[float] = []
         self.guard = guard(
@@ -32,30 +37,22 @@ class Loop:
             flush_every=1,
             model=self.f,
         )
-        self.scale = scale
         self.optimizer: Any = None
         if optimizer is not None:
             self.optimizer = optimizer(self.f.parameters())
             self.guard.attach(optimizer=self.optimizer)
 
-    def _sample(self) -> torch.Tensor:
+    def _sample(self) -> Tensor:
         with torch.no_grad():
             tempered = self.f(X)
         ratio = tempered / self.f.net(X).squeeze(-1)
         self.factors.append(ratio.mean().item())
         return X
 
-    def sample(self) -> None:
-        self.guard.sampler()
-
-    def loss(self) -> torch.Tensor:
-        value: torch.Tensor = self.guard.loss_fn(self.f(X), self.f(0.5 * X))
+    def loss(self) -> Tensor:
+        value: Tensor = self.guard.loss_fn(self.f(X), self.f(0.5 * X))
         self.betas.append(self.guard.last["beta_star"])
         return value
-
-    def update(self) -> None:
-        assert self.optimizer is not None
-        self.optimizer.step()
 
     def temper(self) -> None:
         out = self.guard.temper(torch.ones(3, dtype=torch.float64))
@@ -64,11 +61,15 @@ class Loop:
     def go(self, script: str) -> None:
         """Runs a loop: s is a sampler call, t an inline one, l a loss, b one with its backward
         pass, u an update by the optimizer."""
+        acts: dict[str, Any] = {
+            "s": lambda: self.guard.sampler(),
+            "t": self.temper,
+            "l": self.loss,
+            "b": lambda: self.loss().backward(),
+            "u": lambda: self.optimizer.step(),
+        }
         for act in script.replace(" ", ""):
-            if act == "b":
-                self.loss().backward()
-            else:
-                {"s": self.sample, "t": self.temper, "l": self.loss, "u": self.update}[act]()
+            acts[act]()
 
     def check(self, *, factors: list[int], losses: list[int], rows: list[int]) -> None:
         """Which step's beta* each sampler call and each loss had; which rows were written."""
@@ -77,16 +78,14 @@ class Loop:
         assert self.factors == pytest.approx(expected, rel=1e-5)
         assert self.betas == [step + 1 for step in losses]
         assert self.memory.steps == rows
-        by_step = [step + 1 for step in rows]
-        assert self.memory.column("beta_star") == by_step
 
 
-def adam(parameters):
-    return torch.optim.Adam(parameters, lr=1e-3)
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters)
 
 
-# Name: the loop, whether it has an optimizer, and which step's beta* each sampler call and each
-# loss had.
+# Name -> what a loop does, step by step; whether an optimizer is attached; the step whose β* each
+# sampler call had, and the same of each loss.
 LOOPS: dict[str, tuple[str, bool, list[int], list[int]]] = {
     "sampler, loss": ("sl sl sl", False, [0, 1, 2], [0, 1, 2]),
     "sampler, loss, optimizer": ("sbu sbu sbu", True, [0, 1, 2], [0, 1, 2]),
@@ -97,6 +96,8 @@ LOOPS: dict[str, tuple[str, bool, list[int], list[int]]] = {
     "sharpness-aware": ("slbu slbu", True, [0, 1], [0, 0, 1, 1]),
     "two samplers and two losses": ("ssbbu ssbbu", True, [0, 0, 1, 1], [0, 0, 1, 1]),
     "gradient accumulation": ("sbsbsbu sbsbsbu", True, [0] * 3 + [1] * 3, [0] * 3 + [1] * 3),
+    # A step without a loss, a classifier's, say.
+    "an update without a loss": ("sbu u sbu", True, [0, 2], [0, 2]),
 }
 
 
@@ -107,13 +108,14 @@ def test_sampler_and_losses_of_a_step_share_its_beta_star(name):
     for step, part in enumerate(script.split()):
         assert not has_optimizer or loop.guard.step == step
         loop.go(part)
-    loop.check(factors=factors, losses=losses, rows=sorted(set(losses)))
+    rows = [0, 1, 2] if has_optimizer and " u " in script else sorted(set(losses))
+    loop.check(factors=factors, losses=losses, rows=rows)
 
 
 def test_rows_of_one_step_are_averaged():
     memory = Memory()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    g = guard(None, None, beta_star=1.0, sinks=[memory]).attach(optimizer=optimizer)
+    g = guard(None, None, beta_star=1.0, sinks=[memory], optimizer=optimizer)
     pos, neg = energies()
     for shift in (0.0, 1.0, 5.0):
         g.loss_fn(pos + shift, neg)
@@ -135,16 +137,12 @@ def test_plotting_calls_between_steps_do_no_harm(step):
             loop.go("sl")
     loop.guard.close()
     assert loop.memory.steps == [0, 1]
-    plain = loop.factors[2::3]
-    assert plain == pytest.approx([1.0, 1.0])
+    assert loop.factors[2::3] == pytest.approx([1.0, 1.0])
     assert loop.factors[3] == pytest.approx(0.98, rel=1e-5)
 
 
 def test_closure_that_an_optimizer_calls_several_times():
-    def lbfgs(parameters):
-        return torch.optim.LBFGS(parameters, max_iter=3)
-
-    loop = Loop(optimizer=lbfgs)
+    loop = Loop(optimizer=lambda parameters: torch.optim.LBFGS(parameters, max_iter=3))
     calls = []
 
     def closure():
@@ -155,42 +153,16 @@ def test_closure_that_an_optimizer_calls_several_times():
         return value
 
     for _ in range(2):
-        loop.sample()
+        loop.go("s")
         loop.optimizer.step(closure)
     assert len(calls) > 4  # more than once per step
-    losses = sorted(calls)
-    assert set(losses) == {0, 1}
-    loop.check(factors=[0, 1], losses=losses, rows=[0, 1])
-
-
-def test_updates_without_a_loss_count_as_steps():
-    loop = Loop(optimizer=adam)
-    loop.go("sbu u sbu")  # the second, a classifier's, say
-    loop.guard.close()
-    assert loop.betas == [1, 3]
-    assert loop.factors == pytest.approx([0.99, 0.97], rel=1e-5)
-
-
-def test_optimizer_that_never_steps_is_mentioned_once(caplog, monkeypatch):
-    monkeypatch.setattr(watches, "_ENDLESS", 50)
-
-    class Wrapper(torch.optim.SGD):
-        """SAM's second_step calls the inner optimizer's step, never its own."""
-
-    loop = Loop(optimizer=lambda parameters: Wrapper(parameters, lr=0.1))
-    pos, neg = energies()
-    loop.sample()
-    with caplog.at_level(logging.WARNING, "ebmguard"):
-        for _ in range(55):
-            loop.guard.loss_fn(pos, neg)
-    (record,) = caplog.records
-    assert "50 losses without a step" in record.getMessage()
+    assert set(calls) == {0, 1}
+    loop.check(factors=[0, 1], losses=sorted(calls), rows=[0, 1])
 
 
 def test_attaching_again_adds_up_and_replaces():
     loop = Loop(optimizer=adam)
-    first = loop.optimizer
-    buffer = torch.zeros(3)
+    first, buffer = loop.optimizer, torch.zeros(3)
     loop.guard.attach(buffer=buffer, step_size=1.0)
     attached = loop.guard.trainer
     assert [attached.optimizer, attached.step_size] == [first, 1.0]
@@ -214,3 +186,271 @@ def test_unpacks_into_loss_and_sampler():
     assert loss_fn.guard is g
     assert repr(g) == "<ebmguard.Guard step=0 alerts=0>"
     assert not any(isinstance(part, torch.nn.Module) for part in (g, loss_fn, sample_q))
+
+
+# -- one judgement -------------------------------------------------------------------------------
+
+LOST: Any = (torch.zeros(6), torch.full((6,), -20.0))  # GradScale 0: no negative is competitive
+
+
+def run(losses: int, steps: int, **options: Any) -> tuple[Guard, Memory]:
+    """A trainer that accumulates the gradients of several losses in each step (two under SAM)."""
+    memory = Memory()
+    training = Training(langevin, beta_star=1.0, sinks=[memory], **options)
+    for _ in range(steps):
+        for _ in range(losses):
+            training.g.sampler(training.f, X)
+            training.g.loss_fn(*(x.clone().requires_grad_() for x in LOST)).backward()
+        training.optimizer.step()
+    return training.g, memory
+
+
+@pytest.mark.parametrize("losses", [1, 4])
+def test_a_rules_patience_counts_steps_whatever_the_losses_in_each(losses):
+    g, memory = run(losses, 40)
+    found = [(alert.rule, alert.level.name, alert.step) for alert in g.alerts]
+    assert found == [("sampler_failing", "WARN", 19)]  # after 20 steps
+    assert memory.steps == list(range(40))
+    assert memory.column("alert_level") == [0.0] * 19 + [1.0] * 21
+    assert g.verdict == Verdict("look", 19, "sampler_failing")
+
+
+def test_an_error_in_the_last_of_a_steps_losses_is_acted_upon_in_it():
+    g = Training(action="raise").g
+    pos, neg = energies()
+    assert g.loss_fn(pos, neg) != 0
+    loss = g.loss_fn(torch.full((6,), torch.nan), neg)
+    assert loss.isnan()
+    assert not torch.autograd.grad(loss, neg)[0].any()  # withheld
+    assert [(alert.rule, alert.step) for alert in g.alerts] == [("nonfinite", 0)]
+
+
+def test_rules_are_the_callers():
+    """A changed threshold, a rule left out, and none at all."""
+    sooner = [replace(x, warn_patience=5) if isinstance(x, FloorRule) else x for x in DEFAULT_RULES]
+    rest = [rule for rule in DEFAULT_RULES if rule.name != "sampler_failing"]
+    alerts = run(1, 12, rules=sooner)[0].alerts
+    assert [alert.step for alert in alerts if alert.rule == "sampler_failing"] == [4]
+    assert "sampler_failing" not in {alert.rule for alert in run(1, 40, rules=rest)[0].alerts}
+    assert run(1, 40, rules=())[0].alerts == []
+    with pytest.raises(ConfigError, match="rule"):
+        guard(None, None, beta_star=1.0, rules=[3])  # type: ignore[list-item]
+
+
+def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(pos: Tensor, neg: Tensor) -> Tensor:
+        if threading.current_thread() is not threading.main_thread():
+            entered.set()
+            assert leave.wait(60)
+        return neg.mean() - pos.mean()
+
+    g = guard(slow, None, beta_star=0.0)
+    g.loss_fn(*energies())
+    found: list[Tensor] = []
+    thread = threading.Thread(target=lambda: found.append(g.loss_fn(*energies())))
+    thread.start()
+    assert entered.wait(60)
+    for call in (g.loss_fn, g.reweight):
+        with pytest.raises(LossError, match="another call of it was under way"):
+            call(*energies())
+    leave.set()
+    thread.join()
+    assert len(found) == 1
+    assert g.step == 1
+    g.loss_fn(*energies())  # and is over
+    assert g.step == 2
+
+
+class Broken(Exception):
+    pass
+
+
+@pytest.mark.parametrize("judge_in_loss", [True, False])
+def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
+    def on_alert(alert: Alert) -> None:
+        raise Broken
+
+    memory, broken = Memory(), 0
+    training = Training(
+        sinks=[memory], judge_in_loss=judge_in_loss, on_alert=on_alert, action="warn"
+    )
+    g = training.g
+    Script({1: Level.WARN, 2: Level.ERROR}).watches(g)
+    for call in [lambda: g.loss_fn(*energies()), training.optimizer.step] * 4 + [g.close] * 3:
+        try:
+            call()
+        except Broken:
+            broken += 1
+    assert broken == 2
+    assert memory.steps == list(range(4))
+    assert memory.column("alert_level") == [0.0, 1.0, 2.0, 0.0]
+    assert [record["step"] for record in memory.alerts] == [1, 2]
+    assert [alert.step for alert in g.alerts] == [1, 2]
+
+
+# -- steps that do not end, and samples that no loss uses ------------------------------------------
+
+POINTS = torch.ones(2, 2, dtype=torch.float64)
+
+
+@pytest.fixture
+def said(caplog):
+    with caplog.at_level(logging.WARNING, "ebmguard"):
+        yield lambda: caplog.messages
+
+
+def make(**options: Any) -> Guard:
+    return guard(None, gradient_at, **({"beta_star": 0.5, "output_scale": 2.0} | options))
+
+
+def test_optimizer_that_never_steps_is_mentioned_once(said, monkeypatch):
+    monkeypatch.setattr(watches, "_ENDLESS", 50)
+
+    class Wrapper(torch.optim.SGD):
+        """SAM's second_step calls the inner optimizer's step, never its own."""
+
+    loop = Loop(optimizer=lambda parameters: Wrapper(parameters, lr=0.1))
+    loop.go("s")
+    for _ in range(55):
+        loop.guard.loss_fn(*energies())
+    (message,) = said()
+    assert "50 losses without a step" in message
+
+
+def train(f):
+    with torch.no_grad():
+        f.height.mul_(0.9)
+
+
+def step_fused(f):
+    """Moves parameters without a new version of them."""
+    f.height.grad = torch.ones_like(f.height)
+    torch.optim.Adam(f.parameters(), lr=0.1, fused=True).step()
+
+
+@pytest.mark.parametrize("train", [train, step_fused])
+def test_sampler_without_its_loss(said, train):
+    g, f = make(), Bowl()
+    for _ in range(50):
+        g.sampler(f, POINTS)
+        train(f)
+    (message,) = said()
+    assert message.startswith("The guarded sampler was called 10 times, but the guarded loss never")
+    assert "g.paused()" in message
+
+
+def in_turn(g: Guard) -> None:
+    networks = Bowl(), Bowl()
+    train(networks[1])
+    for _ in range(50):
+        for f in networks:
+            g.sampler(f, POINTS)
+
+
+def plots_while_paused(g: Guard) -> None:
+    with g.paused():
+        for _ in range(50):
+            g.sampler(Bowl(), POINTS)
+    for _ in range(9):  # long-run chains before the first step, say
+        g.sampler(Bowl(), POINTS)
+    g.loss_fn(*energies())
+    for _ in range(9):
+        g.sampler(Bowl(), POINTS)
+
+
+def an_evaluation(g: Guard) -> None:
+    g.sampler(Bowl(), POINTS)
+    g.loss_fn(*energies())
+    for _ in range(50):
+        g.sampler(Bowl(), POINTS)
+
+
+def no_loss(g: Guard) -> None:
+    for _ in range(50):
+        g.sampler(Bowl(), POINTS)
+
+
+@pytest.mark.parametrize(
+    ("act", "options"),
+    [
+        (in_turn, {}),
+        (plots_while_paused, {}),
+        (an_evaluation, {"beta_star": 0.0}),  # which is not tempered
+        (an_evaluation, {"sampler_scale": 1.0}),
+        (no_loss, {"beta_star": 0.0}),
+    ],
+)
+def test_what_is_left_in_peace(said, act, options):
+    act(make(**options))
+    assert said() == []
+
+
+def one_more(g, f):
+    for _ in range(101):
+        g.sampler(f, POINTS)
+
+
+def without_gradients(g, f):
+    with torch.no_grad():
+        g.sampler(f, POINTS)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "how"),
+    [
+        (one_more, "101 times since the last guarded loss, against 100 before"),
+        (lambda g, f: g.sampler(f.eval(), POINTS), "in evaluation mode"),
+        (without_gradients, "in evaluation mode, without gradients"),
+        (lambda g, f: g.sampler(f, POINTS.repeat(50, 1)), "for 100 samples, against 2 before"),
+        (
+            lambda g, f: g.sampler(f, POINTS, steps=500),
+            "in evaluation mode, without gradients or for other steps",
+        ),
+    ],
+)
+def test_an_evaluation_is_told_from_training(said, evaluate, how):
+    """A step of a discrete sampler is many calls too, but each step has a loss."""
+
+    def sampler(f, x, steps=20):
+        with torch.enable_grad():
+            return gradient_at(f, x)
+
+    f = Bowl()
+    g = guard(None, sampler, beta_star=0.5, output_scale=2.0, sgld_steps=20, steps_argument="steps")
+    for _ in range(3):
+        for _ in range(100):
+            g.sampler(f, POINTS)
+        g.loss_fn(*energies())
+        train(f)
+    assert said() == []
+    for _ in range(2):  # said once
+        evaluate(g, f)
+    (message,) = said()
+    assert message.startswith(f"The guarded sampler was called {how}")
+    assert "sampler.original" in message
+
+
+def test_schedule_that_starts_late(said):
+    f = Bowl()
+    f.height.grad = torch.ones_like(f.height)
+    optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
+    g = make(beta_star=lambda step: 0.5 if step >= 15 else 0.0, optimizer=optimizer)
+    for step in range(20):
+        g.sampler(f, POINTS)
+        assert len(said()) == (step >= 15)
+        optimizer.step()
+
+
+def test_loss_without_its_sampler_is_an_error():
+    g = make()
+    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
+        g.loss_fn(*energies())
+    with g.paused():
+        g.sampler(Bowl(), POINTS)
+        g.loss_fn(*energies())  # evaluation: any energies will do
+    assert g.step == 0
+    assert g.last == {}
+    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
+        g.loss_fn(*energies())
