@@ -35,6 +35,7 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.shortrun import train as shortrun_train
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
+from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy import train as toy_train
@@ -319,6 +320,14 @@ def exact_posterior(model: GaussianBernoulliRBM) -> BernoulliPosterior:
         posterior.weight.copy_(model.weight.T)
         posterior.bias.copy_(model.hidden_bias)
     return posterior
+
+
+def energy_net(factor: float = 1.0, **settings: Any) -> EnergyNet:
+    """Of 8x8 images, the same each time, with a factor on f."""
+    torch.manual_seed(0)
+    net = EnergyNet(**{"in_channels": 1, "image_size": 8, "nf": 4, **settings})
+    net.head.weight.data *= factor
+    return net
 
 
 def published_layers(

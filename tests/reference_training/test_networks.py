@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.networks import WideResNet, evaluation_mode
-from ebmguard.reference_training.shortrun.network import EnergyNet
-from tests.reference_training.parts import published_layers, uniform
+from tests.reference_training.parts import energy_net, published_layers, uniform
 
 aten = torch.ops.aten
+COLOUR = {"in_channels": 3, "image_size": 32}
 
 
 # -- the function ------------------------------------------------------------------------------
@@ -216,16 +216,11 @@ def test_energies_in_bfloat16_are_close_and_in_order(depth):
     assert spearmanr(f, g).statistic > 0.99
 
 
-def network(**settings):
-    torch.manual_seed(0)
-    return EnergyNet(**{"in_channels": 3, "image_size": 32, "nf": 4, **settings})
-
-
 @pytest.mark.parametrize(
     ("activation", "act"), [("leaky_relu", lambda: nn.LeakyReLU(0.2)), ("gelu", nn.GELU)]
 )
 def test_the_published_network_layer_by_layer(activation, act):
-    net = network(activation=activation)
+    net = energy_net(**COLOUR, activation=activation)
     plain = published_layers(4, act, channels=3, halvings=3)
     torch.manual_seed(0)
     same_seed = published_layers(4, act, channels=3, halvings=3)
@@ -254,7 +249,7 @@ def test_the_published_network_layer_by_layer(activation, act):
     ],
 )
 def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, last):
-    net = network(image_size=size, in_channels=channels)
+    net = energy_net(image_size=size, in_channels=channels)
     convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [*widths, 1]
     assert convolutions[-1].kernel_size == (last, last)
@@ -268,7 +263,7 @@ def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, 
 
 
 def test_bfloat16_is_close_to_float32_and_returns_float32():
-    exact, rough = network(nf=16), network(nf=16, autocast=torch.bfloat16)
+    exact, rough = (energy_net(**COLOUR, nf=16, autocast=x) for x in (None, torch.bfloat16))
     x = uniform(24, 3, 32, 32).requires_grad_()
     f, g = exact(x), rough(x)
     assert f.dtype == g.dtype == torch.float32
