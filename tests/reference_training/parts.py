@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard.energies import Variant
 from ebmguard.reference_training.bism import deep_train
@@ -339,6 +341,18 @@ def published_layers(
     for width in (nf * 2**i for i in range(halvings)):
         layers += [nn.Conv2d(width, 2 * width, 4, 2, 1), act()]
     return nn.Sequential(*layers, nn.Conv2d(nf * 2**halvings, 1, 4, 1, 0), nn.Flatten(0))
+
+
+class Calls(TorchDispatchMode):
+    """The arguments of each call of every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.args: dict[Any, list[Any]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.args[func].append(args)
+        return func(*args, **(kwargs or {}))
 
 
 class Function(nn.Module):

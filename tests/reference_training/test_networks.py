@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.networks import WideResNet, evaluation_mode
-from tests.reference_training.parts import energy_net, published_layers, uniform
+from tests.reference_training.parts import Calls, energy_net, published_layers, uniform
 
 aten = torch.ops.aten
 COLOUR = {"in_channels": 3, "image_size": 32}
@@ -155,19 +152,6 @@ def test_another_depth_is_refused(depth):
 # -- autocast ----------------------------------------------------------------------------------
 
 
-class Types(TorchDispatchMode):
-    """Which types each operation has worked on."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: dict[Any, set[torch.dtype]] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        self.seen.setdefault(func, set()).update(x.dtype for x in tensors)
-        return func(*args, **(kwargs or {}))
-
-
 def with_bfloat16(seed=0, **settings):
     """The same network in float32, and with convolutions in bfloat16."""
     torch.manual_seed(seed)
@@ -179,17 +163,16 @@ def with_bfloat16(seed=0, **settings):
 def test_convolutions_in_bfloat16_and_the_rest_in_float32():
     _, net = with_bfloat16(width=1)
     x = torch.randn(3, 1, 8, 8, requires_grad=True)
-    with Types() as types:
+    with Calls() as calls:
         f = net(x)
         (grad,) = torch.autograd.grad(f.sum(), x)
     assert f.dtype == net.features(x).dtype == net.classify(x).dtype == torch.float32
     assert net(x, torch.tensor([0, 1, 2])).dtype == torch.float32
     assert grad.dtype == torch.float32
-    low, full = {torch.bfloat16}, {torch.float32}
-    assert types.seen[aten.convolution.default] == low
-    assert types.seen[aten.convolution_backward.default] == low
-    for operation in (aten.mean.dim, aten.addmm.default, aten.logsumexp.default):
-        assert types.seen[operation] == full
+    low = (aten.convolution.default, aten.convolution_backward.default)
+    for operation in (*low, aten.mean.dim, aten.addmm.default, aten.logsumexp.default):
+        tensors = [x for x in sum(calls.args[operation], ()) if isinstance(x, torch.Tensor)]
+        assert {x.dtype for x in tensors} == {torch.bfloat16 if operation in low else torch.float32}
     net(x).sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
 
