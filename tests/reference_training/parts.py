@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard.energies import Variant
 from ebmguard.reference_training.bism import deep_train
@@ -35,6 +37,7 @@ from ebmguard.reference_training.jem.config import JemConfig
 from ebmguard.reference_training.jem.sampler import make_sampler
 from ebmguard.reference_training.shortrun import train as shortrun_train
 from ebmguard.reference_training.shortrun.config import ShortRunConfig
+from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.trained import TrainedRun
 from ebmguard.reference_training.toy import evaluate
 from ebmguard.reference_training.toy import train as toy_train
@@ -321,6 +324,14 @@ def exact_posterior(model: GaussianBernoulliRBM) -> BernoulliPosterior:
     return posterior
 
 
+def energy_net(factor: float = 1.0, **settings: Any) -> EnergyNet:
+    """Of 8x8 images, the same each time, with a factor on f."""
+    torch.manual_seed(0)
+    net = EnergyNet(**{"in_channels": 1, "image_size": 8, "nf": 4, **settings})
+    net.head.weight.data *= factor
+    return net
+
+
 def published_layers(
     nf: int, act: Callable[[], nn.Module] = nn.GELU, *, channels: int = 1, halvings: int = 1
 ) -> nn.Sequential:
@@ -330,6 +341,18 @@ def published_layers(
     for width in (nf * 2**i for i in range(halvings)):
         layers += [nn.Conv2d(width, 2 * width, 4, 2, 1), act()]
     return nn.Sequential(*layers, nn.Conv2d(nf * 2**halvings, 1, 4, 1, 0), nn.Flatten(0))
+
+
+class Calls(TorchDispatchMode):
+    """The arguments of each call of every operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.args: dict[Any, list[Any]] = defaultdict(list)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.args[func].append(args)
+        return func(*args, **(kwargs or {}))
 
 
 class Function(nn.Module):

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ebmguard import guard
 from ebmguard.reference_training.device import autocast_type, compile_modules, set_precision
@@ -19,6 +18,7 @@ from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
 from tests.parts import TORCH
+from tests.reference_training.parts import Calls
 
 aten = torch.ops.aten
 
@@ -40,20 +40,6 @@ class Masks:
         nodes = [n for n in graph.graph.nodes if n.target is aten.convolution_backward.default]
         self.backwards.append([tuple(n.args[-1]) for n in nodes])
         return make_boxed_func(graph.forward)
-
-
-class Calls(TorchDispatchMode):
-    """The arguments of each call of an operation."""
-
-    def __init__(self, operation):
-        super().__init__()
-        self.args: list[Any] = []
-        self._operation = operation
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is self._operation:
-            self.args.append(args)
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -163,15 +149,15 @@ def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, mask
     twin = deepcopy(net)
     if compiled:
         net.compile(backend=masks.backend)
-    weights = {p.shape for p in net.parameters()}
+    weights, cast = {p.shape for p in net.parameters()}, aten._to_copy.default
     for step in range(2):  # parameters of the second are others
-        with Calls(aten._to_copy.default) as before:
+        with Calls() as before:
             expected = plain(twin, x, noise)
-        with Calls(aten._to_copy.default) as casts:
+        with Calls() as casts:
             found = sampler(net, x, noise)
         assert torch.equal(found, expected), step
-        assert len(weights.intersection(x.shape for x, *_ in before.args)) > 1
-        assert not weights.intersection(x.shape for x, *_ in casts.args)
+        assert len(weights.intersection(x.shape for x, *_ in before.args[cast])) > 1
+        assert not weights.intersection(x.shape for x, *_ in casts.args[cast])
         with torch.no_grad():
             for p in (*net.parameters(), *twin.parameters()):
                 p.mul_(1.2)

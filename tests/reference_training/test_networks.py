@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from scipy.stats import spearmanr
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ebmguard.reference_training.networks import WideResNet, evaluation_mode
-from ebmguard.reference_training.shortrun.network import EnergyNet
-from tests.reference_training.parts import published_layers, uniform
+from tests.reference_training.parts import Calls, energy_net, published_layers, uniform
 
 aten = torch.ops.aten
+COLOUR = {"in_channels": 3, "image_size": 32}
 
 
 # -- the function ------------------------------------------------------------------------------
@@ -155,19 +152,6 @@ def test_another_depth_is_refused(depth):
 # -- autocast ----------------------------------------------------------------------------------
 
 
-class Types(TorchDispatchMode):
-    """Which types each operation has worked on."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen: dict[Any, set[torch.dtype]] = {}
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        self.seen.setdefault(func, set()).update(x.dtype for x in tensors)
-        return func(*args, **(kwargs or {}))
-
-
 def with_bfloat16(seed=0, **settings):
     """The same network in float32, and with convolutions in bfloat16."""
     torch.manual_seed(seed)
@@ -179,17 +163,16 @@ def with_bfloat16(seed=0, **settings):
 def test_convolutions_in_bfloat16_and_the_rest_in_float32():
     _, net = with_bfloat16(width=1)
     x = torch.randn(3, 1, 8, 8, requires_grad=True)
-    with Types() as types:
+    with Calls() as calls:
         f = net(x)
         (grad,) = torch.autograd.grad(f.sum(), x)
     assert f.dtype == net.features(x).dtype == net.classify(x).dtype == torch.float32
     assert net(x, torch.tensor([0, 1, 2])).dtype == torch.float32
     assert grad.dtype == torch.float32
-    low, full = {torch.bfloat16}, {torch.float32}
-    assert types.seen[aten.convolution.default] == low
-    assert types.seen[aten.convolution_backward.default] == low
-    for operation in (aten.mean.dim, aten.addmm.default, aten.logsumexp.default):
-        assert types.seen[operation] == full
+    low = (aten.convolution.default, aten.convolution_backward.default)
+    for operation in (*low, aten.mean.dim, aten.addmm.default, aten.logsumexp.default):
+        tensors = [x for x in sum(calls.args[operation], ()) if isinstance(x, torch.Tensor)]
+        assert {x.dtype for x in tensors} == {torch.bfloat16 if operation in low else torch.float32}
     net(x).sum().backward()
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in net.parameters())
 
@@ -216,16 +199,11 @@ def test_energies_in_bfloat16_are_close_and_in_order(depth):
     assert spearmanr(f, g).statistic > 0.99
 
 
-def network(**settings):
-    torch.manual_seed(0)
-    return EnergyNet(**{"in_channels": 3, "image_size": 32, "nf": 4, **settings})
-
-
 @pytest.mark.parametrize(
     ("activation", "act"), [("leaky_relu", lambda: nn.LeakyReLU(0.2)), ("gelu", nn.GELU)]
 )
 def test_the_published_network_layer_by_layer(activation, act):
-    net = network(activation=activation)
+    net = energy_net(**COLOUR, activation=activation)
     plain = published_layers(4, act, channels=3, halvings=3)
     torch.manual_seed(0)
     same_seed = published_layers(4, act, channels=3, halvings=3)
@@ -254,7 +232,7 @@ def test_the_published_network_layer_by_layer(activation, act):
     ],
 )
 def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, last):
-    net = network(image_size=size, in_channels=channels)
+    net = energy_net(image_size=size, in_channels=channels)
     convolutions = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
     assert [layer.out_channels for layer in convolutions] == [*widths, 1]
     assert convolutions[-1].kernel_size == (last, last)
@@ -268,7 +246,7 @@ def test_other_sizes_are_halved_to_four_pixels_or_fewer(size, channels, widths, 
 
 
 def test_bfloat16_is_close_to_float32_and_returns_float32():
-    exact, rough = network(nf=16), network(nf=16, autocast=torch.bfloat16)
+    exact, rough = (energy_net(**COLOUR, nf=16, autocast=x) for x in (None, torch.bfloat16))
     x = uniform(24, 3, 32, 32).requires_grad_()
     f, g = exact(x), rough(x)
     assert f.dtype == g.dtype == torch.float32

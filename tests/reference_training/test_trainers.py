@@ -75,12 +75,16 @@ KINDS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    small_evaluations(monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name, own in KINDS.items() for kind in own]
 )
-def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path, monkeypatch, name, kind):
+def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path, name, kind):
     """Ctrl-C writes one as it does every so many steps: see test_fourth_task.py."""
-    small_evaluations(monkeypatch)
     trainer, whole, cut = TRAINERS[name], tmp_path / "whole", tmp_path / "cut"
     longer = {"iterations": 12} if name == "shortrun" else {}
     settings = {**longer, **KINDS[name][kind], "checkpoint_every": EVERY[name]}
@@ -95,8 +99,7 @@ def test_a_run_goes_on_from_a_checkpoint_to_the_same_bits(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize("name", TRAINERS)
-def test_the_same_seed_is_the_same_bits_and_another_one_others(tmp_path, monkeypatch, name):
-    small_evaluations(monkeypatch)
+def test_the_same_seed_is_the_same_bits_and_another_one_others(tmp_path, name):
     for run, seed in (("a", 3), ("b", 3), ("c", 4)):
         TRAINERS[name].run(tmp_path / run, seed=seed)
     assert_same_run(tmp_path / "a", tmp_path / "b")
@@ -151,7 +154,6 @@ WORDS = {
 def test_a_command_says_how_its_run_went_also_when_there_is_nothing_left_to_do(
     tmp_path, monkeypatch, capsys, name
 ):
-    small_evaluations(monkeypatch)
     monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
     config = TRAINERS[name].config_for(tmp_path)
     assert main(shlex.split(config.command())[1:]) == 0

@@ -31,12 +31,6 @@ def made(config: JemConfig, **how: Any) -> Trainer:
     return Trainer(config, make_network(config, data), data, **how)
 
 
-@pytest.fixture
-def double():
-    with in_float64():
-        yield
-
-
 def by_hand(config: JemConfig) -> tuple[dict[str, Tensor], Tensor, list[tuple[float, float]]]:
     """Parameters, chains and (cross-entropy, energy gap) after a few steps on the digits."""
     settings, seed, beta = config.settings, config.seed, config.beta_star
@@ -179,7 +173,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("beta_star", [0.0, 2.0])
 @pytest.mark.parametrize("case", CASES)
-def test_steps_are_those_written_by_hand(tmp_path, double, case, beta_star):
+@in_float64()
+def test_steps_are_those_written_by_hand(tmp_path, case, beta_star):
     config = config_for(tmp_path, seed=1, beta_star=beta_star, **CASES[case])
     trainer = made(config)
     network = trainer.network

@@ -33,7 +33,7 @@ from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU, TOY, small_evaluations, trained_folder
 
-COMMANDS = {
+COMMANDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "jem": (jem.run, EvaluateJem, {}),
     "shortrun": (shortrun.run, EvaluateShortRun, {"likelihood": True}),
     "bism": (bism.run, EvaluateBism, {"features": "judge"}),

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-import signal
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -120,28 +118,10 @@ def test_presets_sample_as_the_published_script_number_by_number():
         assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
 
 
-config_for = SHORTRUN.config_for
-
-
-@pytest.fixture(autouse=True)
-def _quiet(monkeypatch):
-    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent())
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-
-
-def words(out, **settings):
-    return shlex.split(config_for(out, **settings).command())[1:]
-
-
 def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatch, capsys):
-    class Stopping(Silent):
-        def step(self, done, state):
-            if done == 2:
-                signal.raise_signal(signal.SIGTERM)
-
-    monkeypatch.setattr(loop, "default_reporter", lambda every: Stopping())
+    monkeypatch.setattr(loop, "default_reporter", lambda every: Silent(interrupt_after=2))
     out = tmp_path / "a run"
-    assert main(words(out)) == 130
+    assert main(shlex.split(SHORTRUN.config_for(out).command())[1:]) == 130
     said = capsys.readouterr().out
     assert said.startswith("stopped; go on with: ebmguard train shortrun --out ")
     assert said.endswith("--resume\n")

@@ -32,17 +32,12 @@ from ebmguard.reference_training.shortrun.flow.invert import (
 )
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
+from tests.reference_training.parts import energy_net
 
 
-def network(
-    activation: str = "gelu", strength: float = 3.0, channels: int = 1, size: int = 8
-) -> EnergyNet:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        net = EnergyNet(in_channels=channels, image_size=size, nf=4, activation=activation).double()
-    with torch.no_grad():
-        net.head.weight.mul_(strength)
-    return net.requires_grad_(False)
+def wide(factor: float = 3.0, **settings: Any) -> EnergyNet:
+    net = energy_net(factor, **{"activation": "gelu", **settings})
+    return net.double().requires_grad_(False)
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
@@ -56,7 +51,7 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize(("channels", "size"), [(1, 6), (2, 5)])
 def test_it_is_that_of_the_whole_map_by_automatic_differentiation(channels, size):
     # With steep energies a few steps change volumes visibly.
-    f, z = network(strength=60, channels=channels, size=size), uniform(3, channels, size, size)
+    f, z = wide(60, in_channels=channels, image_size=size), uniform(3, channels, size, size)
     entries = channels * size**2
 
     def mapped(row: Tensor) -> Tensor:
@@ -186,7 +181,7 @@ def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
 
 
 def test_the_map_is_the_sampler_without_noise_and_its_derivative_known() -> None:
-    f, z = network(), uniform(4, 1, 8, 8)
+    f, z = wide(), uniform(4, 1, 8, 8)
     expected = sgld(f, z, steps=5, step_size=0.7, noise_std=0.0)
     torch.testing.assert_close(flow(f, z, steps=5, step_size=0.7), expected)
     assert torch.autograd.gradcheck(
@@ -195,7 +190,7 @@ def test_the_map_is_the_sampler_without_noise_and_its_derivative_known() -> None
 
 
 def test_graphs_are_kept_only_where_they_are_asked_for() -> None:
-    f, z = network().requires_grad_(), uniform(2, 1, 8, 8)
+    f, z = wide().requires_grad_(), uniform(2, 1, 8, 8)
     # Parameters that require gradients do not make a graph of a sampler's run.
     assert not flow(f, z, steps=2, step_size=1.0).requires_grad
     z.requires_grad_()
@@ -239,7 +234,7 @@ def test_a_quadratic_is_inverted_in_closed_form_in_the_cube_to_the_nearest_side(
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_the_start_of_a_networks_run_is_found_again(inside: bool) -> None:
-    f, z = network(strength=6), uniform(4, 1, 8, 8, seed=2)
+    f, z = wide(6), uniform(4, 1, 8, 8, seed=2)
     x = flow(f, z, steps=5, step_size=1.0)
     assert (x - z).square().mean() > 0.01
     found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
@@ -249,7 +244,7 @@ def test_the_start_of_a_networks_run_is_found_again(inside: bool) -> None:
 
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
 def test_the_gradient_is_that_of_the_whole_graph(activation: str) -> None:
-    f, z, x = network(activation), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
+    f, z, x = wide(activation=activation), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
     residual, gradient = residual_and_gradient(f, z, x, steps=6, step_size=2.0)
     z.requires_grad_()
     expected = flow(f, z, steps=6, step_size=2.0) - x
@@ -271,7 +266,7 @@ def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> N
 
 
 def test_the_course_and_its_stages_also_at_rest() -> None:
-    f, x, z0 = network(), uniform(3, 1, 8, 8, seed=1), uniform(3, 1, 8, 8)
+    f, x, z0 = wide(), uniform(3, 1, 8, 8, seed=1), uniform(3, 1, 8, 8)
     found = invert(f, x, steps=4, step_size=1.0, z0=z0, iterations=12, stages=(0, 2, 12))
     assert found.course.shape == (13, 3)
     assert bool((found.course.diff(dim=0) <= 0).all())

@@ -14,7 +14,6 @@ from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
-from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
@@ -22,6 +21,7 @@ from tests.reference_training.parts import (
     CPU,
     SHORTRUN,
     Quadratic,
+    energy_net,
     rng,
     same,
     saved,
@@ -54,14 +54,6 @@ def captured(monkeypatch):
     return found
 
 
-def network(device=CPU, **settings):
-    torch.manual_seed(0)
-    net = EnergyNet(**{"in_channels": 1, "image_size": 8, "nf": 4, **settings}).to(device)
-    with torch.no_grad():
-        net.head.weight.mul_(30)  # else its gradient is lost beside the noise
-    return net
-
-
 def draws(steps, n=5, seed=5, device=CPU, dtype=torch.float32):
     rng = torch.Generator().manual_seed(seed)
     x0 = torch.rand(n, 1, 8, 8, generator=rng, dtype=dtype) * 2 - 1
@@ -80,7 +72,7 @@ def test_refined_steps_keep_the_diffusions_time_and_output_scale():
 
 
 def test_the_network_is_frozen_within_a_chain_alone_and_starts_are_the_callers():
-    net, (x0, noise) = network(), draws(4)
+    net, (x0, noise) = energy_net(), draws(4)
     before, seen = x0.clone(), []
     net.register_forward_pre_hook(
         lambda module, args: seen.append(any(p.requires_grad for p in module.parameters()))
@@ -102,7 +94,7 @@ def test_chains_of_any_number_of_steps_are_few_graphs(request, kind, lengths, gr
     settings = replace(SETTINGS, most_sgld_steps=max(lengths))
     found = []
     for sampler in (make_sampler(settings, device), partial(chain, SETTINGS)):
-        net = network(device).double()
+        net = energy_net(30).double().to(device)  # else its gradient is lost beside the noise
         g = guard(None, sampler, beta_star=lambda step: 20.0 * step, output_scale=560.0)
         samples = []  # which no later call overwrites
         for step, steps in enumerate(lengths):

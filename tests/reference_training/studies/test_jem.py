@@ -252,8 +252,9 @@ def test_marks_of_seeds_come_once_and_in_the_legends_order(tmp_path):
     def bare(step, *_):
         return {"step": step, "epoch": 0, "test_accuracy": 0.5, "buffer_is": 2.0, **OWN}
 
-    settings = ({"diverged_at": 12}, {"finished": False, "steps": 12}, {"evaluate": bare})
-    folders = [write_run(tmp_path / f"{i}", **SMALL, **own) for i, own in enumerate(settings)]
+    kinds: list[dict[str, Any]] = [{"diverged_at": 12}, {"finished": False, "steps": 12}]
+    kinds.append({"evaluate": bare})
+    folders = [write_run(tmp_path / f"{i}", **SMALL, **own) for i, own in enumerate(kinds)]
     lost, part, other = map(load_run, folders)
     assert over_seeds("accuracy", [lost, part, other, lost]).marks == UNFINISHED + LOST + FINAL
     assert str(over_seeds("fid", [other])) == "no value" + MEASURE

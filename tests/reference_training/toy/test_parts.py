@@ -251,10 +251,8 @@ def test_what_goes_wrong_on_a_mode_of_the_data():
 
 
 DATA = tuple(DISTRIBUTIONS)
-PUBLISHED = ("default", "long", "shifted", "restricted", "degenerate", "proposal")
 BROKEN = ("exploding", "lost", "stuck")
 MIXTURES = ("good+exploding", "good+lost", "good+stuck")
-SETUPS = (*PUBLISHED, *BROKEN, *MIXTURES, "halved", "good+exploding-halved")
 
 
 def differences(name, base):
@@ -279,7 +277,8 @@ def test_the_published_numbers(data, n_pos, n_neg, init_std):
 @pytest.mark.parametrize("data", DATA)
 def test_the_published_changes_and_no_others(data):
     base = SCENARIOS[f"{data}-default"]
-    changes = {setup: differences(f"{data}-{setup}", f"{data}-default") for setup in SETUPS}
+    setups = ("long", "shifted", "restricted", "degenerate")
+    changes = {setup: differences(f"{data}-{setup}", f"{data}-default") for setup in setups}
     assert changes["long"] == {"iterations": 2 * base.iterations}  # Figure 5
     assert changes["restricted"] == {"n_neg": 3, "sgld_steps": 3}  # Figures 10 and 11
     assert changes["degenerate"] == {"n_neg": 1, "sgld_steps": 0}  # Figures 8 and 9
