@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..sampling import JOINED
 
 __all__ = [
-    *("SCOPES", "Place", "Source", "Stack"),
+    *("SCOPES", "Place", "Replay", "Source", "Stack"),
     *("replay", "run", "shown", "source_of", "stack"),
 ]
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)

@@ -196,7 +196,8 @@ class Trace(TorchFunctionMode):
         if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
         met = [*loss.meetings()]
-        if any([self._meet(loss, edge, is_first=True) for edge in met]):
+        is_sided = [self._meet(loss, edge, is_first=True) for edge in met]
+        if any(is_sided):
             return
         for edge in met:  # Squares may have met first: what has a slope is added to them later.
             while len(users := {user for user, *_ in loss.users(edge)}) == 1:
