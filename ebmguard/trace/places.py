@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
-from itertools import chain
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .chains import Names, Sampler
-from .script import SCOPES, Place, Source
+from .script import Place, Source
 
 __all__ = ["Where", "binds", "where"]
 
@@ -69,52 +68,46 @@ def _in_init(sampler: Sampler, entry: Place, trainer: Names, owner: Any) -> Wher
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
     """Return the line before the loops of the function that made the sampler."""
-    calls = sampler.calls[sampler.calls.index(entry) :]
+    calls, known = sampler.calls[sampler.calls.index(entry) :], sampler.callees.get(entry, {})
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
-    scopes = [x.source.scope(x.node or x.statement) for x in calls]
-    for at, (place, inner) in enumerate(zip(calls, scopes, strict=True)):
-        source, root = place.source, _root(base)
-        around = [inner, *(x for x in source.around(inner) if isinstance(x, SCOPES))]
-        scope = next((x for x in around if root in _bound(source, x)), source.tree)
-        bound = _bound(source, scope)
-        made = bound.get(root) or bound.get("*")
-        if "." in base or made is not scope:
-            scope = inner if "." in base else scope
+    for place, caller in pairwise((*calls, None)):
+        code, source = place.code, place.source
+        if base not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             break
-        caller = calls[at + 1] if at + 1 < len(calls) else place
-        known, call = sampler.callees.get(entry, {}), caller.node
+        # It is an argument, and the caller has another name for it.
+        names = [*known.get(caller.code, ()), *known.get(caller.source.file, ())] if caller else []
+        call: Any = caller and caller.node
         given = [*getattr(call, "args", ()), *(x.value for x in getattr(call, "keywords", ()))]
-        names = (*known.get(caller.code, ()), *known.get(caller.source.file, ()))
         base = next((x for x in names if x in map(ast.unparse, given)), "")
-        if not base or caller is place:
+        if not base:
             return None
-    is_file = scope is source.tree
-    frame = next((x for x, of in [*zip(calls, scopes, strict=True)][at:] if of is scope), None)
-    if made is None or loss.source is not source or (frame is None and not is_file):
+    root, outer = _root(base), calls[calls.index(place) :]
+    is_own = root != base or root in (*code.co_varnames, *code.co_cellvars)
+    is_free = not is_own and root in code.co_freevars
+    makers = [x for x in outer if (root in x.code.co_cellvars if is_free else x.is_file)]
+    frame = place if is_own else next((x for x in makers if x.source is source), None)
+    if loss.source is not source or (is_free and frame is None):
         return None
-    anchor = made
-    if frame is not None:
+    if frame is None:
+        body = source.tree.body
+        made = [at for at, node in enumerate(body, 1) if {root, "*"} & _bound(node)]
+        if not made:
+            return None
+        anchor, later = body[made[-1] - 1], body[made[-1] :]
+    else:
         loops = [x for x in frame.loops if isinstance(x, ast.stmt)]
         anchor = loops[-1] if loops else frame.statement
-        outer = calls[calls.index(frame) + 1 :]
-        again = () if is_file else (x.loops or _is_again(x) for x in outer)
-        is_inside = root in chain(*map(binds, ast.walk(anchor)))
-        if any(again) or made.lineno >= anchor.lineno or is_inside:
+        again = [x for x in calls[calls.index(frame) + 1 :] if x.loops or _is_again(x)]
+        if again or root in _bound(anchor):
             return None
-    line = anchor.lineno + (frame is None)
-    is_near = scope in source.around(loss.statement)
-    key: Any = source.file if is_file or frame is None else frame.code
-    text = "" if is_file else source.segment(scope)
-
-    def known_there(names: Iterable[str]) -> list[str]:
-        pairs = [(x, bound.get(_root(x))) for x in names]
-        there = [x for x, by in pairs if (by.lineno < line if by is not None else not is_file)]
-        return [x for x in there if not (x.startswith("self.") and f"{x} =" in text)]
-
-    models, optimizers = (known_there(names.get(key, [])) for names in (sampler.names, trainer))
-    parts = base + suffix, models, optimizers
-    return Where(source, anchor, frame is None, *parts, is_global=not is_near)
+        later = [anchor]
+    unknown = set[str]().union(*map(_bound, later))
+    key: Any = source.file if frame is None or frame.is_file else frame.code
+    named = sampler.names.get(key, []), trainer.get(key, [])
+    parts = [[x for x in names if not {x, _root(x)} & unknown] for names in named]
+    is_global = source.scope(anchor) not in source.around(loss.statement)
+    return Where(source, anchor, frame is None, base + suffix, *parts, is_global=is_global)
 
 
 def _root(text: str) -> str:
@@ -134,26 +127,17 @@ def _is_again(place: Place) -> bool:
     return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 
-def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
-    """Return the names that a scope binds, with their last statement, or the scope."""
-    bindings: dict[str, Any] = {}
-    for node in ast.walk(scope):
-        around = [node, *source.around(node)]
-        owners = (parent for parent in around[1:] if isinstance(parent, (ast.ClassDef, *SCOPES)))
-        by: Any = next(x for x in around if x is scope or isinstance(x, ast.stmt))
-        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
-        is_own = node is not scope and not is_header and next(owners) is scope
-        for name in binds(node) if is_own else ():
-            bindings[name] = max(by, bindings.get(name, by), key=lambda statement: statement.lineno)
-    return bindings
+def _bound(node: ast.AST) -> set[str]:
+    """Return the names that a statement binds, but for those of functions and classes in it."""
+    is_scope = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    inner = () if is_scope else ast.iter_child_nodes(node)
+    return {*binds(node)}.union(*map(_bound, inner))
 
 
 def binds(node: ast.AST) -> list[str]:
-    """Return the names that a node binds."""
-    if isinstance(node, ast.Name):
-        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    """Return the names and attributes that a node binds."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return [ast.unparse(node)] if isinstance(node.ctx, ast.Store) else []
     if isinstance(node, ast.alias):
         return [(node.asname or node.name).partition(".")[0]]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    return [node.arg] if isinstance(node, ast.arg) else []
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []

@@ -140,6 +140,11 @@ class Place:
         """The loops of its function around it, from the inside out."""
         return self.source.loops(self.node or self.statement)
 
+    @property
+    def is_file(self) -> bool:
+        """True where it is in no function."""
+        return self.code.co_name == "<module>"
+
     def __str__(self) -> str:
         return f"{shown(self.code.co_filename)}:{self.line}"
 
