@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from .chains import Names, Sampler
 from .graph import SURE
@@ -270,12 +269,15 @@ def _losses(
     is_plain = difference.is_whole and not difference.effect.bends
     if node is not None and is_plain and abs(abs(factor) - 1) < SURE > abs(factor + other):
         for above in source.around(node):
-            if isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.USub):
-                node, factor = above, -factor
-            elif _is_mean(above, node):
-                node = above  # type: ignore[assignment]
-            elif not isinstance(above, ast.Attribute) or above.attr != "mean":
-                break
+            match above:
+                case ast.UnaryOp(op=ast.USub()):
+                    node, factor = above, -factor
+                case ast.Call(func=ast.Attribute(attr="mean")):
+                    node = above
+                case ast.Attribute(attr="mean"):  # of a call
+                    pass
+                case _:
+                    break
         minus = "-" if (factor < 0) != is_energy else ""
         yield [*named, _spliced(source, node, f"{minus}{loss}({pos}, {neg})")]
     is_named = not named and all(word.isidentifier() for word in words)
@@ -298,10 +300,3 @@ def _reweighted(source: Source, place: Place, sides: list[Side], loss: str) -> I
         uses = [(use, name) for side, name in zip(sides, new, strict=True) for use in side.uses]
         splices = [_spliced(source, *use) for use in uses if is_new]
         yield [_beside(source, max(made, key=lambda e: e.lineno), text), *splices]
-
-
-def _is_mean(above: Any, node: ast.expr) -> bool:
-    """Tell whether a call is the mean of the expression: (x).mean() or torch.mean(x)."""
-    func: Any = getattr(above, "func", None)
-    is_mean = isinstance(func, ast.Attribute) and func.attr == "mean"
-    return is_mean and node in (func.value, *above.args[:1])

@@ -58,10 +58,9 @@ class Source:
         self.file, self.text = file, Path(file).read_text()
         self.tree = ast.parse(self.text)
         self.nodes = [*ast.walk(self.tree)]  # from the outside in
-        expressions = [x for x in self.nodes[::-1] if isinstance(x, ast.expr)]
-        self.expressions = dict[Any, ast.expr](
-            zip(map(_ends, expressions), expressions, strict=True)
-        )
+        self.expressions: Mapping[Any, ast.expr] = {
+            _ends(x): x for x in self.nodes[::-1] if isinstance(x, ast.expr)
+        }
         self._parents = {x: above for above in self.nodes for x in ast.iter_child_nodes(above)}
 
     def around(self, node: ast.AST) -> list[ast.AST]:
