@@ -96,7 +96,7 @@ class Sampler:
         if len({made.energy for made in outputs.values()}) == len(outputs) > 0:
             self.driven, count = driven, len(next(iter(outputs.values())).value)
             # An output itself before what is made of it, and that next to the root first.
-            for edge in sorted([*driven.values][::-1], key=lambda edge: edge not in outputs):
+            for edge in dict.fromkeys((*outputs, *reversed(driven.values))):
                 value = driven.values[edge]
                 if value.ndim and len(value) == count:
                     weight = driven.effect(edge).weight

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ..errors import ConfigError
 from .chains import Sampler
 from .config import TraceConfig
 from .graph import DATA
 from .lines import Plan, by_hand, plans
+from .reading import Difference
 from .refusals import REFUSALS, Refused
-from .script import replay, shown, source_of
+from .script import Replay, replay, shown, source_of
 from .tracer import Guarded, Trace, trace_script
 
 __all__ = ["trace"]
@@ -38,8 +41,7 @@ def trace(config: TraceConfig) -> int:
         ) from None
     print("\n".join(_text(seen)))
     try:
-        candidates = plans(seen)
-        return _prove(config, seen, candidates)
+        return _prove(config, seen, plans(seen))
     except (OSError, SyntaxError) as unreadable:
         refused = Refused("not evaluated", error=unreadable, guard=by_hand(seen.samplers[0]))
     except Refused as unclear:
@@ -49,19 +51,23 @@ def trace(config: TraceConfig) -> int:
 
 
 def _prove(config: TraceConfig, seen: Trace, candidates: list[Plan]) -> int:
+    again = functools.partial(replay, config.script, config.arguments, seen.steps)
     refusals = list[Refused]()
     for plan in candidates:
-        outcome = _outcome(config, seen, plan)
-        if isinstance(outcome, str):
-            print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {outcome}")
-            print(f"attached: {', '.join(plan.parts) or 'nothing'}{_missing(plan)}")
-            return 0
-        refusals.append(outcome)
-        if outcome.why in ("warned", "softmax"):  # Other lines would only hide it.
-            refusals, candidates = [outcome], [plan]
-            break
+        try:
+            proof = _proof(again, seen, plan)
+        except Refused as refused:
+            refusals.append(refused)
+            if refused.why in ("warned", "softmax"):  # Other lines would only hide it.
+                refusals, candidates = [refused], [plan]
+                break
+            continue
+        print("\nto guard it:\n" + "\n".join(_diff(plan)) + f"\n\nproven: {proof}")
+        is_whole = any(word.startswith("optimizer=") for word in plan.parts)
+        print(f"attached: {', '.join(plan.parts) or 'nothing'}{'' if is_whole else _LACKS}")
+        return 0
     print("\nnot proven; the lines would be:\n" + "\n".join(_diff(candidates[0])))
-    first, plain = refusals[0], replay(config.script, config.arguments, seen.steps, {})
+    first, plain = refusals[0], again({})
     if plain.state != seen.state:
         stopped = f"stopped: {plain.error}" if plain.error else "differs as well"
         first = Refused("not repeatable", error=stopped)
@@ -69,39 +75,30 @@ def _prove(config: TraceConfig, seen: Trace, candidates: list[Plan]) -> int:
     return 1
 
 
-def _missing(plan: Plan) -> str:
-    """Say what the guard leaves out where it has no optimizer."""
-    if any(word.startswith("optimizer=") for word in plan.parts):
-        return ""
-    is_inline = any("guard(None, None, " in text for *_, text in plan.edits)
-    return (
-        "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot "
-        f"roll back: call {'g' if is_inline else 'loss_fn.guard'}.attach(model=..., optimizer=...)"
-    )
-
-
 _ACTS = 0.05  # a β* that is under nearly every output scale
+_LACKS = (
+    "; without optimizer= it watches no gradients, skips no step with NaN in them, and cannot roll "
+    "back: call the guard's attach(model=..., optimizer=...)"
+)
 
 
-def _outcome(config: TraceConfig, seen: Trace, plan: Plan) -> Refused | str:
-    """Run a plan. Return the proof in words, or the refusal."""
-    guarded = config.script, config.arguments, seen.steps, plan.texts()
-    done = replay(*guarded, beta_star=0.0, substeps=1)
-    facts = {"guards": done.guards, "calls": done.sampler_calls, "losses": done.losses}
+def _proof(again: Callable[..., Replay], seen: Trace, plan: Plan) -> str:
+    """Run a plan. Return the proof in words; Refused where there is none."""
+    texts = plan.texts()
+    done = again(texts, beta_star=0.0, substeps=1)
     if done.error or not done.state:
-        return Refused("guarded run", error=done.error or "it ended before as long")
+        raise Refused("guarded run", error=done.error or "it ended before as long")
     if done.guards != 1 or not done.losses:
-        return Refused("guards", **facts)
+        raise Refused("guards", **done._asdict())
     if done.state != seen.state and plan.softmax is None:
-        return Refused("differs")
-    acting = replay(*guarded, beta_star=_ACTS)
+        raise Refused("differs")
+    acting = again(texts, beta_star=_ACTS)
     if acting.error:
-        return Refused("guarded run", error=acting.error)
-    warnings = done.warnings + acting.warnings
-    if warnings:
-        return Refused("warned", error=warnings[0])
+        raise Refused("guarded run", error=acting.error)
+    for warning in done.warnings + acting.warnings:
+        raise Refused("warned", error=warning)
     if plan.softmax is not None:
-        return Refused("softmax", place=plan.softmax.place)
+        raise Refused("softmax", place=plan.softmax)
     why = " No output scale is known: a beta_star of yours acts through the weights alone."
     return (
         f"with these lines at beta_star=0 it ran again for {seen.steps} optimizer steps; "
@@ -117,42 +114,17 @@ def _text(seen: Trace) -> Iterator[str]:
     yield f"traced {seen.steps} optimizer steps ({kinds}) in {seen.seconds:.1f} s"
     if seen.error:
         yield f"  the script stopped: {seen.error}"
-    for sampler in seen.samplers:
-        yield from _sampler(sampler)
     if not seen.samplers:
         yield f"no sampler: {REFUSALS['no sampler'][0]}"
-    given = {sampler.name: sampler.arguments for sampler in seen.samplers}
+    for sampler in seen.samplers:
+        yield from _of_sampler(sampler)
     for difference in seen.differences:
-        yield f"\nloss at {difference.place} ({difference.times} times): {difference.place.text}"
-        for label in difference.labels:
-            of = "data" if label == DATA else f"samples of `{label}`"
-            if (side := difference.sides.get(label)) is None:
-                yield f"  {of}: no expression found"
-                continue
-            pull, text = difference.pull(label), side.name
-            way = "raises" if pull < 0 else "lowers" if pull > 0 else "has no slope for"
-            if not text and side.node is not None:
-                text = difference.place.source.segment(side.node)
-            what = f"`{side.turned(text)}` " if text else ""
-            what += str(tuple(side.value.shape))
-            yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
-            more = given.get(label, side.arguments) - side.arguments
-            if more > 0:
-                yield f"    the sampler gives it {more} more than the loss, such as a class:"
-                yield "    it draws from another density"
-            if side.bends:
-                yield f"    not affine in these, and left as it is: {side.bends}"
-        met = {known.place.line for known in seen.differences}
-        if others := sorted(difference.elsewhere - met):
-            yield f"  the same expression stands in line {', '.join(map(str, others))}, in branches"
-            yield "  that did not run or in no loss: it is not guarded by the lines below"
-        if difference.effect.bends:
-            yield "  the loss is not affine in this difference: what is around it stays as it is"
+        yield from _of_loss(seen, difference)
     if seen.samplers and not seen.differences:
         yield "no difference of energies of samples and of data in what backward() was called on"
 
 
-def _sampler(sampler: Sampler) -> Iterator[str]:
+def _of_sampler(sampler: Sampler) -> Iterator[str]:
     steps = " to ".join(map(str, sorted({min(sampler.lengths), max(sampler.lengths)})))
     calls = f"{len(sampler.lengths)} calls of {steps} gradients"
     yield f"\nsampler `{sampler.name}` ({sampler.loop}), {calls}"
@@ -170,6 +142,31 @@ def _sampler(sampler: Sampler) -> Iterator[str]:
     yield f"  {sampler.measured}"
     if "discrete" in sampler.measured.verdict:
         yield "  where its moves are right for exp(f), as those of Gibbs, output_scale=1"
+
+
+def _of_loss(seen: Trace, difference: Difference) -> Iterator[str]:
+    place, given = difference.place, {sampler.name: sampler.arguments for sampler in seen.samplers}
+    yield f"\nloss at {place} ({difference.times} times): {place.text}"
+    for label in difference.labels:
+        of = "data" if label == DATA else f"samples of `{label}`"
+        if (side := difference.sides.get(label)) is None:
+            yield f"  {of}: no expression found"
+            continue
+        pull, text = difference.pull(label), side.name or (side.node and ast.unparse(side.node))
+        way = "raises" if pull < 0 else "lowers" if pull > 0 else "has no slope for"
+        what = f"`{side.turned(text)}` {(*side.value.shape,)}" if text else "no expression found"
+        yield f"  {of}: {what}; the loss {way} the output there ({pull:+.4g})"
+        if (more := given.get(label, 0) - side.arguments) > 0:
+            yield f"    the sampler gives it {more} more than the loss, such as a class:"
+            yield "    it draws from another density"
+        if side.bends:
+            yield f"    not affine in these, and left as it is: {side.bends}"
+    met = {known.place.line for known in seen.differences}
+    if others := sorted(difference.elsewhere - met):
+        yield f"  the same expression stands in line {', '.join(map(str, others))}, in branches"
+        yield "  that did not run or in no loss: it is not guarded by the lines below"
+    if difference.effect.bends:
+        yield "  the loss is not affine in this difference: what is around it stays as it is"
 
 
 def _diff(plan: Plan) -> Iterator[str]:

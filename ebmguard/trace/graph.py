@@ -95,7 +95,7 @@ class Operation:
             inner = itertools.zip_longest(argument, getattr(node, "elts", ())) if is_list else ()
             yield from inner or [(argument, node)]
 
-    def mark(self, result: Any, stack: Stack = Stack()) -> None:
+    def mark(self, result: Any, stack: Stack) -> None:
         """Write on the nodes of a result what has made it, at the first of these places."""
         values = stack.frames[0].f_locals if stack.frames else {}
         behind = {edge for need in self.needs for edge in _behind(need)}

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
-from itertools import chain
-from types import CodeType
+import re
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .chains import Names, Sampler
-from .script import SCOPES, Place, Source
+from .script import Place, Source
 
-__all__ = ["Where", "after", "binds", "where"]
+__all__ = ["Where", "binds", "where"]
 
 
 class Where(NamedTuple):
-    """A line, and the names of the trainer's parts there."""
+    """A line below or above a statement, and the names of the trainer's parts there."""
 
     source: Source
-    line: int
-    indent: int
+    statement: ast.stmt
+    is_below: bool
     sampler: str
     models: list[str]
     optimizers: list[str]
@@ -32,97 +31,88 @@ def where(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where 
 
     None where no place runs once.
     """
-    base, call = entry.base, entry.node
+    base, call, source = entry.base, entry.node, entry.source
     if base is None or not isinstance(call, ast.Call):
         return None
-    source, local = entry.source, entry.code.co_varnames + entry.code.co_freevars
+    code, around = entry.code, source.around(loss.statement)
     owner = next((x for x in source.around(call) if isinstance(x, ast.ClassDef)), None)
-    has_energy = any(x.startswith("self.") for x in sampler.names.get(entry.code, []))
-    is_moved = base is call.func and base.id not in (*local, *entry.code.co_cellvars) and has_energy
-    if base.id == "self" or (is_moved and owner in source.around(loss.statement)):
-        return _in_init(sampler, entry, loss, trainer, owner)
+    has_energy = any(x.startswith("self.") for x in sampler.names.get(code, []))
+    is_local = base.id in (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
+    is_moved = base is call.func and not is_local and has_energy
+    if base.id == "self" or (is_moved and owner in around):
+        return _in_init(sampler, entry, trainer, owner) if owner in around else None
     return _outside(sampler, entry, loss, trainer)
 
 
-def _in_init(
-    sampler: Sampler, entry: Place, loss: Place, trainer: Names, owner: Any
-) -> Where | None:
+def _in_init(sampler: Sampler, entry: Place, trainer: Names, owner: Any) -> Where | None:
     """Return the end of ``__init__``, or the line before the call's loops."""
-    source, call = entry.source, entry.node
-    body = owner.body if owner in source.around(loss.statement) else []
-    init = next((node for node in body if "__init__" in binds(node)), None)
+    source = entry.source
+    init = next((node for node in owner.body if "__init__" in binds(node)), None)
     files = {place.source for place in sampler.calls}
     is_made = (s.loops(x) for s in files for x in s.nodes if _calls(x, owner))
-    if call is None or init is None or any(is_made):
+    if init is None or any(is_made):
         return None
-    text = source.segment(init)
+    text, statement, loops = source.segment(init), init.body[-1], entry.loops
     models = [x for x in sampler.names.get(entry.code, []) if x.startswith("self.")]
-    line, indent = after(init.body[-1])
-    if (loops := entry.loops) and models and f"{models[0]} =" not in text:
-        ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
-        outer = sampler.calls[sampler.calls.index(entry) + 1 : next(ends, None)]
-        if any(place.loops for place in outer):
+    is_below = not loops or not models or f"{models[0]} =" in text
+    if not is_below:
+        if any(place.loops for place in sampler.calls[sampler.calls.index(entry) + 1 :]):
             return None
-        line, indent = loops[-1].lineno, loops[-1].col_offset
-    lines = range(owner.lineno, owner.end_lineno + 1)
-    codes = [x for x in trainer if isinstance(x, CodeType) and x.co_filename == source.file]
-    here = chain(*(trainer[code] for code in codes if code.co_firstlineno in lines))
-    optimizers = [x for x in here if x.startswith("self.") and f"{x} =" in text]
-    name = source.segment(call.func)  # type: ignore[attr-defined]
-    is_moved = not name.startswith("self.")
-    return Where(source, line, indent, name, models, optimizers, is_moved=is_moved)
+        statement = loops[-1]
+    mine = [x for x in trainer if f"{owner.name}." in getattr(x, "co_qualname", "")]
+    optimizers = [x for code in mine for x in trainer[code] if f"{x} =" in text]
+    name = source.segment(entry.node.func)  # type: ignore[union-attr]
+    parts = name, models, optimizers
+    return Where(source, statement, is_below, *parts, is_moved=not name.startswith("self."))
 
 
 def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Where | None:
     """Return the line before the loops of the function that made the sampler."""
-    ends = (at for at, x in enumerate(sampler.calls, 1) if x.code.co_name == "<module>")
-    calls = sampler.calls[sampler.calls.index(entry) : next(ends, None)]
+    calls, known = sampler.calls[sampler.calls.index(entry) :], sampler.callees.get(entry, {})
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
-    scopes = [x.source.scope(x.node or x.statement) for x in calls]
-    for at, (place, inner) in enumerate(zip(calls, scopes, strict=True)):
-        source, root = place.source, base.partition(".")[0]
-        around = [inner, *(x for x in source.around(inner) if isinstance(x, SCOPES))]
-        scope = next((x for x in around if root in _bound(source, x)), source.tree)
-        bound = _bound(source, scope)
-        made = bound.get(root) or bound.get("*")
-        if "." in base or made is not scope:
-            scope = inner if "." in base else scope
+    for place, caller in pairwise((*calls, None)):
+        code, source = place.code, place.source
+        if base not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             break
-        caller = calls[at + 1] if at + 1 < len(calls) else place
-        known, call = sampler.callees.get(entry, {}), caller.node
+        # It is an argument, and the caller has another name for it.
+        names = [*known.get(caller.code, ()), *known.get(caller.source.file, ())] if caller else []
+        call: Any = caller and caller.node
         given = [*getattr(call, "args", ()), *(x.value for x in getattr(call, "keywords", ()))]
-        names = (*known.get(caller.code, ()), *known.get(caller.source.file, ()))
         base = next((x for x in names if x in map(ast.unparse, given)), "")
-        if not base or caller is place:
+        if not base:
             return None
-    is_file = scope is source.tree
-    frame = next((x for x, of in [*zip(calls, scopes, strict=True)][at:] if of is scope), None)
-    if made is None or (frame is None and not is_file):
+    root, outer = _root(base), calls[calls.index(place) :]
+    is_own = root != base or root in (*code.co_varnames, *code.co_cellvars)
+    is_free = not is_own and root in code.co_freevars
+    makers = [x for x in outer if (root in x.code.co_cellvars if is_free else x.is_file)]
+    frame = place if is_own else next((x for x in makers if x.source is source), None)
+    if loss.source is not source or (is_free and frame is None):
         return None
     if frame is None:
-        line, indent = after(made)
+        body = source.tree.body
+        made = [at for at, node in enumerate(body, 1) if {root, "*"} & _bound(node)]
+        if not made:
+            return None
+        anchor, later = body[made[-1] - 1], body[made[-1] :]
     else:
         loops = [x for x in frame.loops if isinstance(x, ast.stmt)]
         anchor = loops[-1] if loops else frame.statement
-        line, indent = anchor.lineno, anchor.col_offset
-        outer = calls[calls.index(frame) + 1 :]
-        again = () if is_file else (x.loops or _is_again(x) for x in outer)
-        if any(again) or made.lineno >= line or root in chain(*map(binds, ast.walk(anchor))):
+        again = [x for x in calls[calls.index(frame) + 1 :] if x.loops or _is_again(x)]
+        if again or root in _bound(anchor):
             return None
-    is_near = scope in source.around(loss.statement)
-    if loss.source is not source:
-        return None
-    key: Any = source.file if is_file or frame is None else frame.code
-    text = "" if is_file else source.segment(scope)
+        later = [anchor]
+    unknown = set[str]().union(*map(_bound, later))
+    key: Any = source.file if frame is None or frame.is_file else frame.code
+    named = sampler.names.get(key, []), trainer.get(key, [])
+    parts = [[x for x in names if not {x, _root(x)} & unknown] for names in named]
+    is_global = source.scope(anchor) not in source.around(loss.statement)
+    return Where(source, anchor, frame is None, base + suffix, *parts, is_global=is_global)
 
-    def known_there(names: Iterable[str]) -> list[str]:
-        pairs = [(x, bound.get(x.partition(".")[0])) for x in names]
-        there = [x for x, by in pairs if (by.lineno < line if by is not None else not is_file)]
-        return [x for x in there if not (x.startswith("self.") and f"{x} =" in text)]
 
-    models, optimizers = (known_there(names.get(key, [])) for names in (sampler.names, trainer))
-    return Where(source, line, indent, base + suffix, models, optimizers, is_global=not is_near)
+def _root(text: str) -> str:
+    """Return the name that an expression begins with."""
+    return re.split(r"\W", text)[0]
 
 
 def _calls(node: ast.AST, owner: Any) -> bool:
@@ -137,31 +127,17 @@ def _is_again(place: Place) -> bool:
     return sum(ast.unparse(call.func) == name for call in calls) > 1
 
 
-def _bound(source: Source, scope: ast.AST) -> dict[str, Any]:
-    """Return the names that a scope binds, with their last statement, or the scope."""
-    bindings: dict[str, Any] = {}
-    for node in ast.walk(scope):
-        around = [node, *source.around(node)]
-        owners = (parent for parent in around[1:] if isinstance(parent, (ast.ClassDef, *SCOPES)))
-        by: Any = next(x for x in around if x is scope or isinstance(x, ast.stmt))
-        is_header = hasattr(by, "body") and by not in (node, scope)  # such as that of a loop
-        is_own = node is not scope and not is_header and next(owners) is scope
-        for name in binds(node) if is_own else ():
-            bindings[name] = max(by, bindings.get(name, by), key=lambda statement: statement.lineno)
-    return bindings
+def _bound(node: ast.AST) -> set[str]:
+    """Return the names that a statement binds, but for those of functions and classes in it."""
+    is_scope = isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+    inner = () if is_scope else ast.iter_child_nodes(node)
+    return {*binds(node)}.union(*map(_bound, inner))
 
 
 def binds(node: ast.AST) -> list[str]:
-    """Return the names that a node binds."""
-    if isinstance(node, ast.Name):
-        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    """Return the names and attributes that a node binds."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        return [ast.unparse(node)] if isinstance(node.ctx, ast.Store) else []
     if isinstance(node, ast.alias):
         return [(node.asname or node.name).partition(".")[0]]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    return [node.arg] if isinstance(node, ast.arg) else []
-
-
-def after(statement: ast.stmt) -> tuple[int, int]:
-    """Return the line below a statement, and its indent."""
-    return (statement.end_lineno or statement.lineno) + 1, statement.col_offset
+    return [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else []

@@ -164,7 +164,7 @@ class Difference:
         self.is_unpaired = is_varied and len(outputs[0].inputs) > 1 and neg.rows is None
 
     def _softmax(self, pos: Side, neg: Side) -> int:
-        """1 where it is InfoNCE of energies that are high on data; -1 of their negatives, or its."""
+        """1 or -1 where it is InfoNCE: the sign of its slope in the samples' energies. Else 0."""
         root = self.experiment.root
 
         def is_that(sign: int, high: int, amplitude: float) -> bool:

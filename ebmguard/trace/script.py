@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ..sampling import JOINED
 
 __all__ = [
-    *("SCOPES", "Place", "Source", "Stack"),
+    *("SCOPES", "Place", "Replay", "Source", "Stack"),
     *("replay", "run", "shown", "source_of", "stack"),
 ]
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)
@@ -58,10 +58,9 @@ class Source:
         self.file, self.text = file, Path(file).read_text()
         self.tree = ast.parse(self.text)
         self.nodes = [*ast.walk(self.tree)]  # from the outside in
-        expressions = [x for x in self.nodes[::-1] if isinstance(x, ast.expr)]
-        self.expressions = dict[Any, ast.expr](
-            zip(map(_ends, expressions), expressions, strict=True)
-        )
+        self.expressions: Mapping[Any, ast.expr] = {
+            _ends(x): x for x in self.nodes[::-1] if isinstance(x, ast.expr)
+        }
         self._parents = {x: above for above in self.nodes for x in ast.iter_child_nodes(above)}
 
     def around(self, node: ast.AST) -> list[ast.AST]:
@@ -139,6 +138,11 @@ class Place:
     def loops(self) -> list[Any]:
         """The loops of its function around it, from the inside out."""
         return self.source.loops(self.node or self.statement)
+
+    @property
+    def is_file(self) -> bool:
+        """True where it is in no function."""
+        return self.code.co_name == "<module>"
 
     def __str__(self) -> str:
         return f"{shown(self.code.co_filename)}:{self.line}"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
+import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +33,22 @@ class Guarded(BaseException):
     """The script makes a guard, at this place: it would write into the folder of a real run."""
 
 
+def _guarded(*_: Any, **__: Any) -> None:
+    places = stack().places
+    raise Guarded(places[0] if places else "a place of its libraries")
+
+
 def trace_script(script: Path, arguments: Sequence[str], steps: int) -> Trace:
     """Run a script until ``steps`` steps had a difference in their loss; ``Guarded`` at a guard."""
     trace, began = Trace(steps), time.perf_counter()
-    with trace.watching():
+    watched = functools.partial(trace.before_backward, torch.autograd.backward)
+    with (
+        mock.patch("ebmguard.guard", _guarded),
+        mock.patch("ebmguard.retrofit.guard", _guarded),
+        mock.patch("torch.autograd.backward", watched),
+        trace.recording,
+        trace,
+    ):
         trace.state, trace.error = run(script, arguments, trace.end_step)
     trace.seconds = time.perf_counter() - began
     trace.chains.end()
@@ -58,8 +71,8 @@ class Trace(TorchFunctionMode):
         self.steps, self.seconds = 0, 0.0  # steps of these
         self.state = self.error = ""  # hash of parameters and random states; what ended the script
         self.unread = ""  # why something could not be evaluated again
-        self._recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
-        self.chains = Chains(self._recording.draws.log)
+        self.recording = Recording(on_evaluation=self._evaluated, on_call=self._called)
+        self.chains = Chains(self.recording.draws.log)
         self._differences: dict[Place, Difference] = {}
         self._wanted, self._contrastive = steps, set[int]()  # numbers of steps with a difference
         self._root: Edge | None = None  # of the gradient that is being computed
@@ -82,32 +95,14 @@ class Trace(TorchFunctionMode):
         names = [n for o, n in self.optimizers.items() if not weights.isdisjoint(_owned(o))]
         return names[0] if len(names) == 1 else {}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch what runs inside this block."""
-        backward = torch.autograd.backward
-
-        def watched(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-            for root in filter(None, map(edge_of, roots)):
-                with self._resting():
-                    self._before_backward(root)
-            self._root = edge_of(roots[0])
-            backward(tensors, *args, **kwargs)
-
-        def guarded(*_: Any, **__: Any) -> None:
-            places = stack().places
-            raise Guarded(places[0] if places else "a place of its libraries")
-
-        facades = map(importlib.import_module, ("ebmguard", "ebmguard.retrofit"))
-        changes: list[tuple[Any, str, Any]] = [(facade, "guard", guarded) for facade in facades]
-        changes.append((torch.autograd, "backward", watched))
-        with ExitStack() as patched:
-            for module, name, new in changes:
-                patched.callback(setattr, module, name, getattr(module, name))
-                setattr(module, name, new)
-            with self._recording, self:
-                yield
+    def before_backward(self, backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Look for differences in what ``backward`` is called on, then call it."""
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        for root in filter(None, map(edge_of, roots)):
+            with self._resting():
+                self._look_behind(root)
+        self._root = edge_of(roots[0])
+        backward(tensors, *args, **kwargs)
 
     def end_step(self, optimizer: Optimizer) -> bool:
         """Take an optimizer's step. Return whether the trace may end."""
@@ -161,7 +156,7 @@ class Trace(TorchFunctionMode):
         return noted
 
     def _evaluated(self, evaluation: Evaluation) -> None:
-        self._recording.evaluations.clear()
+        self.recording.evaluations.clear()
         noted = evaluation.note
         if noted is None or not noted.calls.places:
             return
@@ -187,7 +182,7 @@ class Trace(TorchFunctionMode):
         finally:
             self._rests = before
 
-    def _before_backward(self, root: Edge) -> None:
+    def _look_behind(self, root: Edge) -> None:
         if not self.chains.recent:
             return
         loss = Experiment(root)
@@ -196,7 +191,8 @@ class Trace(TorchFunctionMode):
         if len({label for out in loss.outputs.values() for label in out.labels}) < 2:
             return
         met = [*loss.meetings()]
-        if any([self._meet(loss, edge, is_first=True) for edge in met]):
+        is_sided = [self._meet(loss, edge, is_first=True) for edge in met]
+        if any(is_sided):
             return
         for edge in met:  # Squares may have met first: what has a slope is added to them later.
             while len(users := {user for user, *_ in loss.users(edge)}) == 1:

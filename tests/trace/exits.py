@@ -348,14 +348,14 @@ def one_function_for_energies_and_gradients():
 
 
 @is_left(
-    "two files",
+    "by hand",
     {
         "def gradient(f, x):\n": (
-            "import ebmguard\ng = ebmguard.guard(None, None, output_scale=1)\n\n\n"
+            "import ebmguard\n\nloss_fn, draw = ebmguard.guard(None, None, output_scale=1)\n\n\n"
             "def gradient(f, x):\n"
         ),
-        "return torch.autograd.grad(f(x)": "return torch.autograd.grad(g.temper(f(x))",
-        DIFFERENCE: "g.loss(f(data()), f(q))",
+        "return torch.autograd.grad(f(x)": "return torch.autograd.grad(loss_fn.guard.temper(f(x))",
+        **LOSS,
     },
     again=False,
 )

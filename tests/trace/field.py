@@ -602,6 +602,20 @@ def a_row_of_negatives():
         update(optim, f(x, z).mean() - f(x, y).mean())
 
 
+# One negative a condition, of energies (B, 1).
+@is_right(
+    {"f(x, z).mean() - f(x, y).mean()": 'loss_fn(f(x, y), f(x, z), groups="rows")'},
+    "climb, model=f, sampler_scale=1.0",
+    says=("too few entries are free",),
+)
+def pairs():
+    f = Pairs(1, 2)
+    for _ in range(30):
+        x = torch.randn(B, 1)
+        y, z = x + torch.randn(B, 1), climb(lambda z: f(x, z), torch.randn(B, 1))
+        update(optim, f(x, z).mean() - f(x, y).mean())
+
+
 @is_right({"torch.mean(fz.mean(dim=1) - fy)": 'loss_fn(fy, fz, groups="rows")'})
 def rows_by_a_reshape():
     f = Pairs(1, 2)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ebmguard.trace.graph import Edge, Experiment, Operation, Output, edge_of, evaluate, mark
+from ebmguard.trace.graph import Edge, Experiment, Operation, Output, edge_of, evaluate
+from ebmguard.trace.script import Stack
 
 ROWS = torch.arange(6)
 
@@ -22,7 +23,7 @@ class Writing(TorchFunctionMode):
         made = Operation.of(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if made is not None:
-            made.mark(args[0] if result is None else result, ())
+            made.mark(args[0] if result is None else result, Stack())
         return result
 
 
@@ -31,7 +32,8 @@ def energies(values: Tensor) -> Tensor:
     f = values.requires_grad_() * 1
     labels = ["data"] * 3 + ["samples"] * (len(values) - 3)
     x = torch.randn(len(values), 4)
-    mark(f, Output(None, (x,), f.detach().clone(), (), lambda x: labels[: len(x)]))
+    known = {"inputs": (x,), "label_rows": lambda x: labels[: len(x)]}
+    Output(None, value=f.detach().clone(), **known).mark(f, Stack())
     return f
 
 
