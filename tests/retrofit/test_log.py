@@ -178,5 +178,5 @@ def test_a_name_that_was_never_logged_is_said_once(caplog: pytest.LogCaptureFixt
 
 @pytest.mark.parametrize("name", ["", "a\nb", 3, ["accuracy"], "energy_gap", "guard/x", b"acc"])
 def test_what_g_log_would_not_take_is_refused(name: Any) -> None:
-    with pytest.raises(ConfigError, match="no name of a number"):
+    with pytest.raises(ConfigError, match=r"no name of a number|expected a text"):
         guard(None, None, skill=name)

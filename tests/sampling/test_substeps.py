@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ebmguard.sampling import Recording, SamplerUpdate, Substeps, Tempering
-from tests.parts import Bowl, gradient_at
+from tests.parts import Bowl, gradient_at, unit_langevin
 from tests.runs import frozen, randomness
 from tests.sampling.loops import (
     LOOPS,
