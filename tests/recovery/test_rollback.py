@@ -80,10 +80,11 @@ def test_new_random_numbers_follow_from_the_seed() -> None:
     assert after(0, True)["rng"] != after(1, True)["rng"]
 
 
-def test_the_first_snapshot_is_the_last_resort() -> None:
+def test_the_first_snapshot_is_the_last_resort(caplog: pytest.LogCaptureFixture) -> None:
     run = Run(Recovery(**SAME, **QUICK), detector=Scripted([2]))
     run_until(run, 8)
     (rollback,) = run.guard.rollbacks
+    assert caplog.messages.count(rollback.message) == 1
     assert not rollback.certified
     assert rollback.restored_step == 0
 

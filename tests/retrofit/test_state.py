@@ -189,6 +189,10 @@ OF_MEMBERS = "ensemble members, but this one has"
         ({}, lambda state: {k: v for k, v in state.items() if k != "rows"}, OTHER),
         ({}, lambda state: state | {"more": 1}, OTHER),
         ({}, lambda state: {}, OTHER),
+        *(
+            ({}, lambda state, x=x: state | {"step": x}, "step=.*; expected a whole number")
+            for x in (2.5, -1, 2**53 + 1, True)
+        ),
         ({}, judged(rules={}), "is of a judge with the rules"),
         ({}, judged(members=[{}, {}, {}]), rf"of 3 {OF_MEMBERS} 0 \(0 for a sin"),
         (ENSEMBLE, judged(members=[]), f"of 0 {OF_MEMBERS} 3"),
