@@ -275,3 +275,21 @@ def test_the_weights_of_a_run_whose_exponent_leaves_zero(tmp_path):
     moved = [(t, row | {"beta_star": 0.0 if t < 3 else 2.0}) for t, row in own]
     run = RecordedRun.read(record(tmp_path / "run", moved), tags=("grad_scale",))
     assert [each.last for each in run.surviving("grad_scale")] == [0.75] * 3 + [0.25] * 3
+
+
+@pytest.mark.parametrize(
+    ("levels", "again", "name", "step"),
+    [
+        ([0, 0, 1, 1, 2, 2], {}, "lost", 4),
+        ([0, 0, 1, 1, 2, 2], {3: [1, 1]}, "look", None),  # the lost steps come again
+        ([0, 2, 2, 0, 0, 0], {1: [0, 0, 0, 0, 0]}, "healthy", None),
+    ],
+)
+def test_the_verdict_is_that_of_the_rows_that_count(tmp_path, levels, again, name, step):
+    passes = {0: levels} | again
+    numbered = [(t, level) for first, own in passes.items() for t, level in enumerate(own, first)]
+    (_, row), *_ = rows(range(1), 0)
+    taken = [(t, row | {"alert_level": float(level)}) for t, level in numbered]
+    verdict = RecordedRun.read(record(tmp_path / "run", taken)).verdict
+    assert verdict.name == name
+    assert step is None or verdict.step == step
