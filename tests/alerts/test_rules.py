@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ebmguard.alerts import (
@@ -224,6 +224,8 @@ VALUES = st.one_of(
 )
 
 
+@example(size=1, values=[2.0], side="above", limit=2.0)
+@example(size=1, values=[2.0], side="below", limit=2.0)
 @given(
     size=st.integers(1, 12),
     values=st.lists(VALUES, min_size=1, max_size=40),
