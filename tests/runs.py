@@ -218,7 +218,7 @@ class Training:
         self.f = f or Energy()
         parameters = [*self.f.parameters()]
         self.optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=0.01)
-        told = {"model": self.f, "optimizer": self.optimizer, "beta_star": 0.5}
+        told: Any = {"model": self.f, "optimizer": self.optimizer, "beta_star": 0.5}
         self.g = guard(None, sampler, **(told | options))
 
     def loss(self) -> Tensor:

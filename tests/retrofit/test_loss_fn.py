@@ -215,7 +215,7 @@ def after_backward(caplog, sign, *, beta_star=0.5, **options):
     """What is said in three steps of a loss with this sign about the way it trains."""
     f = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(f.parameters(), 0.1, **options)
-    told = {"model": f, "optimizer": optimizer} if options else {}
+    told: Any = {"model": f, "optimizer": optimizer} if options else {}
     g = guard(None, None, beta_star=beta_star, output_scale=100.0, **told)
     caplog.clear()
     with caplog.at_level(logging.WARNING, "ebmguard"):

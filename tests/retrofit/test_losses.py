@@ -56,13 +56,14 @@ def test_layouts(gradients, heads, convention, has_proposal, beta_star):
     """High on data is the sum over heads; exp(β* f) is divided by the proposal's density."""
     sides, scale = leaves((N, *heads), (M, *heads)), 1 if convention == "log_density" else -1
     g = guard(None, None, beta_star=beta_star, convention=convention)
-    f_pos, f_neg = f = [scale * x.detach().reshape(len(x), -1).sum(1) for x in sides]
-    options: dict[str, Any] = {}
+    f_pos, f_neg = (scale * x.detach().reshape(len(x), -1).sum(1) for x in sides)
+    over_pos, over_neg, options = f_pos, f_neg, dict[str, Any]()
     if has_proposal:
-        options["log_q"] = proposal()
-        f = [x - q / beta_star for x, q in zip(f, options["log_q"], strict=True)]
+        q_pos, q_neg = options["log_q"] = proposal()
+        over_pos, over_neg = f_pos - q_pos / beta_star, f_neg - q_neg / beta_star
     found = gradients(g, *sides, **options)
-    for side, gradient, right in zip(sides, found, closed_form(*f, beta_star), strict=True):
+    expected = closed_form(over_pos, over_neg, beta_star)
+    for side, gradient, right in zip(sides, found, expected, strict=True):
         close(gradient, scale * right.reshape(-1, *(1 for _ in heads)).expand_as(side))
     assert g.last["f_pos/mean"] == pytest.approx(f_pos.mean().item())
     assert g.last["energy_gap"] == pytest.approx((f_pos.mean() - f_neg.mean()).item())

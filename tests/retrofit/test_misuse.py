@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.distributed import GroupMember
 
 from ebmguard import Guard, errors, guard
 from ebmguard.errors import ConfigError, EnergyTypeError, LossError, SamplerError, ShapeError
-from tests.parts import Energy, Memory, gradient_at
+from tests.parts import Energy, Memory, difference, gradient_at, rising_difference
 
 X = torch.ones(3, 2)
 POS, NEG = torch.ones(4), torch.zeros(5)
@@ -43,19 +44,14 @@ class World:
         self.guards.append(guard(loss_fn, sampler, **options))
         return self.guards[-1]
 
+    def attach(self, **parts: Any) -> Any:
+        return self.guard().attach(**parts)
+
     def loss(self, pos: Any = POS, neg: Any = NEG, groups: Any = None, **options: Any) -> Any:
         return self.guard(**options).loss_fn(pos, neg, groups)
 
     def optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(module.parameters(), lr=0.1)
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    mistake: Callable[[World], Any]
-    message: str  # a regular expression
-    error: type[Exception] = ConfigError
 
 
 def unwritable(w: World) -> Any:
@@ -91,10 +87,6 @@ class Chains:
 
 def softplus(pos, neg):
     return nn.functional.softplus(neg.mean() - pos.mean())
-
-
-def wrong_way(pos, neg):
-    return pos.mean() - neg.mean()
 
 
 def sampled(w: World, sampler: Any, *args: Any, **options: Any) -> Any:
@@ -200,186 +192,122 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     *(({"substeps": x}, "substeps=.*; expected a whole number") for x in ("on", 2.5, None)),
 ]
 
-TRAINS_NONE = "trains none of the model's parameters"
 NONE: dict[str, Any] = {"beta_star": None, "output_scale": None}
-MISTOLD: list[tuple[str, Any, str]] = [
-    *(
-        (f"guard {i}", lambda w, told=told: w.guard(**told), words)
-        for i, (told, words) in enumerate(
-            [
-                *((NONE | told, words) for told, words in STRENGTHS),
-                *ARGUMENTS,
-                *(({"output_scale": None} | told, words) for told, words in TOLD),
-            ]
-        )
-    ),
-    *(
-        (f"attach {i}", lambda w, told=told: w.guard().attach(**told), words)
-        for i, (told, words) in enumerate(TOLD)
-    ),
-    (
-        "optimizer of another network",
-        lambda w: w.guard().attach(model=w.f, optimizer=w.optimizer(w.h)),
-        TRAINS_NONE,
-    ),
-    ("the same, at once", lambda w: w.guard(model=w.f, optimizer=w.optimizer(w.h)), TRAINS_NONE),
-]
-
-MISUSES: list[tuple[Any, ...]] = [
-    ("unwritable folder", unwritable, "cannot be written: Not a directory"),
-    # The sampler, at once.
-    (
-        "generator",
-        lambda w: w.guard(None, generator),
-        "is a generator or coroutine.*g.temper",
-        SamplerError,
-    ),
-    ("coroutine", lambda w: w.guard(None, coroutine), "generator or coroutine", SamplerError),
-    (
-        "generator method",
-        lambda w: w.guard(None, Chains(w.f), methods=("stream",)),
-        "generator or coroutine",
-        SamplerError,
-    ),
-    ("not callable", lambda w: w.guard(None, 5), "is a int, which cannot be"),
-    (
-        "object without methods=",
-        lambda w: w.guard(None, Chains(w.f)),
-        r"Name the methods that draw samples.*sample_new, stream",
-    ),
-    (
-        "unknown method",
-        lambda w: w.guard(None, Chains(w.f), methods=("sample",)),
-        "has no method sample; it has sample_new, stream",
-    ),
-    (
-        "methods as a string",
-        lambda w: w.guard(None, Chains(w.f), methods="sample_new"),
-        r"methods= is 'sample_new'; expected Sequence\[str\]",
-    ),
-    (
-        "methods of a function",
-        lambda w: w.guard(None, gradient_at, methods=("__call__",)),
-        "this is a function",
-    ),
-    ("methods of nothing", lambda w: w.guard(methods=("a",)), "pass the sampler"),
-    ("class", lambda w: w.guard(None, Chains), r"the class Chains.*Chains\(\.\.\.\)"),
-    (
-        "guarded sampler",
-        lambda w: w.guard(None, w.guard(None, gradient_at).sampler),
-        "guarded already.*sampler.original",
-    ),
-    ("guarded loss", lambda w: w.guard(w.guard().loss_fn), "guarded already"),
-    # The sampler, when it runs.
-    (
-        "generator that does not look like one",
-        lambda w: sampled(w, hidden_generator, w.f, X),
-        "generator or coroutine",
-        SamplerError,
-    ),
-    (
-        "no module",
-        lambda w: sampled(w, lambda x: gradient_at(w.f, x), X),
-        r"No energy module.*guard\(\.\.\., model=f\)",
-        SamplerError,
-    ),
-    (
-        "two modules",
-        lambda w: sampled(w, lambda f, h, x: gradient_at(f, x), w.f, w.h, X),
-        r"2 modules .*Energy, Energy.*which one is the energy.*model=f",
-        SamplerError,
-    ),
-    (
-        "never reaches forward",
-        lambda w: sampled(w, lambda f, x: gradient_at(f.classify, x), w.f, X),
-        r"never called Energy.forward.*g\.temper\(energy\)",
-        SamplerError,
-    ),
-    (
-        "samples from a copy",
-        lambda w: sampled(w, lambda f, x: gradient_at(w.h, x), w.f, X),
-        "never called Energy.forward.*a copy",
-        SamplerError,
-    ),
-    (
-        "energies in a tuple",
-        lambda w: sampled(w, lambda f, x: f(x)[0], w.pair, X),
-        r"returned a tuple.*Return only the energy.*g\.temper\(energy\)",
-        SamplerError,
-    ),
-    ("nested guards", nested, "Two guards sample from the same module at once", SamplerError),
-    (
-        "loss without sampling",
-        lambda w: w.guard(None, gradient_at).loss_fn(POS, NEG),
-        r"the guarded sampler never was.*pass sampler=None",
-        SamplerError,
-    ),
-    # The energies.
-    ("integers", lambda w: w.loss(POS.int()), "f_pos has dtype torch.int32", EnergyTypeError),
-    ("a list", lambda w: w.loss(POS, [1.0]), "f_neg is of type list", EnergyTypeError),
-    ("means", lambda w: w.loss(POS.mean(), NEG.mean()), r"before `\.mean\(\)`", ShapeError),
-    (
-        "broadcast",
-        lambda w: w.loss(POS[:, None], NEG),
-        "would broadcast to a matrix. Squeeze",
-        ShapeError,
-    ),
-    (
-        "heads",
-        lambda w: w.loss(torch.ones(4, 3), torch.ones(4, 2)),
-        "both must agree",
-        ShapeError,
-    ),
-    ("no samples", lambda w: w.loss(POS, NEG[:0]), r"shape \(0,\): it holds no", ShapeError),
-    (
-        "members",
-        lambda w: w.loss(beta_star=torch.ones(2)),
-        r"must have shape \(2, samples\); got \(4,\)",
-        ShapeError,
-    ),
-    ("one positive", lambda w: w.loss(POS[:1], variant="true"), "at least two", ShapeError),
-    ("labels", lambda w: w.loss(POS, NEG, (POS, POS)), r"y_neg has shape \(4,\)", ShapeError),
-    (
-        "labels in a variant without",
-        lambda w: w.loss(POS, NEG, (POS, NEG), variant="batch"),
-        'groups are defined for variant="default"',
-    ),
-    (
-        "reweighted means",
-        lambda w: w.guard().reweight(POS, NEG.mean()),
-        "f_neg is a",
-        ShapeError,
-    ),
-    # The loss.
-    (
-        "not affine",
-        lambda w: w.loss(loss_fn=softplus),
-        "add the other terms outside",
-        LossError,
-    ),
-    ("sign", lambda w: w.loss(loss_fn=wrong_way), "pass convention='energy'", LossError),
-    (
-        "sign of energies",
-        lambda w: w.loss(loss_fn=lambda p, n: -wrong_way(p, n), convention="energy"),
-        "pass convention='log_density'",
-        LossError,
-    ),
-    # What it is told of the rest of the trainer.
-    *MISTOLD,
-    ("foreign state", lambda w: w.guard().load_state_dict({}), "Not a guard's state"),
-]
-CASES = [Case(*case) for case in MISUSES]
+TRAINS_NONE = "trains none of the model's parameters"
+Mistake = Callable[[World], Any]
+# By error, a mistake and a regular expression for what is said of it.
+MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
+    ConfigError: [
+        (unwritable, "cannot be written: Not a directory"),
+        # The sampler.
+        (lambda w: w.guard(None, 5), "is a int, which cannot be"),
+        (
+            lambda w: w.guard(None, Chains(w.f)),
+            r"Name the methods that draw samples.*sample_new, stream",
+        ),
+        (
+            lambda w: w.guard(None, Chains(w.f), methods=("sample",)),
+            "has no method sample; it has sample_new, stream",
+        ),
+        (
+            lambda w: w.guard(None, Chains(w.f), methods="sample_new"),
+            r"methods= is 'sample_new'; expected Sequence\[str\]",
+        ),
+        (lambda w: w.guard(None, gradient_at, methods=("__call__",)), "this is a function"),
+        (lambda w: w.guard(methods=("a",)), "pass the sampler"),
+        (lambda w: w.guard(None, Chains), r"the class Chains.*Chains\(\.\.\.\)"),
+        (
+            lambda w: w.guard(None, w.guard(None, gradient_at).sampler),
+            "guarded already.*sampler.original",
+        ),
+        (lambda w: w.guard(w.guard().loss_fn), "guarded already"),
+        # Labels in a variant without.
+        (
+            lambda w: w.loss(POS, NEG, (POS, NEG), variant="batch"),
+            'groups are defined for variant="default"',
+        ),
+        # What it is told of the rest of the trainer.
+        *((partial(World.guard, **NONE | told), words) for told, words in STRENGTHS),
+        *((partial(World.guard, **told), words) for told, words in ARGUMENTS),
+        *((partial(World.guard, output_scale=None, **told), words) for told, words in TOLD),
+        *((partial(World.attach, **told), words) for told, words in TOLD),
+        (lambda w: w.attach(model=w.f, optimizer=w.optimizer(w.h)), TRAINS_NONE),
+        (lambda w: w.guard(model=w.f, optimizer=w.optimizer(w.h)), TRAINS_NONE),
+        (lambda w: w.guard().load_state_dict({}), "Not a guard's state"),
+    ],
+    SamplerError: [
+        (lambda w: w.guard(None, generator), "is a generator or coroutine.*g.temper"),
+        (lambda w: w.guard(None, coroutine), "generator or coroutine"),
+        (lambda w: w.guard(None, Chains(w.f), methods=("stream",)), "generator or coroutine"),
+        # When it runs: a generator that does not look like one, no module, and two.
+        (lambda w: sampled(w, hidden_generator, w.f, X), "generator or coroutine"),
+        (
+            lambda w: sampled(w, lambda x: gradient_at(w.f, x), X),
+            r"No energy module.*guard\(\.\.\., model=f\)",
+        ),
+        (
+            lambda w: sampled(w, lambda f, h, x: gradient_at(f, x), w.f, w.h, X),
+            r"2 modules .*Energy, Energy.*which one is the energy.*model=f",
+        ),
+        # One that never reaches forward, samples from a copy, or gets energies in a tuple.
+        (
+            lambda w: sampled(w, lambda f, x: gradient_at(f.classify, x), w.f, X),
+            r"never called Energy.forward.*g\.temper\(energy\)",
+        ),
+        (
+            lambda w: sampled(w, lambda f, x: gradient_at(w.h, x), w.f, X),
+            "never called Energy.forward.*a copy",
+        ),
+        (
+            lambda w: sampled(w, lambda f, x: f(x)[0], w.pair, X),
+            r"returned a tuple.*Return only the energy.*g\.temper\(energy\)",
+        ),
+        (nested, "Two guards sample from the same module at once"),
+        (
+            lambda w: w.guard(None, gradient_at).loss_fn(POS, NEG),
+            r"the guarded sampler never was.*pass sampler=None",
+        ),
+    ],
+    EnergyTypeError: [
+        (lambda w: w.loss(POS.int()), "f_pos has dtype torch.int32"),
+        (lambda w: w.loss(POS, [1.0]), "f_neg is of type list"),
+    ],
+    ShapeError: [
+        (lambda w: w.loss(POS.mean(), NEG.mean()), r"before `\.mean\(\)`"),
+        (lambda w: w.loss(POS[:, None], NEG), "would broadcast to a matrix. Squeeze"),
+        (lambda w: w.loss(torch.ones(4, 3), torch.ones(4, 2)), "both must agree"),
+        (lambda w: w.loss(POS, NEG[:0]), r"shape \(0,\): it holds no"),
+        (
+            lambda w: w.loss(beta_star=torch.ones(2)),
+            r"must have shape \(2, samples\); got \(4,\)",
+        ),
+        (lambda w: w.loss(POS[:1], variant="true"), "at least two"),
+        (lambda w: w.loss(POS, NEG, (POS, POS)), r"y_neg has shape \(4,\)"),
+        (lambda w: w.guard().reweight(POS, NEG.mean()), "f_neg is a"),
+    ],
+    LossError: [
+        (lambda w: w.loss(loss_fn=softplus), "add the other terms outside"),
+        (lambda w: w.loss(loss_fn=rising_difference), "pass convention='energy'"),
+        (
+            lambda w: w.loss(loss_fn=difference, convention="energy"),
+            "pass convention='log_density'",
+        ),
+    ],
+}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_misuse(case, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "mistake", "message"),
+    [(error, *case) for error, cases in MISUSES.items() for case in cases],
+)
+def test_misuse(error, mistake, message, tmp_path):
     world = World(tmp_path)
     before = [dict(vars(module)) for module in (world.f, world.h)]
     rng = torch.get_rng_state()
-    with pytest.raises(case.error, match=f"(?s){case.message}") as caught:
-        case.mistake(world)
+    with pytest.raises(error, match=f"(?s){message}") as caught:
+        mistake(world)
     assert isinstance(caught.value, errors.EbmguardError)
-    assert type(caught.value) is case.error
+    assert type(caught.value) is error
     assert len(str(caught.value)) > 35  # what was wrong, and what to do
     # Nothing has changed.
     for g in world.guards:

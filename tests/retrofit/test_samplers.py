@@ -56,8 +56,7 @@ class Chains:
     """A sampler object in the manner of the deep-energy tutorials."""
 
     def __init__(self, model):
-        self.model = model
-        self.examples = [1, 2]
+        self.model, self.examples = model, [1, 2]
 
     def sample_new(self, x):
         return self.generate(self.model, x)
@@ -65,12 +64,8 @@ class Chains:
     def untouched(self, x):
         return gradient_at(self.model, x)
 
-    @staticmethod
-    def generate(model, x):
-        return gradient_at(model, x)
-
-    def __call__(self, x):
-        return self.sample_new(x)
+    generate = staticmethod(gradient_at)
+    __call__ = sample_new
 
 
 # Of an energy the sampler, what the guard is told of it, and the arguments of a call.
@@ -117,13 +112,10 @@ def test_arguments_may_be_given_by_name():
     assert is_tempered(g.sampler(f=f.forward, x=X))
     assert is_tempered(guard(None, functools.partial(gradient_at, f=f), **QUARTER).sampler(x=X))
     assert g.sampler.__name__ == "gradient_at"
-
-
-def test_what_is_returned_is_no_module():
-    """Frameworks would register it as one."""
-    sampler = guard(None, Proposal(), **QUARTER).sampler
-    assert sampler.training
-    assert not isinstance(sampler, nn.Module)
+    # Of a module it is none, which frameworks would register as one.
+    of_module = guard(None, Proposal(), **QUARTER).sampler
+    assert of_module.training
+    assert not isinstance(of_module, nn.Module)
 
 
 def test_method_guarded_in_the_body_of_its_class():
@@ -154,20 +146,15 @@ def test_decorator_like_use_on_a_module_level_name():
     assert loss_fn.guard.sampler is sample_q
 
 
-def test_object_with_methods():
-    f = Bowl()
-    chains = Chains(f)
-    sampler = guard(None, chains, methods=("sample_new", "generate"), model=f, **QUARTER).sampler
+def test_an_objects_methods_are_tempered_and_its_attributes_pass_through_both_ways():
+    chains = Chains(Bowl())
+    told: Any = {"methods": ("sample_new", "generate"), "model": chains.model}
+    sampler = guard(None, chains, **told, **QUARTER).sampler
     assert is_tempered(sampler.sample_new(X))
-    assert is_tempered(sampler.generate(f, X))
+    assert is_tempered(sampler.generate(chains.model, X))
     assert is_plain(sampler.untouched(X))
     assert is_plain(sampler.sample_new.original(X))
     assert is_plain(sampler.original.sample_new(X))
-
-
-def test_attributes_pass_through_both_ways():
-    chains = Chains(Bowl())
-    sampler = guard(None, chains, methods=("sample_new",), model=chains.model, **QUARTER).sampler
     assert sampler.examples is chains.examples
     sampler.examples = "new"
     assert chains.examples == "new"
@@ -224,16 +211,14 @@ def test_schedule_is_asked_once_per_step():
 
 
 def test_classify_stays_plain_inside_the_sampler():
-    f = Energy()
-    seen = []
+    f, seen = Energy(), []
 
     def sampler(f, x):
         seen.append(f.classify(x))
         return gradient_at(f, x)
 
-    x = X.float()
-    guard(None, sampler, **QUARTER).sampler(f, x)
-    assert torch.equal(seen[0], f.net(x))
+    guard(None, sampler, **QUARTER).sampler(f, X.float())
+    assert torch.equal(seen[0], f.net(X.float()))
 
 
 # -- pauses, nested calls and several modules ----------------------------------------------------
@@ -271,14 +256,9 @@ def test_temper_inside_a_guarded_sampler_is_refused():
         g.sampler(Bowl(), X)
 
 
-def test_sampler_that_moves_two_modules_needs_model():
+def test_of_two_modules_that_a_sampler_moves_one_is_the_energy():
     f, h = Bowl(), Bowl()
-
-    def sampler(f, h, x):
-        return gradient_at(f, x), gradient_at(h, x)
-
-    with pytest.raises(SamplerError, match=r"2 modules.*Bowl, Bowl.*model=f"):
-        guard(None, sampler, **QUARTER).sampler(f, h, X)
-    of_f, of_h = guard(None, sampler, model=f, **QUARTER).sampler(f, h, X)
+    g = guard(None, lambda f, h, x: (gradient_at(f, x), gradient_at(h, x)), model=f, **QUARTER)
+    of_f, of_h = g.sampler(f, h, X)
     assert is_tempered(of_f)
     assert is_plain(of_h)

@@ -376,7 +376,7 @@ def test_a_rollback_takes_all_of_them_back() -> None:
         if i == 50:
             with torch.no_grad():
                 [p.mul_(1e4) for p in (*f.parameters(), *other.parameters())]
-        more = {"more": lambda: other(torch.ones(3)).square().sum(), "schedulers": schedulers}
+        more: Any = {"more": lambda: other(torch.ones(3)).square().sum(), "schedulers": schedulers}
         step(g, f, optimizers, **more)
         if g.rollbacks:
             break
