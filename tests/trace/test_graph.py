@@ -32,8 +32,8 @@ def energies(values: Tensor) -> Tensor:
     f = values.requires_grad_() * 1
     labels = ["data"] * 3 + ["samples"] * (len(values) - 3)
     x = torch.randn(len(values), 4)
-    known = {"inputs": (x,), "label_rows": lambda x: labels[: len(x)]}
-    Output(None, value=f.detach().clone(), **known).mark(f, Stack())
+    label_rows = lambda x: labels[: len(x)]  # noqa: E731
+    Output(None, value=f.detach().clone(), inputs=(x,), label_rows=label_rows).mark(f, Stack())
     return f
 
 
