@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from .chains import Names, Sampler
@@ -71,7 +70,7 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
     calls, known = sampler.calls[sampler.calls.index(entry) :], sampler.callees.get(entry, {})
     base = entry.base.id  # type: ignore[union-attr]
     suffix = entry.source.segment(entry.node.func)[len(base) :]  # type: ignore[union-attr]
-    for place, caller in pairwise((*calls, None)):
+    for place, caller in zip(calls, (*calls[1:], None), strict=True):
         code, source = place.code, place.source
         if base not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
             break
@@ -105,9 +104,9 @@ def _outside(sampler: Sampler, entry: Place, loss: Place, trainer: Names) -> Whe
     unknown = set[str]().union(*map(_bound, later))
     key: Any = source.file if frame is None or frame.is_file else frame.code
     named = sampler.names.get(key, []), trainer.get(key, [])
-    parts = [[x for x in names if not {x, _root(x)} & unknown] for names in named]
-    is_global = source.scope(anchor) not in source.around(loss.statement)
-    return Where(source, anchor, frame is None, base + suffix, *parts, is_global=is_global)
+    models, optimizers = ([x for x in of if not {x, _root(x)} & unknown] for of in named)
+    name, is_global = base + suffix, source.scope(anchor) not in source.around(loss.statement)
+    return Where(source, anchor, frame is None, name, models, optimizers, is_global)
 
 
 def _root(text: str) -> str:

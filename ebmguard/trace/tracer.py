@@ -140,18 +140,22 @@ class Trace(TorchFunctionMode):
         parts = {f"[{key!r}]": x for key, x in named if isinstance(x, Tensor)}
         parts |= {"": output} if isinstance(output, Tensor) else {}
         for part, tensor in parts.items() if calls.places else ():
-            inputs = (x for x in given if isinstance(x, Tensor))
-            batches = [x for x in inputs if x.shape[:1] == tensor.shape[:1]]
+            tensors = [x for x in given if isinstance(x, Tensor)]
+            batches = [x for x in tensors if x.shape[:1] == tensor.shape[:1]]
             if tensor.grad_fn is None or not tensor.ndim or not batches:
                 continue
             noted.given = [*map(id, batches)]
             if part:
                 noted.watch(part, tensor)
             if self.chains.is_energy(module, is_made=edge_of(tensor) is not None):
-                inputs = tuple(x.detach() for x in batches)
-                known = {"inputs": inputs, "part": part, "arguments": noted.arguments}
-                value = tensor.detach().clone()
-                made = Output(module, value=value, label_rows=self.chains.labels, **known)
+                made = Output(
+                    module,
+                    value=tensor.detach().clone(),
+                    inputs=tuple(x.detach() for x in batches),
+                    label_rows=self.chains.labels,
+                    part=part,
+                    arguments=noted.arguments,
+                )
                 made.mark(tensor, calls)
         return noted
 

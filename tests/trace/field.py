@@ -922,11 +922,6 @@ def minus_a_logsumexp_of_heads_in_a_method():
         update(optim, flow + (f.energy(z_pos).mean() - f.energy(z).mean()))
 
 
-@is_right()
-def a_wrapper_around_the_network():
-    f = Model()
-
-
 @is_right(
     {
         "fq = f(q)\n": "fq = f(q)\n    fp_cd, fq_cd = loss_fn.guard.reweight(fp, fq)\n",

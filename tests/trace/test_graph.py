@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ebmguard.trace.graph import Edge, Experiment, Operation, Output, edge_of, evaluate
-from ebmguard.trace.script import Stack
+from ebmguard.trace.script import stack
 
 ROWS = torch.arange(6)
 
@@ -23,7 +24,7 @@ class Writing(TorchFunctionMode):
         made = Operation.of(func, args, kwargs or {})
         result = func(*args, **(kwargs or {}))
         if made is not None:
-            made.mark(args[0] if result is None else result, Stack())
+            made.mark(args[0] if result is None else result, stack())
         return result
 
 
@@ -32,8 +33,8 @@ def energies(values: Tensor) -> Tensor:
     f = values.requires_grad_() * 1
     labels = ["data"] * 3 + ["samples"] * (len(values) - 3)
     x = torch.randn(len(values), 4)
-    known = {"inputs": (x,), "label_rows": lambda x: labels[: len(x)]}
-    Output(None, value=f.detach().clone(), **known).mark(f, Stack())
+    label_rows = lambda x: labels[: len(x)]  # noqa: E731
+    Output(None, value=f.detach().clone(), inputs=(x,), label_rows=label_rows).mark(f, stack())
     return f
 
 
@@ -74,6 +75,26 @@ def test_rows(name: str, shape: tuple[int, ...]) -> None:
     take, expected = TAKEN[name]
     edge, source = of(take, torch.randn(shape))
     assert Experiment(edge).rows[edge] == ({source: expected} if expected else {})
+
+
+WRITTEN = [
+    lambda f: 2 - f,
+    lambda f: f - 2,
+    lambda f: -f,
+    lambda f: f[1:],
+    lambda f: f.mul(2),
+    lambda f: torch.mul(2, f),
+    lambda f: torch.cat([torch.zeros(2), f]),
+]
+
+
+@pytest.mark.parametrize("make", WRITTEN)
+def test_the_expression_of_an_operand(make: Any) -> None:
+    edge, source = of(make, torch.randn(6))
+    ((user, _, expression),) = Experiment(edge).users(source)
+    assert user == edge
+    assert expression is not None
+    assert ast.unparse(expression) == "f"
 
 
 def test_where_samples_and_data_meet() -> None:
