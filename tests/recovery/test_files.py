@@ -94,6 +94,13 @@ def test_a_process_that_dies_after_a_rollback_does_not_begin_it_again(tmp_path: 
 
 
 def test_a_folder_with_another_runs_snapshots_is_refused(tmp_path: Path) -> None:
+    early = make(folder := tmp_path / "early")
+    while not files(folder):
+        early.step()
+    early.guard.close()
+    with pytest.raises(ConfigError, match="the newest of step 0"):
+        make(folder).step()
+    tmp_path = tmp_path / "whole"
     run = make(tmp_path)
     run_until(run, 20)
     run.guard.close()
