@@ -28,6 +28,7 @@ from tests.sampling.loops import (
     plain,
     short,
     starts,
+    stepping,
 )
 
 # Codebase, its options, and what is true of its sampler; IGEBM's, which is written inline, is
@@ -193,6 +194,21 @@ def test_what_three_steps_return_is_not_looked_at() -> None:
         return plain(start, 5 * g)
 
     assert agrees(Loop(), found := measure(Loop(sample))), found
+
+
+@pytest.mark.parametrize(
+    ("energy", "multiple"),
+    [
+        (lambda f, x: f(x), 1.0),
+        (lambda f, x: f(x).mean(), 1.0),  # each sample's share of it is a sampler's own business
+        (lambda f, x: 0.25 * f(x), 0.25),
+        (lambda f, x: -2.0 * f(x), -2.0),
+    ],
+)
+def test_the_multiple_of_the_energy_that_is_differentiated(energy: Any, multiple: float) -> None:
+    found = measure(Loop(stepping(plain, energy)))
+    assert found.is_exact, found
+    assert found.multiple == pytest.approx(multiple, rel=1e-6)
 
 
 @pytest.mark.parametrize(("others", "is_exact"), [(1, True), (2, False)])
