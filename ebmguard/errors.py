@@ -279,7 +279,7 @@ def typed(called: T) -> T:
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not expected:
-            expected.update({"return": None} | get_type_hints(function))
+            expected.update(get_type_hints(function) | {"return": Any})
         if inspect.isclass(called):
             args, kwargs = (*map(_plain, args),), {name: _plain(x) for name, x in kwargs.items()}
         for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
@@ -307,7 +307,9 @@ def _is(kind: Any, value: Any) -> bool:
     if origin in (Union, UnionType):
         return any(_is(option, value) for option in inner)
     if origin is Literal:
-        return any(value is option or (type(value) is str and value == option) for option in inner)
+        return any(
+            value is option or (isinstance(value, str) and value == option) for option in inner
+        )
     if kind in (float, int):
         numbers = Real if kind is float else Integral
         return isinstance(value, numbers) and not isinstance(value, bool)
@@ -331,7 +333,7 @@ def _wanted(kind: Any) -> str:
     if origin is Literal:
         return ("one of " * (len(inner) > 1)) + ", ".join(map(repr, inner))
     known: dict[Any, str] = {float: "a number", int: "a whole number", bool: "True or False"}
-    known |= {NoneType: "None", str: "a text", Callable: "a function"}
+    known |= {NoneType: "None", str: "a text", Callable: "a function", os.PathLike: "a path"}
     return known.get(origin or kind) or re.sub(
         r"(\w+\.)+(?=\w)", "", inspect.formatannotation(kind)
     )

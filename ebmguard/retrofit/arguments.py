@@ -39,7 +39,7 @@ _log = logging.getLogger("ebmguard")
 
 @typed
 def guard(
-    loss_fn: LossFn | None = None,
+    loss_fn: LossFn | object | None = None,
     sampler: Callable[..., Any] | object | None = None,
     *,
     beta_star: Schedulable | None = None,
@@ -53,7 +53,7 @@ def guard(
     log_dir: str | PathLike[str] | None = None,
     sinks: Sequence[object] = (),
     flush_every: int = 50,
-    thin_log: bool = True,
+    thin_log: bool | None = True,
     rules: Sequence[Rule] | None = None,
     action: Action = "auto",
     recovery: Recovery | None = None,
@@ -62,7 +62,7 @@ def guard(
     judge_in_loss: bool | None = None,
     reference_beta_star: float = 0.5,
     process_group: dist.ProcessGroup | None = None,
-    compile: bool = False,
+    compile: bool | None = False,
     **parts: Unpack[TrainerParts],
 ) -> Guard:
     """Retrofit a trainer: ``loss_fn, sample_q = guard(None, sample_q)``.
@@ -188,7 +188,7 @@ def guard(
         judge_in_loss=judge_in_loss,
         process_group=process_group,
         has_sampler=sampler is not None,
-        compiles=compile,
+        compiles=bool(compile),
         block=block,
         skill=skill,
     )
@@ -199,7 +199,7 @@ def guard(
     if not ranks.is_first:
         opened, folder = [], None  # all ranks have the same rows
     # Rows that wait are lost with those that were not flushed.
-    options: dict[str, Any] = {"flush_every": flush_every - block + 1, "thins": thin_log}
+    options: dict[str, Any] = {"flush_every": flush_every - block + 1, "thins": bool(thin_log)}
     writer = Writer(opened, folder=folder, **options)
 
     def made() -> Recoverer:
@@ -219,9 +219,9 @@ def guard(
     if ranks.is_first:
         announce(sampler, strength, 1 if settings.models else substeps, log_dir)
     fineness = FinerSteps(1 if settings.models else substeps, settings)
-    caller_loss = CallerLoss(loss_fn, convention)
-    loop = Loop(settings, strength, judge, actions, writer, fineness, caller_loss)
-    return Guard(loop, sampler, methods).attach(**parts)
+    loop = Loop(settings, strength, judge, actions, writer, fineness)
+    caller_loss = CallerLoss(cast("LossFn | None", loss_fn), convention)
+    return Guard(loop, caller_loss, sampler, methods).attach(**parts)
 
 
 class _Terminal(logging.Handler):

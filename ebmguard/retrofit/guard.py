@@ -20,11 +20,12 @@ from ..ranks import Batch
 from ..sampling import Measured, scale
 from ..tags import why_not_logged
 from ..trainer import Trainer, TrainerParts
+from .caller_loss import CallerLoss
 from .judging import close, read_all
 from .loop import Loop
 from .parts import Row
 from .sampling import OneLoss, wrap_sampler
-from .step import begin_sampling, hang_on, loss, reweight, sample
+from .step import attach_trainer, begin_sampling, loss, reweight, sample
 from .strength import checked_trainer
 
 if TYPE_CHECKING:
@@ -45,11 +46,14 @@ class Guard:
 
     loss_fn: Any = OneLoss()
 
-    def __init__(self, loop: Loop, sampler: object | None, methods: Sequence[str]) -> None:
-        self._loop = loop
-        self.sampler: Any = (
-            None if sampler is None else wrap_sampler(partial(sample, loop), sampler, methods)
-        )
+    def __init__(
+        self, loop: Loop, caller_loss: CallerLoss, sampler: object | None, methods: Sequence[str]
+    ) -> None:
+        # Not in the loop, which the sampler holds: the caller's loss may hold the sampler.
+        self._loop, self._caller_loss = loop, caller_loss
+        self.sampler: Any = None
+        if sampler is not None:
+            self.sampler = wrap_sampler(partial(sample, loop), sampler, methods)
 
     def __iter__(self) -> Iterator[Any]:
         yield self.loss_fn
@@ -107,13 +111,13 @@ class Guard:
 
         None before the first call. Its ``verdict`` is "exact", or says why measuring failed.
         """
-        return self._loop.first_calls.result
+        return self._loop.calibration.result
 
     @property
     def verdict(self) -> Verdict:
         """The verdict on the run so far, in one word and one line: see :class:`Verdict`."""
         read_all(self._loop)
-        return self._loop.course.verdict
+        return self._loop.verdicts.verdict
 
     @property
     def rollbacks(self) -> list[Rollback]:
@@ -167,7 +171,7 @@ class Guard:
             DivergenceError: an ERROR is waiting for a safe point that this loop does not have.
         """
         pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
-        return loss(self._loop, Batch(pos, neg, groups, log_q))
+        return loss(self._loop, self._caller_loss, Batch(pos, neg, groups, log_q))
 
     @uncompiled
     def reweight(
@@ -180,7 +184,7 @@ class Guard:
         ``variant``), so that a plain difference of means gets the guarded gradient.
         """
         pos, neg, log_q = in_rows(f_pos, f_neg, groups, log_q)
-        pos, neg = reweight(self._loop, Batch(pos, neg, groups, log_q))
+        pos, neg = reweight(self._loop, self._caller_loss, Batch(pos, neg, groups, log_q))
         if groups == "rows":
             return pos.reshape(f_pos.shape), neg.reshape(f_neg.shape)
         return pos, neg
@@ -278,11 +282,11 @@ class Guard:
         """
         loop = self._loop
         trainer = checked_trainer(loop.trainer, parts, self.sampler)
-        loop.claims.take(trainer, self.sampler)
+        loop.ownership.take(trainer, self.sampler)
         if loop.is_closed:
             loop.writer.claim()
-            loop.is_closed = loop.claims.is_over = False
-        hang_on(loop, trainer)
+            loop.is_closed = loop.ownership.is_over = False
+        attach_trainer(loop, trainer)
         return self
 
     @typed

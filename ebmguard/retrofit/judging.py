@@ -31,18 +31,18 @@ def follow(loop: Loop, due: Callable[..., Iterable[StepRow]], *args: Any) -> Non
     """Judge the rows that are due, act on them, write them and report them."""
     for row in due(*args):
         try:
-            alerts = _judged(loop, row)
+            alerts = _judge_row(loop, row)
         finally:
             if row.is_over and not loop.is_closed:  # as one that a handler has closed
                 loop.writer.write(row.step, row.numbers | row.logged, row.samples)
         is_due = row.is_over and loop.self_check.is_due(row.numbers)
         if is_due and loop.latest is not None and loop.settings.ranks.is_first:
-            loop.self_check.say(find_problems(loop.setup(loop.latest, is_running=True)))
+            loop.self_check.say(find_problems(loop.setup(loop.latest[1], is_running=True)))
         if alerts:
             loop.actions.report(alerts)
 
 
-def _judged(loop: Loop, row: StepRow) -> list[Alert]:
+def _judge_row(loop: Loop, row: StepRow) -> list[Alert]:
     judge, actions = loop.judge, loop.actions
     if loop.strength.is_scheduled:  # else it was checked when it was passed
         for member in row.members or [row.numbers]:
@@ -57,7 +57,7 @@ def _judged(loop: Loop, row: StepRow) -> list[Alert]:
         numbers = row.numbers if alert.member is None else row.members[alert.member]
         values = numbers.get("beta_star"), loop.strength.most_raised, numbers
         now = loop.fineness.known(actions.situation(loop.trainer, *values), row.step)
-        alerts.append(actions.advised(alert, now, loop.course.lost_since))
+        alerts.append(actions.advised(alert, now, loop.verdicts.lost_since))
     level = max(judge.level, loop.skill.level)
     if row.is_news or alerts:
         loop.rows.note({"alert_level": float(level)}, row)
@@ -75,16 +75,16 @@ def _judged(loop: Loop, row: StepRow) -> list[Alert]:
         acts = {Level.ERROR: {"action": action}} if actions.answers else {}
         loop.writer.write_alerts([x.record() | acts.get(x.level, {}) for x in alerts])
         worst = max(alerts, key=lambda alert: alert.level).rule
-    if loop.course.update(row.step, level, worst):
-        loop.writer.write_verdict(row.step, str(loop.course.verdict))
+    if loop.verdicts.update(row.step, level, worst):
+        loop.writer.write_verdict(row.step, str(loop.verdicts.verdict))
     return alerts
 
 
 def raise_pending(loop: Loop) -> None:
     """Raise, at a safe point, the ERROR that waits with ``action="raise"``."""
     if loop.settings.action == "raise" and (alert := loop.actions.take_pending()) is not None:
-        loop.course.is_ended = True
-        loop.writer.write_verdict(loop.course.since, str(loop.course.verdict))
+        loop.verdicts.is_ended = True
+        loop.writer.write_verdict(loop.verdicts.since, str(loop.verdicts.verdict))
         loop.writer.flush()
         raise error_for(alert, loop.judge.rules)(alert)
 
@@ -101,13 +101,13 @@ def keep_or_roll_back(loop: Loop, recoverer: Recoverer) -> None:
                 recoverer.keep(step, loop.trainer, loop.own_state())
         return
     write_the_rest(loop.rows, loop.writer)  # rows of steps that are taken back
-    fineness = loop.situation  # as the chains were when it broke
+    broken = loop.situation  # as the chains were then
     rollback, guard_state = recoverer.restore(step, loop.trainer, error)
     loop.load_own_state(guard_state)
     loop.judge.after_rollback()
-    loop.course.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
+    loop.verdicts.rolled_back(recoverer.attempt, rollback.restored_step, error.rule)
     names = "substeps", "most_substeps", "is_sharp"
-    now = replace(loop.situation, **{name: getattr(fineness, name) for name in names})
+    now = replace(loop.situation, **{name: getattr(broken, name) for name in names})
     rollback = recoverer.change(rollback, loop.trainer, now, knows_steps=actions.asks_steps)
     loop.fineness.least = recoverer.effect.substeps
     recoverer.save_restored(loop.trainer, loop.own_state())
@@ -117,18 +117,18 @@ def keep_or_roll_back(loop: Loop, recoverer: Recoverer) -> None:
 @queued
 def close(loop: Loop) -> None:
     """See :meth:`ebmguard.Guard.close`."""
-    loop.claims.is_over = True
-    remove_hooks(loop.first_losses, loop.hung)
+    loop.ownership.is_over = True
+    remove_hooks(loop.first_losses, loop.hook_refs)
     for row in loop.rows.drain():  # one by one: all of them, whatever a callback raises
         follow(loop, iter, [row])
-    _leave(loop)
+    _close_writer(loop)
 
 
 @queued
-def _leave(loop: Loop) -> None:
+def _close_writer(loop: Loop) -> None:
     speaks = loop.settings.ranks.is_first and not loop.is_closed
-    if speaks and loop.course.level:
-        _log.warning("the run as it was closed: %s", loop.course.verdict)
+    if speaks and loop.verdicts.level:
+        _log.warning("the run as it was closed: %s", loop.verdicts.verdict)
     if speaks and loop.last and not loop.skill.is_known:
         _log.warning("skill=%r: g.log was given no such number.", loop.settings.skill)
     try:

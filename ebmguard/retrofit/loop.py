@@ -22,7 +22,6 @@ from ..sinks.call_queue import CallQueue
 from ..trainer import Trainer
 from .actions import Actions
 from .calibration import Calibration
-from .caller_loss import CallerLoss
 from .finer_steps import FinerSteps
 from .first_losses import FirstLosses
 from .measure import Measure
@@ -46,7 +45,7 @@ class Loop:
         last: the latest row that was read; ``members``: those of an ensemble behind it.
         paused_by: the thread that has paused the guard.
         is_inline: whether the sampler asks for the factor itself.
-        latest: the latest strength that was asked for.
+        latest: the latest strength that was asked for, with what was asked.
     """
 
     def __init__(
@@ -57,36 +56,34 @@ class Loop:
         actions: Actions,
         writer: Writer,
         fineness: FinerSteps,
-        caller_loss: CallerLoss,
     ) -> None:
         self.trainer = Trainer()
         self.last: Row = {}
         self.members: list[Row] = []
         self.paused_by: int | None = None
         self.is_inline = False
-        self.settings, self.strength, self.caller_loss = settings, strength, caller_loss
+        self.settings, self.strength = settings, strength
         self.actions, self.writer, self.judge = actions, writer, judge
-        self.turns, self.losing = CallQueue(writer.turns.lock), CallLock()
+        self.turns, self.loss_lock = CallQueue(writer.turns.lock), CallLock()
         self.rows = Rows(settings.models, settings.judge_in_loss, settings.block)
-        self.first_calls, self.first_losses = Calibration(settings), FirstLosses(settings)
+        self.calibration, self.first_losses = Calibration(settings), FirstLosses(settings)
         self.hooks: OptimizerHooks | None = None
-        self.latest: StrengthAt | None = None
-        self._asked: object = None  # for it
+        self.latest: tuple[object, StrengthAt] | None = None
         self.sampling, self.measure = Sampling(len(settings.models)), Measure(settings)
         rolls_back = settings.action == "rollback"
-        self.fineness, self.claims = fineness, Ownership(self, rolls_back=rolls_back)
-        self.course, self.self_check = VerdictTracker(), SelfCheck()
+        self.fineness, self.ownership = fineness, Ownership(self, rolls_back=rolls_back)
+        self.verdicts, self.self_check = VerdictTracker(), SelfCheck()
         self.unused, self.untrained = UnusedSamples(), UntrainedLosses()
         self.skill, self.is_closed = Skill(settings.skill), False
-        self.hung: list[weakref.ref[OptimizerHooks]] = []
+        self.hook_refs: list[weakref.ref[OptimizerHooks]] = []
         # Runs at exit too, and so must hold no reference to the guard, nor to what may hold one.
-        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self.hung)
+        weakref.finalize(self, _finish, self.rows, writer, self.first_losses, self.hook_refs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Loop:
         """A copy that writes nothing and hangs on nothing, as of a module that holds its guard."""
         copied = memo[id(self)] = Loop.__new__(Loop)
-        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "hung": []}
-        bare["claims"] = Ownership(copied)
+        bare: dict[str, Any] = {"writer": Writer((), flush_every=1), "hooks": None, "hook_refs": []}
+        bare["ownership"] = Ownership(copied)
         vars(copied).update(copy.deepcopy(vars(self) | bare, memo))
         return copied
 
@@ -107,9 +104,9 @@ class Loop:
     def strength_at(self, step: int) -> StrengthAt:
         """Return a step's values. A schedule is asked once: sampler and loss share its answer."""
         asked = step if self.strength.is_scheduled else 0, *self.actions.beta_star
-        if self.latest is None or self._asked != asked:
-            self._asked, self.latest = asked, self.strength.at(*asked)
-        return self.latest
+        if self.latest is None or self.latest[0] != asked:
+            self.latest = asked, self.strength.at(*asked)
+        return self.latest[1]
 
     @property
     def now(self) -> StrengthAt:
@@ -145,7 +142,7 @@ class Loop:
         self, now: StrengthAt, example: Tensor | None = None, *, is_running: bool = False
     ) -> Setup:
         """Return what the checks examine, at a step's strength."""
-        settings, recoverer, first = self.settings, self.actions.recoverer, self.first_calls
+        settings, recoverer, first = self.settings, self.actions.recoverer, self.calibration
         awaits = self.strength.awaits_scale and first.calls_left > 0
         followed: Iterable[str] = ()
         if recoverer is not None and not is_running:
@@ -176,12 +173,12 @@ class Loop:
     def _parts(self) -> dict[str, Any]:
         """The parts whose state is the guard's, the judge first, which may refuse one."""
         parts = {"judge": self.judge, "fineness": self.fineness, "skill": self.skill}
-        return parts | {"course": self.course, "measure": self.measure}
+        return parts | {"course": self.verdicts, "measure": self.measure}
 
     def own_state(self, *, is_over: bool = False) -> dict[str, Any]:
         """Return the state that a rollback restores; ``is_over``: the current step ends here."""
         parts = {name: part.state_dict() for name, part in self._parts.items()}
-        parts |= {"measured": self.first_calls.state_dict(), "advised": self.actions.advice()}
+        parts |= {"measured": self.calibration.state_dict(), "advised": self.actions.advice()}
         return self.rows.state_dict(is_over=is_over) | parts
 
     def load_own_state(self, state: Mapping[str, Any]) -> None:
@@ -190,8 +187,8 @@ class Loop:
             part.load_state_dict(state[name])
         self.rows.load_state_dict(state)
         self.actions.load_advice(state["advised"])
-        self.first_calls.load_state_dict(state["measured"])  # last: it is over once it has begun
-        self.strength = self.strength.knowing(self.first_calls.result, self.rows.step)
+        self.calibration.load_state_dict(state["measured"])  # last: it is over once it has begun
+        self.strength = self.strength.knowing(self.calibration.result, self.rows.step)
         self.latest = None
 
 

@@ -147,7 +147,8 @@ class OptimizerHooks:
 
         def then_look() -> Any:
             loss = closure()
-            self._look(optimizer, has_gradients=True)
+            if not self._is_off:
+                self._look(optimizer, has_gradients=True)
             return loss
 
         wrapped = {name: then_look if x is closure else x for name, x in kwargs.items()}

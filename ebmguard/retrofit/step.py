@@ -3,9 +3,7 @@
 - :func:`sample`, the sampler's call: the step before ends, unless its optimizer has ended it; an
   ERROR that waits acts; the sampler runs on the tempered energy; what it showed is measured.
 - :func:`loss`: the loss is checked, computed and measured; its row is judged at once, or waits.
-- :func:`stepped`, the optimizer's step: the row is whole, judged and written; an ERROR acts.
-
-What is refused is refused before anything changes.
+- :func:`stepped`, the optimizer's step: rows that are due are judged and written; an ERROR acts.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from ..errors import LossError, SamplerError
 from ..ranks import Batch, whole_batch
 from ..sampling import Recording, is_capturing
 from ..trainer import Trainer
+from .caller_loss import CallerLoss
 from .ensemble import check_models
 from .judging import follow, keep_or_roll_back, raise_pending, read_all
 from .loop import Loop
@@ -32,7 +31,7 @@ from .optimizer import OptimizerHooks
 from .sampling import CAPTURED, OTHER_THREAD
 from .strength import StrengthAt
 
-__all__ = ["begin_sampling", "hang_on", "loss", "reweight", "sample", "stepped"]
+__all__ = ["attach_trainer", "begin_sampling", "loss", "reweight", "sample", "stepped"]
 
 T = TypeVar("T")
 _UNDER_WAY = (
@@ -68,6 +67,7 @@ def _sample(
         return call(*args, **kwargs)
     begin_sampling(loop)
     now, trainer, recoverer = loop.now, loop.trainer, loop.actions.recoverer
+    slow = loop.rows.is_slow  # before the call, in which a step may end
     if (name := trainer.steps_argument) is not None:
         args, kwargs = loop.actions.with_steps(name, call, args, kwargs)
     if recoverer is not None:
@@ -76,11 +76,11 @@ def _sample(
     finer = loop.fineness.of_call(
         loop.rows.step, 0 if recoverer is None else recoverer.attempt, parts
     )
-    first, looks = loop.first_calls, finer is not None and finer.moves is None
-    was_sought = first.calls_left > 0
-    drift = loop.fineness.drift(finer) if looks else first.drift(parts, now, finer)
+    first, finds_moves = loop.calibration, finer is not None and finer.moves is None
+    was_calibrating = first.calls_left > 0
+    drift = loop.fineness.drift(finer) if finds_moves else first.drift(parts, now, finer)
     recording: Recording | None = drift
-    if recording is None and loop.rows.is_slow and trainer.steps is not None:
+    if recording is None and slow and trainer.steps is not None:
         recording = Recording(ends=2, has_draws=False)
     inputs = call, args, kwargs, trainer, loop.strength, now, recording, finer
     result, tempering = loop.sampling.run(*inputs)
@@ -88,10 +88,10 @@ def _sample(
         recoverer.chains.leave(result)
     if drift is not None:
         first.take(drift, tempering, result)
-        if looks:
+        if finds_moves:
             loop.fineness.looked(drift, result)
-    if was_sought:
-        _take_measured(loop, now)
+    if was_calibrating:
+        _take_output_scale(loop, now)
     loop.first_losses.sampled(tempering, result, parts, first)
     last = () if recording is None else recording.evaluations[-2:]
     loop.measure.sampled(
@@ -101,7 +101,7 @@ def _sample(
         last,
         finer,
         sizes=trainer.steps or first.sizes,
-        slow=loop.rows.is_slow,
+        slow=slow,
     )
     acts, tempers, sets = not now.is_off, now.must_temper, loop.actions.sets_steps
     loop.unused.sample(tempering, result, sets=sets, acts=acts, tempers=tempers)
@@ -122,10 +122,10 @@ def begin_sampling(loop: Loop) -> None:
     loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
 
 
-def _take_measured(loop: Loop, now: StrengthAt) -> None:
+def _take_output_scale(loop: Loop, now: StrengthAt) -> None:
     """Take what the call has shown of the output scale, and report a wrong one."""
     acts = loop.strength.is_scheduled or not now.is_off
-    strength, alerts = loop.first_calls.compared(loop.strength, loop.rows.step, acts=acts)
+    strength, alerts = loop.calibration.compared(loop.strength, loop.rows.step, acts=acts)
     if strength is not loop.strength:
         loop.strength, loop.latest = strength, None
     loop.actions.alerts += alerts
@@ -133,19 +133,24 @@ def _take_measured(loop: Loop, now: StrengthAt) -> None:
     loop.actions.report(alerts)
 
 
-def loss(loop: Loop, batch: Batch) -> Tensor:
+def loss(loop: Loop, caller_loss: CallerLoss, batch: Batch) -> Tensor:
     """See :meth:`ebmguard.Guard.loss`."""
-    return loop.losing.run(partial(_one_loss, loop, _loss, batch))
+    return loop.loss_lock.run(
+        partial(_one_loss, loop, caller_loss, partial(_loss, loop, caller_loss), batch)
+    )
 
 
-def reweight(loop: Loop, batch: Batch) -> tuple[Tensor, Tensor]:
+def reweight(loop: Loop, caller_loss: CallerLoss, batch: Batch) -> tuple[Tensor, Tensor]:
     """See :meth:`ebmguard.Guard.reweight`."""
-    return loop.losing.run(partial(_one_loss, loop, _reweight, batch))
+    return loop.loss_lock.run(
+        partial(_one_loss, loop, caller_loss, partial(_reweight, loop), batch)
+    )
 
 
 def _one_loss(
     loop: Loop,
-    call: Callable[[Loop, Batch, StrengthAt, bool], T],
+    caller_loss: CallerLoss,
+    call: Callable[[Batch, StrengthAt, bool], T],
     batch: Batch,
     is_free: bool,
 ) -> T:
@@ -159,7 +164,8 @@ def _one_loss(
     trains = any(getattr(f, "requires_grad", False) for f in batch[:2])
     rests = not torch.is_grad_enabled() or (untrained.has_trained and not trains)
     is_quiet = is_paused or rests  # it leaves no trace
-    result = call(loop, batch, _begin_loss(loop, batch, is_quiet), is_quiet)
+    strength = _begin_loss(loop, caller_loss, batch, is_quiet)
+    result = call(batch, strength, is_quiet)
     if not is_quiet:
         untrained.has_trained |= trains
     elif not (is_paused or loop.rows.losses):
@@ -167,55 +173,57 @@ def _one_loss(
     return result
 
 
-def _begin_loss(loop: Loop, batch: Batch, is_quiet: bool) -> StrengthAt:
+def _begin_loss(loop: Loop, caller_loss: CallerLoss, batch: Batch, is_quiet: bool) -> StrengthAt:
     """Refuse what cannot be meant before anything changes; then end the step before."""
     loop.check_open()
     if is_capturing():
         raise LossError(_CAPTURED)
-    begins = False
+    begins_step = False
     if not is_quiet:
         _check_steps(loop)
         # Where nothing else tells that a step is over, the next loss does.
-        alone = not (loop.settings.has_sampler or loop.is_inline or loop.is_told_steps)
-        if alone:
+        losses_end_steps = not (loop.settings.has_sampler or loop.is_inline or loop.is_told_steps)
+        if losses_end_steps:
             raise_pending(loop)  # this loop has no other safe point
-        loop.actions.check_ready(loop.trainer, is_shared=loop.claims.is_shared)
-        begins = alone and loop.rows.losses_in_step > 0
-    strength, is_first = loop.strength_at(loop.rows.step + begins), not loop.sampling.calls
+        loop.actions.check_ready(loop.trainer, is_shared=loop.ownership.is_shared)
+        begins_step = losses_end_steps and loop.rows.losses_in_step > 0
+    strength, is_first = loop.strength_at(loop.rows.step + begins_step), not loop.sampling.calls
     if not strength.is_off:
-        loop.strength.check_known(loop.first_calls.result)
+        loop.strength.check_known(loop.calibration.result)
     check_models(loop.settings.models, loop.settings.variant, batch, strength.beta_star)
     if loop.settings.has_sampler and is_first and not is_quiet:
         raise SamplerError(_NEVER_SAMPLED)
-    loop.caller_loss.check(*batch[:2])
+    caller_loss.check(*batch[:2])
     if not is_quiet:
-        measured, is_off = loop.first_calls.result, strength.is_off
+        measured, is_off = loop.calibration.result, strength.is_off
         scale = loop.strength.output_scale if loop.strength.is_measured else None
         loop.first_losses.check(*batch[:2], measured, only_warns=is_off, scale=scale)
-        if not loop.claims.began:
-            loop.claims.begin([*loop.sampling.temperings])
+        if not loop.ownership.began:
+            loop.ownership.begin([*loop.sampling.temperings])
         loop.actions.begin(loop.rows.step, loop.trainer, loop.own_state)
-    if begins:
+    if begins_step:
         follow(loop, loop.rows.end_step)
         return loop.now  # which that row may have steered
     return strength
 
 
-def _loss(loop: Loop, batch: Batch, strength: StrengthAt, is_quiet: bool) -> Tensor:
+def _loss(
+    loop: Loop, caller_loss: CallerLoss, batch: Batch, strength: StrengthAt, is_quiet: bool
+) -> Tensor:
     sides = batch[:2]
     if not is_quiet:
         loop.first_losses.check_gradients(*sides, loop.rows.step, only_warns=strength.is_off)
     plain = weight = None
     if strength.is_off:
-        plain = loop.caller_loss.plain(*sides)
+        plain = caller_loss.plain(*sides)
     else:
-        weight = loop.caller_loss.weight(*sides, loop.settings.models)
-    value = _measured(loop, batch, strength, is_quiet, plain, weight)
+        weight = caller_loss.weight(*sides, loop.settings.models)
+    value = _compute_and_record(loop, batch, strength, is_quiet, plain, weight)
     assert value is not None
     value = value.sum() if value.ndim else value
     if loop.actions.pending and (value.requires_grad or not is_quiet):
         return _without_gradient(value, *sides)
-    loop.first_calls.watch(value, loop.trainer.optimizer)
+    loop.calibration.watch(value, loop.trainer.optimizer)
     return value
 
 
@@ -228,7 +236,7 @@ def _reweight(
     # In float32 at least: the factors have digits that half precision would lose.
     pos, neg = (widened(f.detach()).requires_grad_() for f in (f_pos, f_neg))
     with torch.enable_grad():
-        value = _measured(loop, batch._replace(f_pos=pos, f_neg=neg), strength, is_quiet)
+        value = _compute_and_record(loop, batch._replace(f_pos=pos, f_neg=neg), strength, is_quiet)
     if loop.actions.pending:
         zero = f_pos.new_zeros(())
         return _scaled_gradient(f_pos, zero), _scaled_gradient(f_neg, zero)
@@ -242,7 +250,7 @@ def _reweight(
     )
 
 
-def _measured(
+def _compute_and_record(
     loop: Loop,
     batch: Batch,
     strength: StrengthAt,
@@ -336,10 +344,10 @@ def _check_steps(loop: Loop) -> None:
     if unended.is_found and loop.actions.takes_back:
         loop.actions.end_rollbacks()  # no step would ever carry one out
     if instead is not None:
-        hang_on(loop, loop.trainer.extended(optimizer=instead))
+        attach_trainer(loop, loop.trainer.extended(optimizer=instead))
 
 
-def hang_on(loop: Loop, trainer: Trainer) -> None:
+def attach_trainer(loop: Loop, trainer: Trainer) -> None:
     """Take these parts, and hang on their optimizer, which calls :func:`stepped`."""
     settings = loop.settings
     loop.actions.attach(trainer)
@@ -347,17 +355,22 @@ def hang_on(loop: Loop, trainer: Trainer) -> None:
         if loop.hooks is not None:
             loop.hooks.remove()
         # The optimizer may outlive the guard, and must not keep it.
-        itself: Callable[[], Any] = weakref.ref(loop)
+        loop_ref = weakref.ref(loop)
+
+        def on_step(*outcome: Any) -> None:
+            if (it := loop_ref()) is not None:
+                stepped(it, *outcome)
+
         recoverer = loop.actions.recoverer
         loop.hooks = OptimizerHooks(
             trainer.optimizer,
             trainer.scaler,
-            lambda *outcome: stepped(itself(), *outcome),
+            on_step,
             # An update by the optimizer cannot be split by the members of an ensemble.
-            is_watched=lambda: itself().rows.is_slow and not settings.models,
+            lambda: not settings.models and (it := loop_ref()) is not None and it.rows.is_slow,
             on_update=loop.measure.update,
             process_group=settings.process_group,
             rate=None if recoverer is None else recoverer.rate,
         )
-        loop.hung[:] = [weakref.ref(loop.hooks)]
+        loop.hook_refs[:] = [weakref.ref(loop.hooks)]
     loop.trainer = trainer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from enum import Enum
 from fractions import Fraction
 from typing import Any
 
@@ -360,3 +361,13 @@ def test_what_a_run_begins_with_in_short_numbers_and_a_nested_functions_own_name
 
 def test_the_signature_fits_on_a_screen():
     assert len(str(inspect.signature(guard))) < 1500
+
+
+class Convention(str, Enum):  # noqa: UP042  as in settings that were written for Python 3.10
+    ENERGY = "energy"
+
+
+def test_words_of_enums_and_settings_left_empty_are_taken() -> None:
+    g = guard(None, None, convention=Convention.ENERGY, compile=None, thin_log=None)  # type: ignore[arg-type]
+    low, high = torch.zeros(4, requires_grad=True), torch.ones(4, requires_grad=True)
+    assert g.loss(low, high) == -1  # energies are low on data

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,3 +132,55 @@ def test_who_means_another_run_asks_once_more(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"call guard\(\.\.\.\) once more"):
         trainer.epoch(**trainer.told)
     trainer.epoch(**trainer.told)
+
+
+class Module(torch.nn.Module):
+    """It has the guarded sampler, and a contrastive part of its own."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.net, self.lock = Energy(), threading.Lock()
+        self.loss, self.sampler = guard(self.contrast, gradient_at, **options)
+
+    def contrast(self, f_pos: torch.Tensor, f_neg: torch.Tensor) -> torch.Tensor:
+        with self.lock:
+            return f_neg.mean() - f_pos.mean()
+
+
+def test_a_loss_that_knows_the_sampler_keeps_no_guard_alive(tmp_path: Path) -> None:
+    """By reference counting alone: the folder is free again at once."""
+    gc.disable()
+    try:
+        for _ in range(3):
+            module = Module(log_dir=tmp_path)
+            del module.loss
+            del module
+    finally:
+        gc.enable()
+
+
+def test_a_copy_of_what_holds_the_sampler_copies_no_loss() -> None:
+    module = Module()
+    del module.lock
+    held = {"sampler": module.sampler, "net": module.net}
+    module.lock = threading.Lock()  # which nothing can copy
+    copied = copy.deepcopy(held)
+    assert torch.equal(
+        copied["sampler"](copied["net"], torch.ones(2, 2)),
+        module.sampler(module.net, torch.ones(2, 2)),
+    )
+
+
+def test_a_guard_that_goes_inside_an_optimizers_step_breaks_none() -> None:
+    f = Energy()
+    optimizer = torch.optim.SGD(f.parameters(), lr=0.1)
+    held = [guard(None, gradient_at, model=f, optimizer=optimizer)]
+
+    def closure() -> torch.Tensor:
+        loss: torch.Tensor = held[0].loss(f(torch.randn(4, 2)), f(torch.randn(4, 2)))
+        held.clear()
+        return loss
+
+    held[0].sampler(f, torch.randn(4, 2))
+    optimizer.step(closure)  # type: ignore[arg-type]
+    assert not held

@@ -306,6 +306,32 @@ def test_only_on_slow_steps_and_only_where_settings_are_known():
     assert steps == [0, 50, 100]
 
 
+def test_a_call_in_which_a_step_ends_measures_what_it_began_to_measure():
+    """As where samples are drawn ahead, beside the optimizer's step."""
+    f, recorded, ends = Steep(), Recorded(), []
+
+    def ahead(f, x):
+        samples = recorded(f, x)
+        for end in ends:
+            end()
+        return samples
+
+    optimizer = torch.optim.SGD(f.parameters(), lr=1e-3)
+    g = attached(ahead, model=f, optimizer=optimizer)
+    for first, is_measured in ((49, False), (100, True)):  # of which the second is of the slow tier
+        while g.step < first:
+            row_of(g, f, X)
+            optimizer.step()
+        row_of(g, f, X)
+        ends[:] = [optimizer.step]
+        g.sampler(f, X)
+        ends.clear()
+        assert g.step == first + 1
+        g.loss_fn(*energies(dtype=torch.float64))
+        assert ("sampler/acceptance" in g.last) == is_measured
+        optimizer.step()
+
+
 class Counted(TorchDispatchMode):
     """Counts the clones of a block."""
 
