@@ -176,7 +176,7 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"variant": "fancy"}, "'default', 'no_pos', 'batch'"),
     ({"action": "stop"}, "expected one of 'auto', 'warn', 'raise'"),
     ({"model": "f"}, "model= is a str; expected the torch"),
-    ({"loss_fn": 3.0}, "loss_fn= is 3.0; expected a function or None"),
+    ({"loss_fn": 3.0}, r"loss_fn= is float\(\); expected a function of \(f_pos, f_neg\)"),
     ({"on_alert": 1}, "on_alert= is a int; expected"),
     ({"judge_in_loss": 2}, "judge_in_loss= is a int; expected True or False or None"),
     ({"flush_every": 0}, "flush_every=0; expected"),
