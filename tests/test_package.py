@@ -39,7 +39,7 @@ MAPPED = {
 }
 HOUSE = House()
 # 16,000 lines are the goal; it must not grow away from it.
-ROOMS, LINES, LINES_OF_A_FILE = 19, 19_600, 380
+ROOMS, LINES, LINES_OF_A_FILE = 19, 19_530, 380
 # Words that stand where the name of a thing should, and how often they may: 1,945 times once.
 VAGUE, MOST_VAGUE = re.compile(r"\b(own|each|found|said|told)\b"), 100
 # The guard as people import it: without what stands above it and beside it.

@@ -280,6 +280,21 @@ def test_a_base_measure_goes_on_and_is_told(
     assert told == (case is not by_a_prior)
 
 
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("logsumexp", lambda out: out.logsumexp(1)),
+        ("sum", lambda out: out.sum(1)),
+        ("one output", lambda out: out.amax(1)),
+        ("another function", lambda out: out[:, :2].sum(1)),
+    ],
+)
+def test_the_function_of_several_outputs_is_named(name: str, function: Any) -> None:
+    out = torch.randn(8, 5, requires_grad=True)
+    (cotangent,) = torch.autograd.grad(function(out).sum(), out)
+    assert followed_function(out, cotangent) == name
+
+
 # -- values: of a Metropolis test ------------------------------------------------------------------
 
 

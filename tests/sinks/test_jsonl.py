@@ -288,8 +288,11 @@ def pipe(run: Path) -> Path:
     ],
 )
 def test_all_else_is_refused(make: Callable[[Path], Path], most: int, why: str, run: Path):
+    path, handles = make(run), Path("/proc/self/fd")
+    before = len(os.listdir(handles)) if handles.exists() else 0
     with pytest.raises(ConfigError, match=f"cannot be read: .*(?i:{why}).*Remove it"):
-        safe_open(make(run), most=most)
+        safe_open(path, most=most)
+    assert not before or len(os.listdir(handles)) == before
 
 
 @pytest.mark.parametrize("name", ["nothing", "rows/below", "inner/nothing", "dangling"])
