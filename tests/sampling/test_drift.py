@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
+from ebmguard.sampling.sampler_update import followed_function
 from tests.parts import gradient_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # in torch's forward mode
