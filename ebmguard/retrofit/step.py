@@ -73,12 +73,11 @@ def _sample(
     if recoverer is not None:
         recoverer.chains.enter(call, args, kwargs, trainer.buffer)
     parts = call, trainer.model, *args, *kwargs.values()
-    finer = loop.fineness.of_call(
-        loop.rows.step, 0 if recoverer is None else recoverer.attempt, parts
-    )
-    first, finds_moves = loop.calibration, finer is not None and finer.moves is None
-    was_calibrating = first.calls_left > 0
-    drift = loop.fineness.drift(finer) if finds_moves else first.drift(parts, now, finer)
+    attempt = 0 if recoverer is None else recoverer.attempt
+    finer = loop.fineness.of_call(loop.rows.step, attempt, parts)
+    calibration, finds_moves = loop.calibration, finer is not None and finer.moves is None
+    was_calibrating = calibration.calls_left > 0
+    drift = loop.fineness.drift(finer) if finds_moves else calibration.drift(parts, now, finer)
     recording: Recording | None = drift
     if recording is None and slow and trainer.steps is not None:
         recording = Recording(ends=2, has_draws=False)
@@ -87,22 +86,15 @@ def _sample(
     if recoverer is not None:
         recoverer.chains.leave(result)
     if drift is not None:
-        first.take(drift, tempering, result)
+        calibration.take(drift, tempering, result)
         if finds_moves:
             loop.fineness.looked(drift, result)
     if was_calibrating:
         _take_output_scale(loop, now)
-    loop.first_losses.sampled(tempering, result, parts, first)
+    loop.first_losses.sampled(tempering, result, parts, calibration)
     last = () if recording is None else recording.evaluations[-2:]
-    loop.measure.sampled(
-        trainer,
-        tempering,
-        result,
-        last,
-        finer,
-        sizes=trainer.steps or first.sizes,
-        slow=slow,
-    )
+    seen, sizes = (trainer, tempering, result, last, finer), trainer.steps or calibration.sizes
+    loop.measure.sampled(*seen, sizes=sizes, slow=slow)
     acts, tempers, sets = not now.is_off, now.must_temper, loop.actions.sets_steps
     loop.unused.sample(tempering, result, sets=sets, acts=acts, tempers=tempers)
     return result
