@@ -92,7 +92,7 @@ def test_refuses_samples_that_do_not_fit(second, message):
     ("samplers", "dim", "message"),
     [
         ({}, 0, "at least one sampler"),
-        ([gradient_at], 0, "samplers= is a list; expected Mapping"),
+        ([gradient_at], 0, "samplers= is .*; expected Mapping"),
         ({"": gradient_at}, 0, "'' is no name"),
         ({1: gradient_at}, 0, "1 is no name"),
         ({"a": Bowl().height}, 0, "'a' is a Parameter, which cannot be called"),
