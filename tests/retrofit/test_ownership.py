@@ -182,5 +182,5 @@ def test_a_guard_that_goes_inside_an_optimizers_step_breaks_none() -> None:
         return loss
 
     held[0].sampler(f, torch.randn(4, 2))
-    optimizer.step(closure)  # type: ignore[arg-type]
+    optimizer.step(closure)
     assert not held

@@ -308,7 +308,7 @@ def test_only_on_slow_steps_and_only_where_settings_are_known():
 
 def test_a_call_in_which_a_step_ends_measures_what_it_began_to_measure():
     """As where samples are drawn ahead, beside the optimizer's step."""
-    f, recorded, ends = Steep(), Recorded(), []
+    f, recorded, ends = Steep(), Recorded(), list[Any]()
 
     def ahead(f, x):
         samples = recorded(f, x)
