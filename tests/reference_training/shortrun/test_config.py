@@ -135,7 +135,7 @@ def test_a_stop_says_how_to_go_on_and_has_the_shells_status(tmp_path, monkeypatc
 def test_the_ways_to_end(tmp_path):
     def words(**changes):
         nothing = dict.fromkeys(("ended", "diverged_at", "first_warn", "first_error"))
-        return [*loop.verdicts({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
+        return [*loop.course({**nothing, "steps": 7, "rollbacks": [], **changes}, tmp_path)][1:]
 
     same = {"message": "E b"}  # is said once
     assert words() == ["finished 7 steps without divergence"]
