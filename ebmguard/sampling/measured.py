@@ -73,8 +73,9 @@ class Measured:
             return cls("nothing moves between its calls, or their shapes change")
         momenta = [step.momentum for _, step in pairs if abs(step.momentum) > ALIKE]
         if momenta:
-            is_hmc = all(math.isclose(momentum, 1, rel_tol=ALIKE) for momentum in momenta)
-            return cls("HMC" if is_hmc else f"momentum ({momenta[-1]:.4g})")
+            usual = statistics.median(momenta)  # short steps round more than others
+            is_hmc = math.isclose(usual, 1, rel_tol=ALIKE)
+            return cls("HMC" if is_hmc else f"momentum ({usual:.4g})")
         # What is returned may be no step's end, and lacks noise that steps begin with.
         if pairs[1:] and pairs[-1][0] is last and not pairs[-1][1].noise > 0:
             pairs.pop()
