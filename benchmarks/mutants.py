@@ -244,7 +244,7 @@ def run(mutant: Mutant, *, is_whole: bool) -> str:
     if not is_whole:
         total = itertools.accumulate(tests.values())
         quick = [*itertools.takewhile(lambda pair: pair[1] < QUICK, zip(tests, total, strict=True))]
-        tests = dict(quick)
+        tests = dict(quick) or tests
     words = [sys.executable, "-m", "benchmarks.mutants"]
     words += ["--one", json.dumps(dataclasses.asdict(mutant))]
     words += tests or [f"tests/{name}" for name in ROOMS[mutant.room]]

@@ -224,6 +224,17 @@ def get_sample_q(
     return sample_q
 
 
+def take(loss: Tensor, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
+    """Backward pass and update."""
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 # -- what watches -------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import ReplayBuffer, sgld
 from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_guard_tag
-from tests.parts import Energy, Memory
+from tests.parts import Energy, Memory, take
 
 ROOT = Path(__file__).parents[1]
 PAGE, START = ROOT / "docs" / "diagnostics.md", ROOT / "docs" / "index.md"
@@ -81,13 +81,7 @@ def run(amp: bool) -> set[str]:
         optimizer.zero_grad()
         labels = torch.arange(6) % 3, torch.arange(32) % 2
         loss = g.loss(f(torch.randn(6, 2)), f(g.sampler(f)), groups=labels)
-        if scaler is None:
-            loss.backward()
-            optimizer.step()
-        else:
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
+        take(loss, optimizer, scaler)
     g.close()
     return {tag for _, row in memory.rows for tag in row} | {
         tag for _, samples in memory.histograms for tag in samples

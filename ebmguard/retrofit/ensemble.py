@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import energy_diagnostics, nonfinite_diagnostics, weight_diagnostics
-from ..energies import Groups, LogQ, Variant, check_energies, check_variant
+from ..energies import Groups, LogQ, Variant, check_energies
 from ..errors import ConfigError, EnergyTypeError, ShapeError
 from ..objective import Terms
 from ..ranks import Batch
@@ -144,19 +144,17 @@ def check_models(
         check_energies(f_pos, f_neg, beta_star, variant=name, groups=groups, log_q=log_q)
 
 
-def check_variants(variant: object, models: torch.Size) -> None:
-    """Refuse an unknown variant, or a number of them that does not fit the first dimension."""
-    several = not isinstance(variant, str) and isinstance(variant, Sequence)
-    names: Sequence[object] = variant if several else (variant,)  # type: ignore[assignment]
-    for name in names:
-        check_variant(name)
-    if several and not models:
+def check_variants(variant: Variant | Sequence[Variant], models: torch.Size) -> None:
+    """Refuse a number of variants that does not fit the first dimension."""
+    if isinstance(variant, str):
+        return
+    if not models:
         raise ConfigError(
-            f"variant={[*names]!r} names one variant for each model, but beta_star has no model "
+            f"variant={[*variant]!r} names one variant for each model, but beta_star has no model "
             "dimensions. Pass one name, or a beta_star tensor with one entry for each model."
         )
-    if several and len(names) != models[0]:
+    if len(variant) != models[0]:
         raise ConfigError(
-            f"variant= has {len(names)} names, but beta_star has model dimensions {tuple(models)}; "
-            f"expected {models[0]} names, one for each entry of the first."
+            f"variant= has {len(variant)} names, but beta_star has model dimensions "
+            f"{tuple(models)}; expected {models[0]} names, one for each entry of the first."
         )

@@ -1,4 +1,4 @@
-"""The parts of a guard, and their life: attached, saved, closed. Their work is :mod:`.step`."""
+"""The parts of a guard, and their state. What they do in a step is :mod:`.step`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("ebmguard")
 
 
 class Loop:
-    """The parts, which do not know of one another, and what two of them know together.
+    """The parts, which do not know of one another, and what needs more than one of them.
 
     Attributes:
         last: the latest row that was read; ``members``: those of an ensemble behind it.

@@ -16,7 +16,7 @@ from torch import nn
 from ebmguard import Level, errors, guard
 from ebmguard.errors import ConfigError
 from ebmguard.retrofit.optimizer import total_norm
-from tests.parts import Memory, energies
+from tests.parts import Memory, energies, take
 
 TAGS = ("optim/grad_norm", "optim/update_norm", "optim/amplification")
 
@@ -69,17 +69,6 @@ class Run:
         before = torch.cat([p.detach().clone() for p in self.parameters])
         self.optimizer.step(closure)
         return float((torch.cat([p.detach() for p in self.parameters]) - before).norm())
-
-
-def take(loss: torch.Tensor, optimizer: torch.optim.Optimizer, scaler: Any = None) -> None:
-    """Backward pass and update."""
-    if scaler is None:
-        loss.backward()
-        optimizer.step()
-    else:
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
 
 
 def sgd(groups: Any) -> torch.optim.Optimizer:
