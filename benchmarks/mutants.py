@@ -239,7 +239,7 @@ def tests_of(mutant: Mutant, rooms: Iterable[str]) -> dict[str, float]:
 
 
 def run(mutant: Mutant, *, is_whole: bool) -> str:
-    """ "caught", "lives", or "caught by the time" that its tests take."""
+    """ "caught by" the test that fails first or "the time" that they take, or that it "lives"."""
     tests = tests_of(mutant, ROOMS if is_whole else [mutant.room])
     if not is_whole:
         total = itertools.accumulate(tests.values())
@@ -254,7 +254,10 @@ def run(mutant: Mutant, *, is_whole: bool) -> str:
         return "caught by the time"
     if done.returncode not in (0, 1, 2, 3, 4):  # 2 to 4: it could not even be imported
         raise RuntimeError(f"{mutant.name}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    return "caught" if done.returncode else "lives" if is_whole else SURVIVES
+    if not done.returncode:
+        return "lives" if is_whole else SURVIVES
+    test = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", done.stdout, re.M)
+    return f"caught by {test[1]}" if test else "caught at import"
 
 
 def main(words: list[str] | None = None) -> int:
