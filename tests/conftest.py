@@ -55,15 +55,14 @@ COVERED_ELSEWHERE = (
     *("never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
-    "reference_training/test_trainers.py::test_the_same_seed_is_the_same_bits",
-    "reference_training/toy/test_train.py::test_each_member_is_as_if_trained_alone",
+    "reference_training/",
     *("report/test_fuzz.py", "retrofit/test_bit_identity.py", "retrofit/test_compiled.py"),
     *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),
     *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
     "test_rules_stamp.py",
     *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),
 )
-"""What runs in these runs in the rooms' own tests too; the tracer doubles the time of a test."""
+"""What runs of the core in these runs in its own tests too; the tracer doubles a test's time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
