@@ -239,17 +239,3 @@ def test_every_method_comes_close_to_the_datas_model(method, data):
         numbers = update(trained[torch.randint(COUNT, (SIZE,), generator=order)])
         assert all(x.isfinite() for x in numbers.values())
     assert best - nats(model, held_out) < LEFT[method]
-
-
-def test_inner_steps_see_the_minibatches_that_are_drawn_for_them(data):
-    _, (trained, _) = data
-    v, *others = trained.split(SIZE)
-    given = iter(others)
-    found = []
-    for inner in (None, lambda: v, lambda: next(given)):
-        _, update = begin("bidsm")
-        update(v, inner)
-        found.append(update.posterior.weight.detach())
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
-    assert sum(1 for _ in given) == len(others) - 2  # K of them are gone

@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.config import DeepConfig
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
-from ebmguard.reference_training.bism.deep_train import SHORT_STD, SHORT_STEP, ShortRuns
 from ebmguard.reference_training.bism.images import Checkerboard, FlatImages
 from ebmguard.reference_training.bism.matching import score
 from ebmguard.reference_training.bism.posterior import BernoulliPosterior, Latent
-from ebmguard.reference_training.bism.rbm import GaussianBernoulliRBM
 from ebmguard.reference_training.bism.table import page
 from ebmguard.reference_training.bism.train import told
 from ebmguard.reference_training.data import load_data
@@ -75,48 +72,6 @@ def test_a_density_of_noisy_data_is_watched_beside_noisy_data(tmp_path):
     RBM.run(tmp_path / "run", **options, iterations=300, batch=100, evaluations=1)
     gaps = load(tmp_path / "run").rows["energy_gap"]
     assert gaps.iloc[-50:].abs().mean() < 64 / 2 / 10
-
-
-@pytest.mark.parametrize("rule", [None, "weights_degenerate"])
-def test_samples_of_many_entries_are_not_degenerate_but_a_single_good_one_is(
-    tmp_path, monkeypatch, rule
-):
-    # f of exact samples has a spread of sqrt(64 / 2): at an exponent of 0.5 the ESS of a Gaussian's
-    # is 2^32 / 1.5^64 = 0.02 of them, under the rule's limit.
-    if rule:
-
-        def gibbs(model, v, steps, rng):
-            v = model.visible_bias.repeat(len(v), 1).detach()
-            v[1:] += 30 * model.log_std.exp()
-            return v
-
-        monkeypatch.setattr(GaussianBernoulliRBM, "gibbs", gibbs)
-    options: dict[str, Any] = {"data": "digits", "method": "dsm", "lr": 1e-9, "batch": 200}
-    RBM.run(tmp_path / "run", **options, iterations=80, evaluations=1)
-    alerts = (tmp_path / "run" / "alerts.jsonl").read_text()
-    assert ("weights_degenerate" in alerts) == bool(rule)
-    ess = load(tmp_path / "run").rows["ref/ess"]
-    assert ess.iloc[-1] < 0.1 if rule else ess.iloc[20:].min() > 0.3
-
-
-def test_methods_side_by_side(tmp_path):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="nothing there holds"):
-        page(tmp_path)
-    few = {"iterations": 8, "evaluations": 1}
-    runs = [RBM.run(tmp_path / f"dsm_{i}", method="dsm", seed=i, **few) for i in range(3)]
-    assert "mdsm" not in page(tmp_path)
-    RBM.run(tmp_path / "mdsm_0", method="mdsm", **few)
-    *lines, _, noisy = page(tmp_path).splitlines()
-    assert "noise of 0.1" in noisy
-    by_method = {line.split("|")[1].strip(): line for line in lines}
-    cells = [cell.strip() for cell in by_method["dsm"].split("|")[1:-1]]
-    low, middle, high = sorted(run["log_likelihood"] for run in runs)
-    assert cells[1:4] == ["3", f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
-    assert cells[4] == f"{sorted(run['kl'] for run in runs)[1]:.3f}"
-    # A part of the run's time is that of its updates.
-    assert 0 < 8 * float(cells[6]) / 1000 < float(cells[7]) + 0.05
-    assert by_method["mdsm"].split("|")[2].strip() == "1"
 
 
 def test_likelihoods_of_many_latents_are_bracketed_or_not_shown(tmp_path):
@@ -246,46 +201,6 @@ def test_visible_networks_are_of_the_same_size_and_of_the_published_one():
 
 
 COUNT, STEPS, STIFF = 4000, 5, 3.0
-
-
-class Tied(nn.Module):
-    """E = STIFF / 2 |h - v|^2, of v with as many entries as h."""
-
-    hidden = 2
-
-    def projected(self, v):
-        return v.flatten(1)
-
-    def of_projected(self, projected, h):
-        return STIFF / 2 * (h - projected).square().sum(1)
-
-    def energy(self, v, h):
-        return self.of_projected(self.projected(v), h)
-
-
-def agree(ends, mean, variance):
-    """Whether chains have a mean and a variance, but for six standard errors."""
-    off = (ends - mean).mean(0).abs().max().item()
-    assert off < 6 * math.sqrt(variance / COUNT)
-    spread = (ends - mean).var().item()
-    assert abs(spread / variance - 1) < 6 * math.sqrt(2 / ends.numel())
-
-
-def test_chains_end_where_a_quadratic_energy_takes_them():
-    runs = ShortRuns(Tied(), (1, 1, 2), STEPS, rng())
-    v = torch.tensor([0.3, -0.2]).view(1, 1, 1, 2).expand(COUNT, -1, -1, -1)
-    h = torch.tensor([1.0, 2.0]).expand(COUNT, -1)
-    flat = v.flatten(1)
-    # Each step takes the distance to 1 - SHORT_STEP STIFF of it, and adds noise.
-    kept = 1 - SHORT_STEP * STIFF
-    noise = SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
-    agree(runs.infer(v, h), flat + kept**STEPS * (h - flat), noise)
-    # In (v, h) the sum stays, and the difference shrinks twice as fast.
-    ends_v, ends_h = runs.synthesize(v, h)
-    kept = 1 - 2 * SHORT_STEP * STIFF
-    noise = 2 * SHORT_STD**2 * sum(kept ** (2 * k) for k in range(STEPS))
-    agree(ends_h - ends_v.flatten(1), kept**STEPS * (h - flat), noise)
-    agree(ends_h + ends_v.flatten(1), flat + h, 2 * SHORT_STD**2 * STEPS)
 
 
 def test_training_moves_samples_towards_images(tmp_path):

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from ebmguard.reference_training.data import load_data
-from ebmguard.reference_training.judge import chains, robustness
-from ebmguard.reference_training.judge.chains import fresh_chains
 from ebmguard.reference_training.judge.likelihood import Cube, described, measure
-from ebmguard.reference_training.judge.robustness import CHAINS, holds, refined_logits
+from ebmguard.reference_training.judge.robustness import holds
 from ebmguard.reference_training.likelihood import Path, bracket_log_z, quadrature_log_z
 from tests.parts import Bowl
-from tests.reference_training.parts import CPU, rng
-
-
-def test_each_batch_draws_its_steps_and_its_starts(monkeypatch):
-    monkeypatch.setattr(chains, "BATCH", 4)
-    steps: list[int] = []
-    sizes: list[int] = []
-
-    def walk(x0, k, generator):
-        steps.append(k)
-        sizes.append(len(x0))
-        return x0
-
-    draw = partial(fresh_chains, walk, (202, 1, 2, 3))
-    found = draw((4, 6), CPU)
-    assert set(steps) == {4, 5, 6}
-    assert sizes == [4] * 50 + [2]
-    assert found.shape == (202, 1, 2, 3)
-    assert len({tuple(image.flatten().tolist()) for image in found}) == 202
-    assert torch.equal(draw((4, 4), CPU), found)
-    assert steps[51:] == [4] * 51
-
+from tests.reference_training.parts import rng
 
 CUBE = Cube(1.5, torch.zeros(2, dtype=torch.float64))
 
@@ -131,39 +106,3 @@ def test_an_attack_stays_in_its_ball_and_in_the_cube(norm):
     size = away.abs().flatten(2).amax(2) if norm == "linf" else away.flatten(2).norm(dim=2)
     assert 0.2 < float(size.max()) <= 0.25 + 1e-9
     assert torch.stack(seen).abs().max() <= 1
-
-
-def test_images_are_refined_by_chains_that_gradients_do_not_see():
-    x = torch.randn(4, *SHAPE, dtype=torch.float64, requires_grad=True)
-    options = {"step_size": 0.1, "noise_std": 0.2}
-    found = refined_logits(Linear(), x, 3, rng(), **options)
-    at, noise = x.detach().repeat_interleave(CHAINS, 0), rng()
-    for z in torch.randn(3, *at.shape, generator=noise, dtype=torch.float64):
-        at = at - 0.1 * at + 0.2 * z
-    expected = (at.flatten(1) @ WEIGHTS.T).view(4, CHAINS, 3).mean(1)
-    torch.testing.assert_close(found, expected)
-    (slope,) = torch.autograd.grad(found[:, 0].sum(), x)
-    torch.testing.assert_close(slope, WEIGHTS[0].view(SHAPE).expand(4, *SHAPE))
-    assert torch.equal(refined_logits(Linear(), x, 0, rng(), **options), Linear().classify(x))
-
-
-def test_accuracies_are_of_radii_in_255ths(monkeypatch):
-    radii = []
-
-    def held(logits, x, y, norm, radius, rng):
-        radii.append((norm, radius, len(x)))
-        return torch.arange(len(x)) % 2 == 0
-
-    monkeypatch.setattr(robustness, "holds", held)
-    data = load_data("digits", test_images=60)
-    attacks = [("linf", 8.0), ("l2", 128.0)]
-    sizes = {"step_size": 1.0, "noise_std": 0.01}
-    rows = robustness.robustness(Linear(), data, attacks, images=52, steps=1, noise=0.0, **sizes)
-    assert [(row["norm"], row["radius"]) for row in rows] == [("none", 0.0), *attacks]
-    assert {row["accuracy"] for row in rows} == {0.5}
-    parts = [(norm, 2 * radius / 255, n) for norm, radius in rows_of(rows) for n in (50, 2)]
-    assert radii == parts
-
-
-def rows_of(rows):
-    return [(row["norm"], row["radius"]) for row in rows]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge import bism, jem, shortrun, toy
 from ebmguard.reference_training.judge.classification import accuracy, calibration_error, classify
@@ -21,13 +20,10 @@ from ebmguard.reference_training.judge.config import (
     EvaluateShortRun,
     EvaluateToy,
 )
-from ebmguard.reference_training.judge.evaluate import EvaluateConfig, run
 from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.judge.quality import SampleQuality
 from ebmguard.reference_training.judge.robustness import robustness
-from ebmguard.reference_training.judge.stored import load_network
 from ebmguard.reference_training.judge.toy import table
-from ebmguard.reference_training.networks import WideResNet
 from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.samplers import sgld
 from tests.reference_training.judge.parts import jem_folder
@@ -96,22 +92,6 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path, name):
         for file in (tmp_path / name / "checkpoints").iterdir():
             file.unlink()
         refused(tmp_path / name, "has no checkpoint")
-
-
-@pytest.mark.parametrize("stored", [True, False])
-def test_results_are_printed_and_stored_where_they_can_be(tmp_path, capsys, stored):
-    def measure(config, device):
-        return {"device": device.type, "score": math.nan}
-
-    file = tmp_path / "evaluation.json"
-    if not stored:
-        file.mkdir()
-    with nullcontext() if stored else pytest.raises(DiskError, match=r"evaluation\.json could not"):
-        assert run(measure, str, EvaluateConfig(run=tmp_path, device="cpu")) == 0
-        assert json.loads(file.read_text()) == {"device": "cpu", "score": "NaN"}
-    printed = capsys.readouterr().out
-    told = f"\nwritten to {file}\n" if stored else ""
-    assert printed == "{'device': 'cpu', 'score': nan}\n" + told
 
 
 SPREAD = [i for i in range(30) if i % 6 != 5]
@@ -205,22 +185,6 @@ def test_a_likelihood_needs_noise(tmp_path):
         evaluate(tmp_path, chains=(), ood=(), likelihood=True)
 
 
-def test_the_newest_checkpoint_instead(tmp_path):
-    networks, chains = jem_folder(tmp_path / "run", best=False)
-    with pytest.raises(ConfigError, match="--checkpoint last"):
-        evaluate(tmp_path / "run", checkpoint="best")
-    assert not (tmp_path / "run" / "evaluation.json").exists()
-    # A run without validation images, such as the default one on the digits, has no best one.
-    results = evaluate(tmp_path / "run", chains=("buffer",), ood=())
-    assert results["checkpoint"] == "last"
-    named = evaluate(tmp_path / "run", checkpoint="last", chains=("buffer",), ood=())
-    assert named == results
-    data = load_data("digits", train_images=90, valid_images=20, test_images=40)
-    assert (results["step"], results["ood"]) == (12, {})
-    expected = quality_of(networks["last"].eval(), data, chains[SPREAD])
-    assert results["samples"] == {"buffer": pytest.approx({"step": 12, **expected})}
-
-
 def test_fresh_chains_need_steps(tmp_path):
     jem_folder(tmp_path / "run", reinit_rate=0.0)
     with pytest.raises(ConfigError, match="--chain-steps"):
@@ -241,26 +205,6 @@ def test_data_are_where_and_as_small_as_in_the_training(tmp_path):
     logits = classify(networks["best"], data.scale(data.test_x), noise_std=0.03)
     row = evaluate(tmp_path, chains=(), ood=())["classification"]["test"]
     assert row["ece"] == pytest.approx(calibration_error(logits, data.test_y))
-
-
-def test_the_network_and_its_arithmetic_are_those_of_the_training(tmp_path):
-    x = torch.rand(5, 1, 8, 8)
-
-    def f(**stored):
-        torch.manual_seed(1)
-        path = tmp_path / str(len(list(tmp_path.iterdir())))
-        jem_folder(path, stored=stored)
-        return load_network(path, "best", CPU)[0](x)
-
-    own = WideResNet(width=1, early_stride=True, norm="layer", unconditional=True)
-    jem_folder(tmp_path / "other", stored={"norm": "layer", "unconditional": True}, network=own)
-    torch.testing.assert_close(load_network(tmp_path / "other", "best", CPU)[0](x), own(x))
-
-    exact = f()
-    assert not torch.equal(exact, f(activation="silu"))
-    rounded = f(precision="bfloat16")
-    assert not torch.equal(exact, rounded)
-    torch.testing.assert_close(exact, rounded, rtol=0.02, atol=0.02)
 
 
 def test_a_folder_names_no_code_that_is_run(tmp_path):

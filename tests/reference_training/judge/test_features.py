@@ -16,7 +16,6 @@ from ebmguard.reference_training.judge.features import load_features
 from ebmguard.reference_training.judge.inception import SIZE, resize
 from ebmguard.reference_training.networks import WideResNet
 from tests.parts import save_script
-from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU
 
 NETWORK = WideResNet(width=1)
@@ -59,21 +58,6 @@ def test_own_follows_the_network_in_training():
     assert "one evaluation only" in features.label
     assert network.training
     assert all(parameter.requires_grad for parameter in network.parameters())
-
-
-def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
-    other = WideResNet(depth=16, width=1, early_stride=True)
-    run = tmp_path / "run"
-    jem_folder(run, best=False, depth=16)
-    with pytest.raises(ConfigError, match="--checkpoint last"):
-        load(run)
-    state = {"step": 1234, "valid_accuracy": 0.5, "network": other.state_dict()}
-    torch.save(state, run / "checkpoints" / "best.pt")
-    features = load(run)
-    assert_is_classifier(features, other)
-    assert features.fixed
-    assert str(run) in features.label
-    assert "1,234" in features.label
 
 
 def test_a_torchscript_file_is_read_without_a_warning(tmp_path):

@@ -11,7 +11,6 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from ebmguard.cli import main
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
 from ebmguard.reference_training.bism.posterior import GaussianPosterior
 from ebmguard.reference_training.data import load_data
@@ -23,19 +22,12 @@ from ebmguard.reference_training.judge.bism import (
     linear_accuracy,
 )
 from ebmguard.reference_training.judge.chains import anneal, temperatures
-from ebmguard.reference_training.judge.features import Features, load_features
 from ebmguard.reference_training.judge.shortrun import (
-    EvaluateShortRun,
-    check_features,
-    judged,
-    run,
     short_run_samples,
-    table,
 )
-from ebmguard.reference_training.shortrun.trained import load_run
 from tests.reference_training.judge.parts import frechet as frechet_distance
 from tests.reference_training.judge.parts import jem_folder
-from tests.reference_training.parts import CPU, DEEP, Quadratic, rng, tiny_run, trained_folder
+from tests.reference_training.parts import CPU, DEEP, Quadratic, rng, tiny_run
 
 
 def moments(x):
@@ -45,34 +37,8 @@ def moments(x):
     return features, 5 * features
 
 
-MOMENTS = Features(moments, "moments", comparable=False, fixed=True)
-
-
 def frechet(one, two):
     return frechet_distance(*(moments(x)[0] for x in (one, two)))
-
-
-def test_each_score_is_of_its_images():
-    trained = tiny_run(train_images=200, test_images=60)
-    results = judged(trained, MOMENTS, 40)
-    data = load_data("digits", train_images=200, test_images=60)
-    train = data.scale(data.train_x)
-    scores = results["scores"]
-    assert list(scores) == ["samples", "held_out", "noise"]
-    assert [row["samples"] for row in scores.values()] == [40, 40, 40]
-    samples = short_run_samples(trained, 40).clamp(-1, 1)
-    assert scores["samples"]["fid"] == pytest.approx(frechet(train, samples), rel=1e-4)
-    # Forty of sixty: two of each three.
-    rows = [i for i in range(60) if i % 3 != 2]
-    held_out = data.scale(data.test_x[rows])
-    assert scores["held_out"]["fid"] == pytest.approx(frechet(train, held_out), rel=1e-4)
-    # Of noise the features have known means: 0, sqrt(1/3), 0.
-    noise = torch.rand(5000, 1, 8, 8, generator=torch.Generator().manual_seed(9)) * 2 - 1
-    expected = frechet(train, noise)
-    assert scores["noise"]["fid"] == pytest.approx(expected, rel=0.1)
-    assert scores["noise"]["fid"] > 5 * scores["held_out"]["fid"]
-    assert (results["reference_images"], results["step"], results["image_size"]) == (200, 6, 8)
-    assert (results["features"], results["features_comparable"]) == ("moments", False)
 
 
 def test_samples_have_gone_through_the_chains():
@@ -83,39 +49,6 @@ def test_samples_have_gone_through_the_chains():
     assert float(samples.mean()) == pytest.approx(0.25, abs=0.001)
     assert float(samples.std()) == pytest.approx(0.01, rel=0.05)
     assert torch.equal(short_run_samples(trained, 60), samples)
-
-
-def test_the_command_prints_and_stores_what_it_measured(tmp_path, capsys):
-    path, judge = trained_folder(tmp_path / "run"), str(tmp_path / "judge")
-    jem_folder(tmp_path / "judge")
-    assert run(EvaluateShortRun(run=path, features=judge, count=30, device="cpu")) == 0
-    stored = json.loads((path / "evaluation.json").read_text())
-    expected = judged(load_run(path, CPU), load_features(judge, CPU), 30)
-    assert stored == json.loads(json.dumps(expected))
-    printed = capsys.readouterr().out
-    assert table(stored) in printed
-    for row in stored["scores"].values():
-        assert f"{row['fid']:.2f}" in printed
-        assert f"{row['is']:.3f}" in printed
-    for words in ("3 steps from noise", "held-out images", "uniform noise", "at 8x8", judge):
-        assert words in printed
-
-
-@pytest.mark.parametrize(
-    ("stored", "settings", "says"),
-    [
-        ({"data": "mnist"}, {}, "a run on mnist, and .* is on digits; train the classifier with"),
-        ({}, {"image_size": 4}, "a run on digits, and .* is on digits averaged down to 4x4;"),
-        ({"image_size": 2}, {"image_size": 4}, "to 2x2, and .* is on digits averaged down to 4x4;"),
-    ],
-)
-def test_features_of_other_images_are_refused(tmp_path, stored, settings, says):
-    jem_folder(tmp_path / "judge", stored=stored)
-    with pytest.raises(ConfigError, match=says):
-        check_features(str(tmp_path / "judge"), tiny_run(**settings))
-    jem_folder(tmp_path / "same", stored=settings)
-    check_features(str(tmp_path / "same"), tiny_run(**settings))
-    check_features("inception:file.pth", tiny_run())
 
 
 WIDE = torch.float64

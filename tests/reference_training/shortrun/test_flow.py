@@ -7,18 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 from torch import Tensor
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.flow.density import (
-    bits_per_dim,
-    dequantise,
-    extended_log_density,
     flow,
-    hessians,
     inside_cube,
     log_abs_det,
     noise_bits,
@@ -108,23 +104,6 @@ def test_it_is_right_where_the_product_of_the_jacobians_has_lost_it() -> None:
     assert found.total.item() == pytest.approx(expected, rel=1e-12)
 
 
-@settings(deadline=None, max_examples=12)
-@given(chunk=st.integers(1, 40))
-@example(chunk=16)  # as many columns at a time as rows: nothing but the numbers tells them apart
-def test_hessians_are_plain_second_derivatives_in_chunks_of_any_size(chunk: int) -> None:
-    torch.manual_seed(1)
-    weight = torch.randn(5, 7, dtype=torch.float64)
-
-    def f(x: Tensor) -> Tensor:
-        return torch.nn.functional.gelu(x @ weight.T).pow(3).sum(1)
-
-    x = torch.randn(4, 7, dtype=torch.float64)
-    expected = torch.stack(
-        [torch.autograd.functional.hessian(lambda row: f(row[None])[0], row) for row in x]
-    )
-    torch.testing.assert_close(hessians(f, x, chunk=chunk), expected)
-
-
 def test_determinants_that_are_none() -> None:
     z = torch.randn(2, 3, dtype=torch.float64)
     found = log_abs_det(lambda x: -x.square().sum(1) / 2, z, steps=2, step_size=1.0)
@@ -144,37 +123,10 @@ def test_the_cube_has_its_sides() -> None:
     assert inside_cube(z).tolist() == [True, False, False]
 
 
-@settings(deadline=None)
-@given(
-    size=st.integers(1, 4000),
-    levels=st.integers(1, 255),
-    stretch=st.floats(1e-3, 1e3),
-)
-def test_bits_are_those_of_a_box_in_levels(size: int, levels: int, stretch: float) -> None:
-    # A flow x = stretch * z fills a box of 2 * stretch a side, levels * stretch in levels.
-    log_det = torch.tensor([size * math.log(stretch)], dtype=torch.float64)
-    log_p = extended_log_density(log_det, size=size)
-    bits = bits_per_dim(log_p, size=size, levels=levels)
-    torch.testing.assert_close(bits.item(), math.log2(levels * stretch), rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize(("noise", "levels"), [(0.03, 255), (0.03, 16), (0.5, 1)])
 def test_noise_bits_are_the_entropy_of_the_noise_in_levels(noise: float, levels: int) -> None:
     entropy = torch.distributions.Normal(0.0, noise * levels / 2).entropy() / math.log(2)
     assert noise_bits(noise, levels) == pytest.approx(float(entropy), abs=1e-5)
-
-
-def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
-    levels = 4
-    pixels = torch.randint(
-        0, levels + 1, (400, 1, 5, 5), generator=torch.Generator().manual_seed(0)
-    )
-    x = dequantise(pixels / (levels / 2) - 1, levels, torch.Generator().manual_seed(1))
-    # In levels, the noise is uniform on half a level to either side.
-    noise = (x + 1) * levels / 2 - pixels
-    assert float(noise.abs().max()) <= 0.5 + 1e-6
-    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
-    assert float(noise.var()) == pytest.approx(1 / 12, rel=0.05)
 
 
 # -- the map itself --
@@ -187,20 +139,6 @@ def test_the_map_is_the_sampler_without_noise_and_its_derivative_known() -> None
     assert torch.autograd.gradcheck(
         lambda z: flow(f, z, steps=3, step_size=5.0), (z[:2].requires_grad_(),), fast_mode=True
     )
-
-
-def test_graphs_are_kept_only_where_they_are_asked_for() -> None:
-    f, z = wide().requires_grad_(), uniform(2, 1, 8, 8)
-    # Parameters that require gradients do not make a graph of a sampler's run.
-    assert not flow(f, z, steps=2, step_size=1.0).requires_grad
-    z.requires_grad_()
-    assert flow(f, z, steps=2, step_size=1.0).requires_grad
-    with torch.no_grad():
-        assert not flow(f, z, steps=2, step_size=1.0).requires_grad
-    found = log_abs_det(f, z, steps=2, step_size=1.0)
-    assert not found.x.requires_grad
-    assert not found.total.requires_grad
-    assert all(parameter.grad is None for parameter in f.parameters())
 
 
 # -- its inverse -------------------------------------------------------------------------------
@@ -263,24 +201,6 @@ def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> N
     held = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2), inside=True)
     assert torch.equal(held.z[1, 0], torch.tensor(1.0, dtype=torch.float64))
     torch.testing.assert_close(held.error[1].item(), (2 - math.tanh(1)) ** 2 / 2)
-
-
-def test_the_course_and_its_stages_also_at_rest() -> None:
-    f, x, z0 = wide(), uniform(3, 1, 8, 8, seed=1), uniform(3, 1, 8, 8)
-    found = invert(f, x, steps=4, step_size=1.0, z0=z0, iterations=12, stages=(0, 2, 12))
-    assert found.course.shape == (13, 3)
-    assert bool((found.course.diff(dim=0) <= 0).all())
-    assert torch.equal(found.course[-1], found.error)
-    assert torch.equal(found.stages[0], flow(f, z0, steps=4, step_size=1.0))
-    assert torch.equal(found.stages[2], found.x)
-    errors = (found.stages - x).square().flatten(2).mean(2)
-    torch.testing.assert_close(errors, found.course[[0, 2, 12]])
-    assert not any(t.requires_grad for t in (found.z, found.x, found.error, found.stages))
-    x = uniform(2, 3, seed=1)
-    found = invert(squashing, x, steps=0, step_size=1.0, z0=x, iterations=60, stages=(60,))
-    assert found.course.shape == (61, 2)
-    assert not found.course.any()
-    assert torch.equal(found.stages[0], x)
 
 
 def test_a_map_that_is_lost_is_refused() -> None:
@@ -356,16 +276,3 @@ def test_what_is_not_finite_is_stepped_back_from() -> None:
     z = torch.tensor([[3.0], [0.05]], dtype=torch.float64)
     found = end(barrier, z, iterations=60, curvature=0.1)
     torch.testing.assert_close(found.z, torch.ones(2, 1, dtype=torch.float64))
-
-
-def test_it_ends_where_all_are_at_rest() -> None:
-    evaluations = 0
-
-    def parabola(z: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal evaluations
-        evaluations += 1
-        return z.square().sum(1), 2 * z
-
-    found = end(parabola, uniform(3, 4), iterations=1000, curvature=2.0)
-    assert torch.equal(found.z, torch.zeros(3, 4, dtype=torch.float64))
-    assert evaluations < 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 
 from ebmguard import guard
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
-from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
     CPU,
@@ -26,7 +23,6 @@ from tests.reference_training.parts import (
     same,
     saved,
     tiny_run,
-    trained_folder,
 )
 from tests.replay import Replay, capture_as_replays
 
@@ -143,40 +139,6 @@ def test_ranks_have_chains_of_their_own():
     assert torch.equal(starts[0], one.starts(4))
     # Of independent uniform numbers: 2/3.
     assert float((starts[0] - starts[1]).abs().mean()) > 0.4
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A run of six updates at a beta of one tenth."""
-    return trained_folder(tmp_path_factory.mktemp("runs") / "tenth", beta_star=2000.0, seed=3)
-
-
-def test_the_network_is_that_of_the_newest_checkpoint(folder):
-    run = load_run(folder, CPU)
-    assert run.step == 6
-    assert same(dict(run.network.state_dict()), saved(folder)["network"])
-    assert not run.network.training
-    assert not any(p.requires_grad for p in run.network.parameters())
-    assert run.settings == config_for(folder, beta_star=2000.0).settings
-    assert (run.config.beta_star, run.config.seed, run.path) == (2000.0, 3, folder)
-    assert run.name == "tenth"
-    assert run.drift == pytest.approx(0.9)
-    assert run.device == CPU
-    assert len(run.data.train_x) == 64
-    assert len(run.data.test_x) == 32
-
-
-def test_data_may_lie_elsewhere(tmp_path, monkeypatch):
-    """Elsewhere than in the training: another folder is named, and looked into."""
-    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
-    out = trained_folder(tmp_path / "run")
-    stored = json.loads((out / "config.json").read_text())
-    stored["data"] = "mnist"
-    (out / "config.json").write_text(json.dumps(stored | {"data_root": "/gone"}))
-    with pytest.raises(ConfigError, match="/gone, which is not a folder"):
-        load_run(out, CPU)
-    with pytest.raises(ConfigError, match=f"{tmp_path}/here, which is not a folder"):
-        load_run(out, CPU, data_root=str(tmp_path / "here"))
 
 
 @pytest.mark.parametrize("beta_star", [0.0, 2000.0])

@@ -10,7 +10,6 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
@@ -197,22 +196,6 @@ def test_a_row_for_each_update_and_samples_as_bytes(written):
 def config_data(out):
     data = config_for(out, train_images=80).load_data()
     return data.scale(data.train_x)
-
-
-def test_medians_are_those_of_the_last_hundred_updates(tmp_path, monkeypatch):
-    rows = [{"energy_gap": 1e6, "ess": 0.5}] * 50 + [{"energy_gap": float(i)} for i in range(100)]
-    monkeypatch.setattr(Record, "guard_rows", lambda self: rows)
-    results = go(config_for(tmp_path))
-    assert results["median_last_100"] == {
-        "energy_gap": 49.5,
-        "f_pos/mean": None,
-        "f_neg/mean": None,
-        "grad_scale": None,
-        "ref/grad_scale": None,
-        "ess": None,
-        "ref/ess": None,
-        "sampler/grad_norm": None,
-    }
 
 
 # -- where it starts --------------------------------------------------------------------------

@@ -10,34 +10,24 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from matplotlib.colors import to_hex
 from matplotlib.scale import SymmetricalLogTransform
 
-from ebmguard import cli
-from ebmguard.errors import ConfigError, DiskError
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs, load_run
-from ebmguard.reference_training.plots.canvas import CONTRASTS
 from ebmguard.reference_training.studies import jem_tables
 from ebmguard.reference_training.studies.command import find, told
-from ebmguard.reference_training.studies.config import JemFigure, TableConfig
+from ebmguard.reference_training.studies.config import JemFigure
 from ebmguard.reference_training.studies.jem_figures import (
     LINTHRESH,
     bundle,
-    bundle_size,
     chosen_steps,
 )
 from ebmguard.reference_training.studies.jem_tables import (
-    FINAL,
-    LOST,
-    MEASURE,
-    UNFINISHED,
     best_beta_star,
     describe,
-    over_seeds,
-    run,
     setups,
 )
-from tests.reference_training.jem.fabricate import OWN, write_run
+from tests.reference_training.jem.fabricate import write_run
 from tests.reference_training.studies.small import assert_no_text_on_text
 
 AXIS = SymmetricalLogTransform(base=10, linthresh=LINTHRESH, linscale=1)
@@ -79,63 +69,6 @@ def test_bundles_are_those_of_a_loop(values, size, stride):
         assert row["centre"] == pytest.approx(float(expected[0]), rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("longest", "size"), [(140_600, 200), (8_000, 200), (7_999, 199), (600, 15), (30, 1), (0, 1)]
-)
-def test_short_runs_have_fewer_values_a_point(longest, size):
-    assert bundle_size(longest) == size
-
-
-def test_the_gap_is_bundled_on_the_axis(tmp_path):
-    gaps = np.random.default_rng(0).standard_normal(120) * 10.0 ** np.arange(-3, 3).repeat(20)
-    figure, (row,), _ = made("16", write_run(tmp_path / "x", beta_star=1, gaps=gaps, **SHORT))
-    expected = bundle(np.arange(120), gaps, 3)
-    axes = figure.axes[0]
-    lines = [line for line in axes.lines if to_hex(line.get_color()) == CONTRASTS[0].lower()]
-    (line,) = [line for line in lines if line.get_linestyle() == "-"]
-    np.testing.assert_allclose(line.get_ydata(), expected["centre"])
-    np.testing.assert_allclose(line.get_xdata(), expected["steps"] / 10)
-    (band,) = axes.collections
-    corners = band.get_paths()[0].vertices
-    assert corners[:, 1].min() == expected["low"].min()
-    assert corners[:, 1].max() == expected["high"].max()
-    ends = expected["centre"].iloc[[0, -1]]
-    assert [row["gap, first"], row["gap, last"]] == [f"{end:.3g}" for end in ends]
-
-
-def test_a_lost_run_is_marked_and_its_gaps_are_counted(tmp_path):
-    gaps = np.zeros(120)
-    gaps[90:] = math.nan
-    gaps[80] = math.inf
-    path = write_run(tmp_path / "stopped", gaps=gaps, finished=False, **SHORT)
-    figure, (row,), _ = made("16", path)
-    for axes in figure.axes:
-        (vertical,) = [line for line in axes.lines if line.get_linestyle() == "--"]
-        assert list(vertical.get_xdata()) == [8.0, 8.0]
-    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "X"]
-    assert list(cross.get_xdata()) == [8.0]
-    (small,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    # Bundle 26 holds step 80; from bundle 30 on nothing is finite.
-    assert len(small.get_xdata()) == 11
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["β* = 0 (lost, not over)", "lost", "gap not finite"]
-    assert (row["lost at"], row["epoch"], row["not finite"]) == ("80", "8", "31")
-
-
-def test_which_runs_a_picture_of_progress_refuses(tmp_path):
-    path = write_run(tmp_path / "one", **SHORT)
-    with pytest.raises(ConfigError, match="--scenario 3 --beta-star 0"):
-        made("21", path)
-    write_run(tmp_path / "two", **{**SHORT, "width": 2})
-    with pytest.raises(ConfigError, match="2 different setups"):
-        made("16", tmp_path)
-    many = [write_run(tmp_path / "many" / str(b), beta_star=b, **SHORT) for b in range(9)]
-    with pytest.raises(ConfigError, match="9 β\\*, and the figure has room for 8"):
-        made("16", *many)
-    empty = write_run(tmp_path / "empty" / "x", finished=False, steps=0, **SHORT)
-    assert made("16", empty)[1][0]["gap, first"] == "–"
-
-
 def test_figure_4_is_of_epoch_107_or_the_latest(tmp_path):
     path = write_run(tmp_path / "x", beta_star=0.5, samples=(0, 900, 1060, 1090), **LONG)
     assert chosen_steps("4", load_run(path)) == ((1060,), "")
@@ -144,19 +77,6 @@ def test_figure_4_is_of_epoch_107_or_the_latest(tmp_path):
     assert row["step"] == "300"
     assert "the latest; epoch 107" in figure.get_suptitle()
     assert "\n\nthe latest; epoch 107 is not reached" in words
-
-
-@pytest.mark.parametrize(
-    ("stored", "steps", "note"),
-    [
-        ((300, 400, 500, 600), (400, 500), ""),
-        ((300, 400, 450, 500, 600), (450, 500), "50 iterations apart, not 100"),
-        ((100, 500), (100, 500), "400 iterations apart, not 100"),
-    ],
-)
-def test_figure_17_is_around_the_divergence(tmp_path, stored, steps, note):
-    path = write_run(tmp_path / "x", diverged_at=460, samples=stored, **LONG)
-    assert chosen_steps("17", load_run(path)) == (steps, note)
 
 
 def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
@@ -176,10 +96,6 @@ def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
     assert [row["step"] for row in made("17", tmp_path)[1]] == ["400", "500"]
 
 
-SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
-
-number = st.one_of(st.floats(0, 1), st.just(math.nan))
-maybe = st.one_of(st.none(), number)
 NAMES = ("valid_accuracy", "test_accuracy", "buffer_is", "buffer_fid")
 
 
@@ -203,24 +119,6 @@ def scores(run):
 
 def marks(run):
     return [score.marks for score in jem_tables.scores(run).values()]
-
-
-@settings(max_examples=30)
-@given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
-def test_the_best_of_a_run(rows):
-    run = run_with(rows)
-    accuracy, *found = scores(run)
-    known = [row for row in rows if row[0] is not None and not math.isnan(row[0])]
-    if known:
-        assert accuracy == max(known, key=lambda row: row[0])[1]  # the first of equals
-    else:
-        assert accuracy == (rows[-1][1] if rows else None)
-    assert (FINAL in marks(run)[0]) == bool(rows and not known)
-    for value, place, pick in zip(found, (2, 3), (max, min), strict=True):
-        defined = [
-            row[place] for row in rows if row[place] is not None and row[place] == row[place]
-        ]
-        assert value == (pick(defined) if defined else None)
 
 
 @settings(max_examples=30)
@@ -248,18 +146,6 @@ def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
             assert best is None
 
 
-def test_marks_of_seeds_come_once_and_in_the_legends_order(tmp_path):
-    def bare(step, *_):
-        return {"step": step, "epoch": 0, "test_accuracy": 0.5, "buffer_is": 2.0, **OWN}
-
-    kinds: list[dict[str, Any]] = [{"diverged_at": 12}, {"finished": False, "steps": 12}]
-    kinds.append({"evaluate": bare})
-    folders = [write_run(tmp_path / f"{i}", **SMALL, **own) for i, own in enumerate(kinds)]
-    lost, part, other = map(load_run, folders)
-    assert over_seeds("accuracy", [lost, part, other, lost]).marks == UNFINISHED + LOST + FINAL
-    assert str(over_seeds("fid", [other])) == "no value" + MEASURE
-
-
 def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
     def load(name, **settings):
         return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
@@ -283,16 +169,3 @@ def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
     assert describe(groups["C ≠"]) == (
         "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
     )
-
-
-def test_the_command_prints_and_writes_the_same_page(tmp_path, capsys):
-    path = write_run(tmp_path / "x", **SMALL)
-    out = tmp_path / "page.md"
-    assert cli.main(["table", "jem", str(path), "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert out.read_text() == printed
-    assert "| `x`" in printed
-    with pytest.raises(ConfigError, match="name run folders"):
-        run(TableConfig(runs=()))
-    with pytest.raises(DiskError, match=r"page\.md could not be written"):
-        run(TableConfig(runs=(path,), out=tmp_path / "no" / "page.md"))

@@ -11,7 +11,6 @@ import torch
 
 from ebmguard.reference_training.studies import shortrun
 from ebmguard.reference_training.studies.command import find
-from ebmguard.reference_training.studies.shortrun_chains import over_saturated, stops_of
 from tests.reference_training.parts import Function, Quadratic, rng, tiny_run, uniform
 from tests.reference_training.studies.small import study_of
 
@@ -32,12 +31,6 @@ def long_run(network: torch.nn.Module, count: int = 32, **settings: Any) -> pd.D
 
 
 # -- for as long as in training, and for shorter and longer -----------------------------------
-
-
-@pytest.mark.parametrize(("held_out", "count"), [(32, 32), (100, 64)])
-def test_as_many_chains_as_there_are_images_or_64(held_out, count):
-    run = tiny_run(network=Quadratic(0.1), test_images=held_out)
-    assert study_of("long-run", run)["count"][0] == count
 
 
 def test_chains_on_a_quadratic_have_a_closed_form():
@@ -89,29 +82,7 @@ def test_lost_chains_have_no_numbers_and_the_others_are_measured():
     assert last["contrast"] == pytest.approx(math.sqrt(1 / 3), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("early", "late", "held"),
-    [(1.0, 1.5, True), (0.6, 1.1, True), (1.0, 0.5, False), (0.4, 0.8, False), (1, math.nan, None)],
-)
-def test_over_saturation_is_contrast_that_grows_beyond_that_of_the_data(early, late, held):
-    rows = {"path": "a", "images": "chains", "K": 10, "steps": [10, 20]}
-    assert over_saturated(pd.DataFrame({**rows, "contrast_of_data": [early, late]})) is held
-
-
 # -- a hundred times as long -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("trained", "last", "stops"),
-    [
-        (3, 300, STOPS),
-        # Beside a run of more steps: the common end is no multiple of its own kind.
-        (20, 10_000, (0, 20, 40, 100, 200, 400, 1000, 2000, 4000, 10_000)),
-        (7, 7, (0, 7)),
-    ],
-)
-def test_schedule(trained, last, stops):
-    assert stops_of(trained, last) == [*stops]
 
 
 @pytest.mark.parametrize("beta_star", [0.0, 400.0])

@@ -44,53 +44,6 @@ def test_the_end_is_the_last_tenth(tmp_path, beta_star, weights):
     assert found["beta"] == pytest.approx(beta_star / 20_000)
 
 
-def test_runs_of_equal_settings_are_told_apart(tmp_path):
-    runs = [
-        run_of(tmp_path / f"{i}", beta_star, [1.0] * 10, seed=seed)
-        for i, (beta_star, seed) in enumerate([(0, 0), (0, 1), (2, 3), (0, 1)])
-    ]
-    names = ["β* = 0, seed 0", "β* = 0, seed 1, 1", "β* = 0, seed 1, 3", "β* = 2"]
-    assert study_of("12", *runs)["run"].tolist() == names
-
-
-def test_without_a_gap_that_varies_at_zero_nothing_tells_how_wide_others_are(tmp_path):
-    wide, flat = (run_of(tmp_path / f"{b:g}", b, [1.0] * 50) for b in (2.0, 0.0))
-    for runs in ([wide], [flat, wide]):
-        assert study_of("12", *runs)["widening"].tolist()[-1] is None
-
-
-def test_the_panels_show_every_hundredth_batch_or_more(tmp_path):
-    gaps = np.random.default_rng(2).normal(size=400)
-    runs = [run_of(tmp_path / "0", 0.0, gaps), run_of(tmp_path / "2", 2.0, 3 + gaps[:300])]
-    (figure,) = find("12").drawn(study_of("12", *runs)).values()
-    first, second, both = figure.axes
-    assert [first.get_title(), second.get_title()] == ["β* = 0", "β* = 2"]
-    assert first.get_ylim() == second.get_ylim()
-    assert first.get_xlim() == second.get_xlim() == (0, 400)
-    assert first.get_yscale() == "linear"
-    positive, negative = first.lines
-    np.testing.assert_array_equal(positive.get_xdata(), range(0, 400, 4))
-    np.testing.assert_allclose(positive.get_ydata(), 1 + gaps[::4])
-    np.testing.assert_allclose(negative.get_ydata(), 1)
-    # Of a curve of the gap each point is of as many updates.
-    part = gaps[8:16].tolist()
-    expected = 11.5, statistics.quantiles(part, n=4, method="inclusive")[1]
-    np.testing.assert_allclose(both.lines[0].get_xydata()[1], expected)
-    assert [line.get_label() for line in both.lines[:2]] == ["β* = 0", "β* = 2"]
-
-
-def test_runs_that_lie_far_apart_share_an_axis_that_is_logarithmic(tmp_path):
-    # The smallest spreads by 0.02 and the largest by 200.
-    assert module.of_curves([np.array([0.02, -0.02]), np.array([200.0, -200.0])]) == 0.01
-    assert module.of_curves([np.array([1.0]), np.array([19.0])]) is None
-    assert module.of_curves([np.array([math.nan]), np.array([3.0, math.nan])]) is None
-    wave = np.sin(np.arange(150))
-    runs = [run_of(tmp_path / f"{i}", i, (0.02 + wave / 100) * 100**i) for i in range(5)]
-    (figure,) = find("12").drawn(study_of("12", *runs)).values()
-    assert {axes.get_yscale() for axes in figure.axes} == {"symlog"}
-    assert_no_text_on_text(figure)
-
-
 def test_what_cannot_be_drawn_is_refused(tmp_path):
     write_rows(tmp_path / "empty", {"f_pos/mean": []})
     for name in ("none", "empty"):

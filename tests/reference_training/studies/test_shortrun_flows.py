@@ -73,25 +73,6 @@ def test_a_map_that_shrinks_reaches_everything_free_and_its_own_cube_else(invers
     assert free["largest"] == pytest.approx(largest, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("data", "others", "held"),
-    [
-        (0.2, 0.5, "holds."),
-        (0.2, 0.2, "does not hold."),
-        (0.5, 0.2, "does not hold."),
-        # What is left of an image that is reached is rounding, or nothing.
-        (1e-9, 1e-7, "cannot be told."),
-        (0.0, 0.0, "cannot be told."),
-        (0.0, 0.1, "holds."),
-        (0.1, 0.0, "does not hold."),
-    ],
-)
-def test_what_is_rounding_tells_data_from_nothing(inverses, data, others, held):
-    kinds = inverses["images"] == m.HELD_OUT
-    frame = inverses.assign(of_variance=kinds.map({True: data, False: others}))
-    assert find("reconstruction").verdict(frame).endswith(f": {held}")
-
-
 # -- likelihood -------------------------------------------------------------------------------
 
 
@@ -131,14 +112,6 @@ def test_references_are_densities_of_the_same_images(bits):
     # Entropy of N(0, (8 * noise)²), in bits.
     entropy = 0.5 * math.log2(2 * math.pi * math.e * (8 * noise) ** 2)
     assert one(bits, density=m.ENTROPY)["mean"] == pytest.approx(entropy)
-
-
-def test_without_noise_in_the_training_there_is_no_reading_of_it():
-    found = small.study_of("likelihood", shrinking(data_noise=0.0), count=2)
-    assert found["images"].tolist() == [m.STORED, m.STORED, m.DEQUANTISED, m.OWN, m.STORED]
-    assert found["density"].tolist() == [*[m.FLOW] * 4, m.UNIFORM]
-    find("likelihood").drawn(found)
-    assert find("likelihood").verdict(found).endswith(": cannot be told.")
 
 
 def test_fewer_bits_than_the_noise_are_no_likelihoods_and_infinities_are_not_drawn(bits):

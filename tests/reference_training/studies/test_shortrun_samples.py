@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from itertools import combinations, product
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.studies import measures
 from ebmguard.reference_training.studies import shortrun_samples as module
 from ebmguard.reference_training.studies.command import find
@@ -30,7 +28,7 @@ from ebmguard.reference_training.studies.shortrun_samples import (
     course,
     straight,
 )
-from tests.reference_training.parts import Function, Quadratic, rng, tiny_run, uniform
+from tests.reference_training.parts import Quadratic, rng, tiny_run, uniform
 from tests.reference_training.studies.small import assert_no_text_on_text, study_of
 
 LEVELS = 16
@@ -69,13 +67,6 @@ def test_an_image_that_is_not_finite_has_no_numbers(value):
     x[0, 0, 1, 1] = value
     assert saturation(x, LEVELS).isna().all(axis=1).tolist() == [True, False]
     assert nearest(x, random_data(5, 1), LEVELS)[0].isnan().tolist() == [True, False]
-
-
-@pytest.mark.parametrize("shape", [(0, 2, 3, 3), (4, 2, 3, 4)])
-def test_data_that_cannot_be_compared_are_refused(shape):
-    data = torch.zeros(shape, dtype=torch.uint8)
-    with pytest.raises(ConfigError, match=r"images of \(2, 3, 3\) cannot be compared with data of"):
-        nearest(torch.zeros(1, 2, 3, 3), data, LEVELS)
 
 
 def test_saturation_of_images_made_by_hand():
@@ -117,43 +108,6 @@ def test_runs_are_shown_the_same_starts_and_noise():
         expected = expected * (1 - 0.4) + 0.01 * z
     torch.testing.assert_close(x, expected)
     assert not torch.equal(x, study_of("15", first, count=5, seed=8)["shown"][1])
-
-
-@pytest.mark.parametrize(("count", "shown", "held_out"), [(25, 25, 20), (64, 30, 20)])
-def test_the_images_to_compare_with_are_others_than_those_shown(
-    monkeypatch, count, shown, held_out
-):
-    seen: list[Any] = []
-
-    def quality(images: Any, reference: Any) -> dict[str, Any]:
-        seen.append((images, reference))
-        return {}
-
-    monkeypatch.setattr(module, "quality", quality)
-    run = tiny_run(train_images=60, test_images=20)
-    own = study_of("15", run, count=count)["shown"][0]
-    test, reference = seen[-1]
-    # Half of the images at most are shown.
-    assert (len(own), len(reference), len(test)) == (shown, 60 - shown, held_out)
-    both = torch.cat([own, reference]).flatten(1)
-    everything = run.data.scale(run.data.train_x).flatten(1)
-    np.testing.assert_array_equal(np.sort(both, axis=0), np.sort(everything, axis=0))
-    torch.testing.assert_close(test, run.data.scale(run.data.test_x))
-
-
-def test_quality_of_images_beyond_the_cube():
-    reference = uniform(30, 1, 4, 4)
-    images = reference[:10].clone()
-    images[0, 0, 0, 0] = 3.0
-    found = module.quality(images, reference)
-    assert found["beyond"] == pytest.approx(2 / 160)
-    expected = energy_distance(images.clamp(-1, 1).double(), reference.double())
-    assert found["distance"] == pytest.approx(expected)
-    images[3, 0, 1, 1] = math.nan
-    images[4, 0, 1, 1] = math.inf
-    lost = module.quality(images, reference)
-    assert lost["not_finite"] == 2
-    assert all(math.isnan(lost[name]) for name in ("distance", "beyond"))
 
 
 def test_lost_samples_are_counted_and_red_and_single_pairs_drawn():
@@ -220,14 +174,3 @@ def test_the_flow_of_a_quadratic_has_a_closed_form(monkeypatch, batch):
     of_starts = course(starts)
     assert pairs["length"].tolist() == pytest.approx(of_starts["length"].tolist(), rel=1e-4)
     assert pairs["apart"].tolist() == pytest.approx((shrink * of_starts["apart"]).tolist(), 1e-4)
-
-
-def test_where_pixels_are_sorted_the_path_jumps_and_keeps_what_the_blend_loses():
-    # With a maximum at every pixel of -0.8 and of 0.8 the flow sorts pixels by their sign.
-    ridges = Function(lambda x: -(x.abs() - 0.8).square().sum(1))
-    run = tiny_run(network=ridges, sgld_steps=30, step_size=0.2)
-    frame = study_of("interpolation", run, count=6)
-    # Each pixel jumps once, or not at all: half the pixels in 20 steps.
-    assert frame["length"].dropna().mean() > 2
-    assert frame["f_path"].dropna().mean() > 10 * frame["f_blend"].dropna().mean()
-    assert find("interpolation").verdict(frame).endswith(": holds.")

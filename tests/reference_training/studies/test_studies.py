@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from ebmguard.cli import COMMANDS, main
+from ebmguard.cli import COMMANDS
 from ebmguard.errors import ConfigError, DiskError
 from ebmguard.reference_training.jem.runs import find_runs
 from ebmguard.reference_training.studies import command, shortrun
@@ -131,19 +131,6 @@ def test_a_run_is_opened_drawn_and_written(tmp_path, capsys):
         command.run(ShortRunFigure(name="13", runs=(tmp_path,), out=picture))
 
 
-def test_jem_figures_are_drawn_and_written(tmp_path, capsys, monkeypatch):
-    small: dict[str, Any] = {"iterations": 60, "steps_per_epoch": 10, "depth": 10, "width": 1}
-    jem.write_run(tmp_path / "runs" / "x", scenario="2", diverged_at=20, **small)
-    jem.write_run(tmp_path / "runs" / "y", beta_star=10, samples=(10, 20), **small)
-    monkeypatch.chdir(tmp_path)
-    assert main(["figure", "20", "--runs", "runs"]) == 0
-    printed = capsys.readouterr().out
-    assert "| x " in printed
-    assert "diverged in the first epoch" in printed
-    assert printed.endswith("picture: figure_20.png\nnumbers: figure_20.json\n")
-    assert imread(tmp_path / "figure_20.png").shape[1] > 1000
-
-
 def test_numbers_as_text_and_as_plain_values():
     rows = [
         {"about": "a: digits", "run": "a", "f": np.nan, "n": 1234, "images": torch.zeros(2)},
@@ -200,25 +187,6 @@ def test_persistent_chains_are_refused(name):
     what = f"^Figure {name} draws negatives as in training"
     words = what + ".*kept0 were persistent and are not kept.*--init noise"
     refused(name, words, init="persistent", buffer_size=20)
-
-
-@pytest.mark.parametrize(
-    ("name", "room"),
-    [
-        ("steps", 12),
-        ("interpolation", 4),
-        ("reconstruction", 4),
-        ("likelihood", 4),
-        ("long-run", 4),
-    ],
-)
-def test_more_runs_than_there_is_room_for_are_refused(name, room):
-    refused(name, f"room for {room} runs, and {room + 1} were given", runs=room + 1)
-
-
-@pytest.mark.parametrize("name", ["reconstruction", "likelihood", "long-run"])
-def test_more_images_than_are_held_out_are_refused(name):
-    refused(name, "33 held-out images were asked for, .*kept0 have 32", count=33)
 
 
 @pytest.mark.parametrize(

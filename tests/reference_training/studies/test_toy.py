@@ -21,17 +21,14 @@ from ebmguard.reference_training.studies.config import ToyFigure
 from ebmguard.reference_training.studies.toy import (
     FIGURES,
     Spread,
-    default_is_best,
     first_alert,
     load_run,
     members,
-    one_good_is_enough,
-    over,
     training,
 )
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
-from tests.reference_training.toy.fabricate import KL_AT_ZERO, made_up, write_run
+from tests.reference_training.toy.fabricate import made_up, write_run
 
 
 @pytest.fixture
@@ -81,23 +78,6 @@ def test_median_and_range(values, median, low, high, text):
     assert str(spread) == text
 
 
-@pytest.mark.parametrize(
-    ("base", "own", "means", "seeds"),
-    [
-        # Ratios 0.1, 0.5 and 1/300: neither their mean nor the ratio of medians, 1/30.
-        ((10, 100, 30), (1, 50, 0.1), 51.1 / 140, 0.1),
-        # A seed that is lost is worse than any number; nothing is known where both are.
-        ((10, 20, math.nan), (1, math.nan, math.nan), math.nan, math.inf),
-        ((math.nan, math.nan, 1), (1, 1, 1), math.nan, math.nan),
-        ((1e9, 1, 1), (1, 1.1, 1.2), 3.3 / (1e9 + 2), 1.1),
-    ],
-)
-def test_ratios_are_of_means_and_of_the_same_seeds(base, own, means, seeds):
-    frames = (pd.DataFrame({"kl": kl, "kl_sgld": kl}, dtype=float) for kl in (base, own))
-    expected = {"kl over": means, "kl of seeds": seeds, "kl_sgld of seeds": seeds}
-    assert over(*frames) == pytest.approx(expected, nan_ok=True)
-
-
 def test_what_diverged_is_told_with_when_and_when_the_guard_first_alerted(numbers):
     """The other numbers of such rows are in numbers.json."""
     frame = numbers("2", betas=("0", "0.5"), scenarios=("gmm-default",), diverged={"0": 900})
@@ -110,34 +90,6 @@ def test_what_diverged_is_told_with_when_and_when_the_guard_first_alerted(number
     assert frame["first lost at"][1] is None
 
 
-@pytest.mark.parametrize(
-    ("default", "other", "held"),
-    [
-        ((1.0, 1.1, 1.2), (2.0, 2.2, 2.4), True),
-        # Better, but within the spread of seeds; and beyond it.
-        ((1.0, 1.1, 1.2), (0.9, 1.0, 1.1), True),
-        ((1.0, 1.1, 1.2), (0.1, 0.11, 0.2), False),
-        ((1.0, 1.1, 1.2), (0.1, 0.11, math.nan), True),
-        ((1.0, 1.1, 1.2), (math.nan,) * 3, True),
-        ((math.nan,) * 3, (1.0, 1.1, 1.2), False),
-        ((math.nan,) * 3, (math.nan,) * 3, None),
-        ((1.0, 1.1, 1.2), (1.2, 1.1, 1.0), True),  # a tie
-        # One seed has no spread to judge by.
-        ((1.0,), (2.0,), None),
-    ],
-)
-def test_the_claim_on_the_default_variant_follows_the_numbers(default, other, held):
-    rows = {"scenario": "a", "beta": "0.5", "seeds": len(default), "variant": ["default", "no pos"]}
-    kl = pd.Series([Spread.of(default), Spread.of(other)], dtype=object)
-    frame = pd.DataFrame(rows).assign(kl=kl)
-    assert default_is_best(frame) is held
-    # At β = 0 the variants are one and the same loss; and what is undefined elsewhere is left out.
-    assert default_is_best(frame.assign(beta="0")) is None
-    undefined = pd.Series([Spread.of([math.nan])] * 2, dtype=object)
-    both = pd.concat([frame, frame.assign(beta="0.9", kl=undefined)])
-    assert default_is_best(both) is held
-
-
 def test_the_claim_on_beta_follows_the_numbers(numbers):
     kl = numbers("2", betas=("0", "0.5"))["kl of seeds"]
     # As made up: 8 exp(-6 β).
@@ -146,18 +98,6 @@ def test_the_claim_on_beta_follows_the_numbers(numbers):
     for ratios, words in ((kl, "holds"), (lost, "cannot be told"), (lost.fillna(2), "does not")):
         said = find("2").verdict(pd.DataFrame({"kl of seeds": ratios}))
         assert f"is below its own at β = 0: {words}" in said
-
-
-@pytest.mark.parametrize(
-    ("ratio", "held"), [(0.5, True), (1.2, True), (1.21, False), (math.nan, None)]
-)
-def test_as_well_is_a_fifth_above_or_better(numbers, ratio, held):
-    def kl(scenario: str, *_: str) -> tuple[float]:
-        return (ratio if "+" in scenario else 1.0,)
-
-    frame = numbers("mixture", kl, ("0.5",), seeds=1)
-    assert frame["kl over"].tolist()[0] is None
-    assert one_good_is_enough(frame) is held
 
 
 def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp_path):
@@ -181,43 +121,6 @@ def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp
     published = gaussian_kde(samples.T, bw_method=DISTRIBUTIONS["gmm"].kde_factor)
     expected = published(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
     assert np.abs(sampled[::8, ::8] - expected).max() < 0.1 * expected.max()
-
-
-def test_the_trade_off_shows_medians_and_ranges(numbers):
-    def kl_of(scenario: str, beta: str, variant: str) -> list[float]:
-        if (scenario, beta) == ("circles-default", "0"):  # lost on all seeds
-            return [math.inf] * 3
-        return [made_up(beta, variant, seed)["kl"] for seed in range(3)]
-
-    gmm, circles = find("2").drawn(numbers("2", kl_of))["tradeoff"].axes
-    assert gmm.get_yscale() == "log"
-    kl, kl_sgld = gmm.containers
-    betas = np.array([0, 0.1, 0.3, 0.5, 0.7, 0.9])
-    expected = 8.8 * np.exp(-6 * betas)
-    np.testing.assert_allclose(kl[0].get_xydata(), np.stack([betas, expected], 1))
-    np.testing.assert_allclose(kl[2][0].get_segments()[0][:, 1], [8.0, 9.6])
-    assert kl_sgld[0].get_ydata()[0] == pytest.approx(0.022)
-    assert "circles-default" in circles.get_title()
-    np.testing.assert_allclose(circles.containers[0][0].get_ydata(), [math.nan, *expected[1:]])
-
-
-def test_curves_are_medians_over_seeds_with_their_range(numbers):
-    figure = find("mixture").drawn(numbers("mixture"))["curves"]
-    kl_at_zero, _, kl, _, weight_at_zero, _, weight, _ = figure.axes
-    for axes, beta in ((kl_at_zero, 0.0), (kl, 0.5)):
-        assert (axes.get_title(), axes.get_yscale()) == (f"β = {beta:g}", "log")
-        expected = KL_AT_ZERO * math.exp(-6 * beta) * 1.1
-        assert len(axes.lines) == 3
-        for line in axes.lines:
-            np.testing.assert_allclose(line.get_xydata(), [[100, expected], [200, expected]])
-        ends = axes.collections[0].get_paths()[0].vertices[:, 1]
-        assert (ends.min(), ends.max()) == pytest.approx((expected / 1.1, expected / 1.1 * 1.2))
-    # Only the mixture has a weight; the other line is its share of the negatives.
-    for axes, share in ((weight_at_zero, 0.5), (weight, 0.75)):
-        assert [set(line.get_ydata()) for line in axes.lines] == [{share}, {0.5}]
-    (legend,) = figure.legends
-    names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["good: 20", "good + exploding: 20 each", "exploding: 20"]
 
 
 def test_reads_members_grids_and_alerts(tmp_path):

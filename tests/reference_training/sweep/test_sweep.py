@@ -169,23 +169,6 @@ def test_ctrl_c_stops_every_run_once(tmp_path):
     assert sum(call["words"][-1] == "--resume" for call in calls(grid)) == len(begun)
 
 
-def test_a_second_ctrl_c_does_not_wait_and_sigterm_never_insists(tmp_path):
-    grid = tmp_path / "grid"
-    sweep = Started(grid, *DIGITS, "--workers", "1", plan={"*": "stubborn"})
-    until(lambda: calls(grid))
-    sweep.send(signal.SIGTERM)
-    until(lambda: "stopping" in sweep.said())
-    sweep.send(signal.SIGTERM)
-    sweep.process.join(2)
-    assert sweep.process.is_alive()
-    sweep.send(signal.SIGINT)
-    sweep.end(130)
-    assert not names(grid, "end")
-    assert len(commands(grid, NAMES[0])) == 1
-    with (grid / f"{NAMES[0]}.log").open("ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody is left
-
-
 def test_a_sweep_that_is_killed_takes_its_runs_with_it(tmp_path):
     grid = tmp_path / "grid"
     words = (*DIGITS, "--workers", "2", *LENGTH)
