@@ -65,32 +65,3 @@ def test_every_public_name_has_one_entry():
     wanted = {path for room in ROOMS for path in API.exports(room).values()}
     assert wanted <= {*found}
     assert len(found) == len({*found})
-
-
-def test_guard_comes_first():
-    first, second, *_ = entries(PAGES / "index.md")
-    assert (first, second) == ("ebmguard.retrofit.arguments.guard", "ebmguard.retrofit.guard.Guard")
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ("", "ebmguard.guard has no entry"),
-        ("{heading}</h3><p>Retrofit a trainer.</p></article>", "ebmguard.guard has no signature"),
-        (
-            "{heading}</h3>{signature}</article><p>A page's end.</p>",
-            "ebmguard.guard has no docstring",
-        ),
-        ("{heading}</h3>{signature}<h2>Another one</h2>", "ebmguard.guard has no docstring"),
-        ("{heading}</h3>{signature}<p>Retrofit a trainer.</p>", None),
-    ],
-)
-def test_what_a_built_page_lacks_is_found(page, said):
-    heading = '<h3 id="ebmguard.retrofit.arguments.guard" class="doc doc-heading">guard'
-    kinds = "language-python doc-signature highlight"
-    signature = f'<div class="{kinds}"><code>guard(loss_fn, sampler)</code></div>'
-    wrong = API.missing([page.format(heading=heading, signature=signature)])
-    assert [text for text in wrong if text.startswith("ebmguard.guard ")] == (
-        [said] if said else []
-    )
-    assert "ebmguard.samplers.hmc has no entry" in wrong

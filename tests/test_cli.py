@@ -115,12 +115,6 @@ def test_without_a_package_says_what_to_install(
     assert f'pip install ".[{extra}]"' in shown
 
 
-def test_takes_the_words_of_the_process(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["ebmguard", "--help"])
-    assert cli.main() == 0
-    assert "compare" in capsys.readouterr().out
-
-
 def test_ctrl_c_is_told_by_the_status_and_not_by_a_traceback(monkeypatch, capsys):
     def interrupted(config):
         raise KeyboardInterrupt

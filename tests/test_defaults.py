@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from benchmarks import default_rule, defaults, discrete
 from benchmarks.beta_star import RUNS
-from benchmarks.grid import RESULTS, filled
 
 
 def test_the_distance_of_gaussians_that_share_their_axes_is_that_of_means_and_spreads():
@@ -116,16 +114,6 @@ def test_beta_star_comes_where_the_finest_steps_are_too_long_for_five_rows():
     assert star(0) == 2.0
 
 
-def test_what_never_parts_from_finer_when_needed_is_not_run_again(tmp_path, monkeypatch):
-    row = {"late": None, "error": 7}
-    (tmp_path / "cd_c_s0.json").write_text(json.dumps(row))
-    monkeypatch.delattr(defaults, "Kept")
-    assert defaults.measure(tmp_path / "cd_e_s0", "tabular-ebm-cd-09", "e", 0) == row
-    for arm in "fd":
-        with pytest.raises(NameError, match="Kept"):
-            defaults.measure(tmp_path / f"cd_{arm}_s0", "tabular-ebm-cd-09", arm, 0)
-
-
 def runs(of_arm: dict[str, Any], part: str = "settings", seeds: int = 2) -> list[dict[str, Any]]:
     """Lines of arms in one part: what has a list has an entry a setting."""
     found = []
@@ -157,69 +145,3 @@ def test_the_rule_takes_fewest_losses_then_samples_then_compute():
     assert decided(c=FINER, e={**FINER, "buffer": [1.04] * 5 + [2.05] * 5}) == "c"
     cheap = {**FINER, "buffer": [1.04] * 5 + [2.05] * 5, "gradients": 13.0}
     assert decided(c=FINER, e=cheap) == "e"
-
-
-def test_arms_are_compared_on_the_runs_that_all_of_them_have():
-    more = [line for line in runs({"c": A}, seeds=4) if line["seed"] >= 2]
-    frame = pd.DataFrame(runs({"a": A, "c": FINER}) + more)
-    assert default_rule.shared(frame).equals(frame[: -len(more)])
-
-
-def test_one_run_more_is_no_difference():
-    frame = pd.DataFrame(runs({"a": A, "c": FINER, "e": {**FINER, "buffer": [0.5] * 10}}))
-    own = (frame["arm"] == "e") & (frame["setting"] == "settings 9") & (frame["seed"] == 0)
-    frame.loc[own, ["healthy", "lost"]] = False, True
-    assert default_rule.chosen(frame) == "e"
-
-
-def test_a_setting_without_a_run_that_lives_is_not_left_out_of_the_distances():
-    dies = {**FINER, "fates": "xxxhhhhhhh", "buffer": [0.1] * 10}
-    frame = pd.DataFrame(runs({"a": A, "b": dies}))
-    of_a, others = default_rule.distances(frame, "buffer")
-    assert of_a["b"] == math.inf
-    assert others["b"] == pytest.approx(0.1)
-    assert others["a"] == math.inf
-
-
-def test_an_arm_that_loses_a_discrete_run_which_a_keeps_is_no_default():
-    discrete_runs = {arm: {"fates": "h" if arm in "ac" else "x", "buffer": [1.0]} for arm in "abc"}
-    both = runs({"a": A, "c": FINER, "d": {**FINER, "buffer": [0.5] * 10}})
-    assert default_rule.chosen(pd.DataFrame(both)) == "d"
-    vetoed = pd.DataFrame(both + runs(discrete_runs, default_rule.BITS))
-    assert default_rule.chosen(vetoed) == "c"
-
-
-def test_what_keeps_the_rule_from_deciding_is_said():
-    frame = pd.DataFrame(runs({"a": A, "c": FINER, "d": FINER}))
-    assert default_rule.objections(frame, "c") == []
-    assert default_rule.objections(frame, "a") == ["in settings it is worse than c, d"]
-    same = pd.DataFrame(runs({"a": A, "c": A}))
-    assert default_rule.objections(same, "c") == ["it is not better than a"]
-    few = frame[~frame["setting"].isin(["settings 0"])]
-    assert default_rule.objections(few, "c") == ["too few settings have a healthy run of a"]
-    harmed = frame.copy()
-    harmed.loc[(frame["arm"] == "c") & (frame["setting"] == "settings 0"), "lost"] = True
-    wrong = harmed.assign(other_bits=harmed["arm"] == "e")
-    assert default_rule.objections(wrong, "c") == ["it loses two runs or more where a is healthy"]
-    wrong["other_bits"] = wrong["arm"] == "d"
-    assert "runs that never acted have other bits than a's" in default_rule.objections(wrong, "c")
-
-
-def test_the_page_takes_what_is_known_of_some_cells():
-    rows = []
-    for cell in ("digits-jem-mlp-05_a_s0", "digits-jem-mlp-05_c_s0", "CNN_a_s0", "CNN_c_s0"):
-        known = {"fate": "healthy", "death": None, "best": 99.0, "last": 98.0, "buffer": 1.5}
-        known |= {"fresh": 2.0, "gradients": 7.0, "seconds": 1.0, "rollbacks": 0, "updates": 9}
-        known |= {"finer": None, "tempered": None, "parameters": cell.replace("_c_", "_a_")}
-        rows.append({"cell": cell, **defaults.CELLS[cell], **known})
-    for arm, last in (("a", 26.0), ("b", 53.0)):
-        settings = defaults.CELLS[f"RBM-0.1_{arm}_s0"]
-        rows.append({**rows[0], **settings, "last": last, "parameters": arm, "tempered": None})
-    frame = defaults.frame_of(rows)
-    assert frame["fate"].tolist() == [*["healthy"] * 5, "dead"]
-    assert frame["other_bits"].tolist() == [*[False] * 5, True]
-    assert len(defaults.frame_of(rows[:4] + rows[5:])) == 4  # b waits for a
-    page = (RESULTS / "defaults.md").read_text(encoding="utf-8")
-    text = filled(page, {"source": "here", **defaults.slots(rows)})
-    assert f"Not decided before all runs are done: 6 of {len(defaults.CELLS)}." in text
-    assert "| c: finer when needed | 0 of 2 (0.00 to 0.84) |" in text.replace("  ", "")

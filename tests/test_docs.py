@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from ebmguard.alerts.remedies import ABOVE_DATA_ERROR, BLOWUP_ERROR, Remedy
 from ebmguard.retrofit.strength import Strength
 
 ROOT = Path(__file__).parents[1]
@@ -65,39 +64,11 @@ def test_what_pages_show_of_the_examples_is_whole_statements() -> None:
     assert count >= 6
 
 
-def test_quoted_blow_ups_advise_what_their_rule_does():
-    # A guard that takes the run back by itself does not advise it, and one whose chains' drifts
-    # did not turn round advises no finer steps.
-    rules = [words.zero for words in (BLOWUP_ERROR, ABOVE_DATA_ERROR)]
-    rules += [tuple(each for each in rule if each != Remedy.SUBSTEPS) for rule in rules]
-    advice = {"; ".join(rule[start : start + 2]) for rule in rules for start in (0, 1)}
-    message = re.compile(
-        r"ERROR energy_blowup at [^(]*\(limit [^)]*\)\. Likeliest remedies: ([^.]*)\."
-    )
-    quoted = [
-        words for page in PAGES for words in message.findall(" ".join(page.read_text().split()))
-    ]
-    # The rule's own words; an alert adds the step, and what to do the next time.
-    quoted = [re.sub(r" of before step \d+; action=\S+ next time", "", words) for words in quoted]
-    assert quoted
-    assert {*quoted} <= advice
-
-
 def table_rows(page: str, *starts: str) -> list[list[str]]:
     """The cells of the lines of a page's tables that begin so."""
     lines = re.findall(r"^\|.*", (ROOT / page).read_text(), re.MULTILINE)
     found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [cells for cells in found if cells[0].startswith(starts)]
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/alerts.md"])
-def test_what_is_quoted_of_the_population_stands_there(page: str) -> None:
-    measured = (ROOT / "docs/results/population.md").read_text()
-    parts = re.split(r"\n\n|\n(?=[-|] ?)", (ROOT / page).read_text())
-    quoting = [part for part in parts if "population.md)" in part]
-    counts = [count for part in quoting for count in re.findall(r"\b\d+ of \d+\b", part)]
-    assert counts
-    assert [count for count in counts if f" {count} " not in measured] == []
 
 
 def test_the_readme_quotes_results_as_they_are():
@@ -124,16 +95,6 @@ def test_the_readme_quotes_results_as_they_are():
 )
 def test_what_people_read_first_is_short(page: str, most: int) -> None:
     assert len((ROOT / page).read_text().split()) <= most
-
-
-def test_files_that_contributors_are_sent_to_exist() -> None:
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    named = {name for name in re.findall(r"`([\w./-]+)`", text) if "/" in name or ".py" in name}
-    # Files of a folder that was named before are named without it.
-    folders = ("", "ebmguard/", "ebmguard/alerts/", "benchmarks/", "reference_training/")
-    missing = {name for name in named if not any((ROOT / at / name).exists() for at in folders)}
-    assert len(named) > 30
-    assert not missing
 
 
 def test_what_is_said_of_the_default_beta_star_is_the_default() -> None:

@@ -6,27 +6,20 @@ import gc
 import re
 import shutil
 import subprocess
-from functools import partial
 
-import pandas as pd
 import pytest
 import torch
 
-from benchmarks import gpu, gpu_steps, long_run, overhead
-from benchmarks.gpu_steps import CASES, LOOP, OURS, config_of
+from benchmarks import gpu, long_run, overhead
+from benchmarks.gpu_steps import CASES, config_of
 from benchmarks.loops import JemLoop, ShortRunLoop, step_flop
-from benchmarks.timing import Iterations, Turn, alternate
-from ebmguard.reference_training.engine.loop import train
+from benchmarks.timing import Iterations
 from ebmguard.reference_training.jem.scenarios import SCENARIOS
 from ebmguard.reference_training.shortrun.config import CIFAR10
 from ebmguard.report import RecordedRun
-from ebmguard.samplers import sgld
-from ebmguard.sinks import read_jsonl
 
 CPU = torch.device("cpu")
 JEM, SHORTRUN = CASES.values()
-K = 2
-"""Langevin steps of the small cases."""
 
 
 def small(case, out, **options):
@@ -59,24 +52,6 @@ def test_operations_of_a_step(loop, settings, layers, langevin, images):
     # No gradient of the images is needed for the parameters'.
     expected = langevin * 2 * sum(flop) + images * (3 * sum(flop) - flop[0])
     assert step_flop(loop, settings, (3, 32, 32)) == expected
-
-
-def test_a_loop_climbs_as_the_samplers_do(case, tmp_path):
-    loop = case.loop(small(case, tmp_path / "run", noise_std=1e-30), CPU)
-    x = torch.rand(4, *loop.shape) * 2 - 1
-    expected = sgld(loop.f, x, steps=K, step_size=loop.settings.step_size, noise_std=0.0)
-    moved = loop.climb(x)
-    assert not torch.equal(moved, x)
-    torch.testing.assert_close(moved, expected, rtol=0, atol=0)
-
-
-def test_jems_loop_writes_its_chains_back(tmp_path):
-    loop = JemLoop(small(JEM, tmp_path / "run"), CPU)
-    before = loop.buffer.clone()
-    x = loop.sample()
-    changed = (loop.buffer != before).flatten(1).any(1)
-    assert 1 <= int(changed.sum()) <= len(x)
-    assert all((row == x).flatten(1).all(1).any() for row in loop.buffer[changed])
 
 
 def test_jems_loop_trains_on_the_same_objective_as_the_unguarded_trainer(tmp_path, monkeypatch):
@@ -121,77 +96,7 @@ def test_the_loop_of_short_runs_learns_the_difference_of_mean_energies(tmp_path,
     assert moved == [True] * (len(moved) - 1) + [False]  # a shift of f is no difference
 
 
-def test_one_iteration_at_a_time_is_the_whole_training(case, tmp_path):
-    whole, stepped = (small(case, tmp_path / name, iterations=3) for name in "ab")
-    assert train(case.task, *whole.open()) is not None
-    run = Iterations(case.task, stepped)
-    for _ in range(3):
-        run.step()
-    run.close()
-    found = [list(read_jsonl(each.out / "metrics.jsonl")) for each in (whole, stepped)]
-    assert len(found[0]) == 3
-    pd.testing.assert_frame_equal(*map(pd.DataFrame, found), check_exact=True)
-
-
-def test_without_data_random_images_stand_in_for_cifar10(monkeypatch, tmp_path):
-    monkeypatch.delenv("EBMGUARD_DATA", raising=False)
-    config = config_of(SHORTRUN, OURS, tmp_path / "run", "cuda")
-    data = config.load_data()
-    assert (len(data.train_x), data.sample_shape) == (45_000, (3, 32, 32))
-    assert data.train_x[:9].unique().numel() == 256
-
-
-def test_turns_alternate_there_and_back():
-    calls: list[str] = []
-    turns = {
-        name: Turn(partial(calls.append, name), 2, partial(calls.append, "|")) for name in "ab"
-    }
-    found = alternate(turns, CPU, seconds=0)
-    assert "".join(calls) == "|aa|bb|bb|aa|aa|bb"
-    assert {name: len(values) for name, values in found.items()} == {"a": 3, "b": 3}
-
-
-def test_the_table_of_steps_has_what_there_is_time_for_and_what_failed(capsys, monkeypatch):
-    made = Iterations.__init__
-
-    def broken(self, build, config, **more):
-        if config.precision == "bfloat16":
-            raise torch.OutOfMemoryError("no memory\nat all")
-        made(self, build, config, **more)
-
-    monkeypatch.setattr(Iterations, "__init__", broken)
-    gpu_steps.main(["shortrun", "--device", "cpu", "--small", "--minutes", "0"])
-    text = capsys.readouterr().out
-    assert f"{OURS}: failed, no memory\n" in text
-    assert "ours, float32: left out, no time.\n" in text
-    lines = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    head, _, loop, *_ = [[cell.strip("| ") for cell in line] for line in lines]
-    assert dict(zip(head, loop, strict=True))[f"{LOOP} / it"] == "1.00 (1.00 to 1.00)"
-    assert "do not use it" not in text
-
-
 # -- the plan of an hour -----------------------------------------------------------------------
-
-MARKS = {
-    "tests": r"\d+ passed",
-    "overhead": r"MLP, 64",
-    "jem": rf"\| {OURS}[\s\S]*Not on a GPU",
-    "shortrun": rf"\| {OURS}[\s\S]*Not on a GPU",
-    "toys": r"### circles-default",
-    "train": r"train jem[\s\S]*watch[\s\S]*train shortrun[\s\S]*watch",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", gpu.TITLES)
-def test_a_part_runs_alone_and_writes_its_lines(part, tmp_path):
-    out = tmp_path / "results" / "gpu.md"
-    words = ["--part", part, "--device", "cpu", "--small", "--minutes", "60", "--out", str(out)]
-    assert gpu.main([*words, "--runs", str(tmp_path / "runs")]) == 0
-    text = out.read_text(encoding="utf-8")
-    assert re.search(rf"## {gpu.TITLES[part]}\n\n<!-- {part} -->\n\nCommit \S+, cpu, torch ", text)
-    assert re.search(MARKS[part], text)
-    assert f"<!-- /{part} -->" in text
 
 
 def test_failures_and_what_takes_too_long_are_said_and_the_next_command_runs(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib
 import math
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import grid
-from benchmarks.grid import RESULTS, Grid, filled, read_rows, table, write_rows
+from benchmarks.grid import RESULTS, Grid, read_rows, write_rows
 from benchmarks.remedies import CELLS, REMEDIES, config_of, iterations
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.sweep.cell import Cell
@@ -118,24 +117,6 @@ def test_what_is_done_is_kept_and_what_failed_is_measured_again(by, tmp_path, mo
     assert sorted(file.name for file in elsewhere.glob("*.json")) == ["a.json", "judge.json"]
 
 
-def test_a_page_of_which_nothing_is_known_stays_as_it_is(tmp_path):
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    fake = Grid("fake", {"a": {}}, lambda folder: {}, lambda rows: {"sum": ""})
-    with pytest.raises(SystemExit, match="nothing is known yet"):
-        fake.main(["--table", str(page), "--runs", str(tmp_path / "runs"), "--table-only"])
-    assert page.read_text() == PAGE
-
-
-def test_slots_are_filled_and_what_people_wrote_around_them_stays():
-    text = filled(PAGE, {"source": "new\n\nlines", "sum": "7"})
-    assert text == PAGE.replace("old", "new\n\nlines").replace(">0<", ">7<")
-    assert filled(text, {"source": "old", "sum": "0"}) == PAGE
-    for slots in ({"sum": "1"}, {"source": "x", "sum": "1", "more": "2"}):
-        with pytest.raises(ValueError, match=r"slots for \['source', 'sum'\]"):
-            filled(PAGE, slots)
-
-
 def test_rows_are_what_they_were(tmp_path):
     rows = [
         {"cell": "a|b, c", "x": 0.1 + 0.2, "n": 2**60, "of": [1, None, {"β": "–"}], "none": None},
@@ -146,14 +127,6 @@ def test_rows_are_what_they_were(tmp_path):
     assert read_rows(tmp_path / "no.csv.gz") == []
 
 
-def test_a_table_has_a_line_for_each_row():
-    columns = {"name": lambda row: row[0], "runs | read": lambda row: str(row[1])}
-    assert table([("b", 0)], columns).splitlines() == [
-        *("| name | runs \\| read |", "| ---- | -----------: |", "| b    |            0 |")
-    ]
-    assert table([], columns) == "None yet."
-
-
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_page_is_that_of_its_rows(name):
     own = importlib.import_module(f"benchmarks.{name}").GRID
@@ -162,28 +135,6 @@ def test_a_page_is_that_of_its_rows(name):
     rows = own.rows()
     assert len(rows) == len(own.cells)
     assert own.page_of(rows) == page.read_text(encoding="utf-8")
-
-
-def test_the_commit_of_a_cell_is_dirty_by_code_and_not_by_pages(tmp_path, monkeypatch):
-    code, page = tmp_path / "benchmarks" / "grid.py", tmp_path / "page.md"
-    code.parent.mkdir()
-    for file in (code, page):
-        file.write_text("first")
-    monkeypatch.setattr(grid, "__file__", str(code))
-
-    def git(*words: str) -> str:
-        own = ("git", "-c", "user.name=A", "-c", "user.email=a@b.c", *words)
-        return subprocess.run(own, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
-
-    git("init")
-    assert grid.commit() == "unknown"
-    git("add", ".")
-    git("commit", "-m", "first")
-    head = git("rev-parse", "--short", "HEAD").strip()
-    page.write_text("second")
-    assert grid.commit() == head
-    code.write_text("second")
-    assert grid.commit() == f"{head}-dirty"
 
 
 def test_all_remedies_have_the_compute_of_the_default_steps(tmp_path):

@@ -9,7 +9,6 @@ import importlib.util
 import inspect
 import re
 import shlex
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -101,31 +100,6 @@ def test_links_of_the_rows_lead_somewhere():
         assert not anchor or anchor in anchors(PAGE.parent / path), link
 
 
-GOOD = dict(zip(HEAD, ["Figure 2", "**holds**", "4", "5", "3", "`ebmguard figure 2`"], strict=True))
-
-
-LACKING = ["verdict", "command", "ours", "seeds"]
-BOLD: list[tuple[dict[str, str], bool]] = [
-    ({"seeds": "1"}, True),
-    ({"seeds": "5; 2"}, True),
-    ({"seeds": "exact; 2"}, False),
-    ({"seeds": "1", "verdict": "**holds in part**: one seed"}, False),
-    ({"ours": "5 of 5 seeds"}, True),
-    ({"ours": "5 of 5 (0.90 to 1.00) seeds"}, True),
-    ({"ours": "[5 of 5](toys.md) (0.48 to 1.00) seeds"}, False),
-    ({"ours": "none of 27 runs"}, True),
-    ({"ours": "two runs of five", "verdict": "**not seen**"}, True),
-]
-
-
-def test_a_row_that_lacks_something_or_is_too_bold_is_seen():
-    assert not problem(GOOD)
-    changes = [{name: ""} for name in LACKING] + [{"verdict": x} for x in ("holds", "**not run**")]
-    changes.append({"command": "none"})
-    assert all(problem(GOOD | change) for change in changes)
-    assert [change for change, is_bold in BOLD if bool(too_bold(GOOD | change)) != is_bold] == []
-
-
 PAGES = sorted(PAGE.parents[1].rglob("*.md"))
 MOST_PROSE = {
     **dict.fromkeys(PAGE.parent.glob("*.md"), 800),
@@ -208,49 +182,6 @@ def parses(command: str) -> bool:
 
 def test_commands_are_there():
     assert [command for command in COMMANDS if not parses(command)] == []
-
-
-def test_studies_that_are_gone_are_in_the_commits_that_are_named():
-    """In claims and on pages."""
-    pages = [
-        page.read_text("utf-8") for page in PAGE.parent.iterdir() if page.suffix in (".md", ".csv")
-    ]
-    named = {(name, commit) for text in pages for name, commit in GONE.findall(text)}
-    assert named
-    if not (ROOT / ".git").exists() or (ROOT / ".git" / "shallow").exists():
-        pytest.skip("there is no history")
-    for module, commit in named:
-        file = f"{commit}:{module.replace('.', '/')}.py"
-        done = subprocess.run(["git", "cat-file", "-e", file], cwd=ROOT, check=False)
-        assert not done.returncode, file
-
-
-NOT_THERE = (
-    *("ebmguard fly", "ebmguard figure 99", "ebmguard figure 2 --speed 3"),
-    *("ebmguard train toy --scenario moon", "python -m benchmarks.no_such", "make it so"),
-    *("python -m benchmarks.digits --speed", "pytest tests/test_index.py::test_no_such"),
-)
-
-
-def test_commands_that_are_not_there_are_seen():
-    assert [command for command in NOT_THERE if parses(command)] == []
-
-
-def test_nothing_of_the_paper_and_the_response_is_left_out():
-    claims = "\n".join(row["claim"] for row in ROWS)
-    named = {f"Figure {i}" for i in range(1, 26)}
-    named |= {f"Appendix {letter}" for letter in "ABCDEFGHIJKM"}  # L is Figures 12 to 15
-    named |= {"Table 1", "Algorithm 1", *(f"Table 2, line {i}" for i in range(1, 8))}
-    named |= {f"Reviewer {who}, Q{i}" for who in (2, 3, 4) for i in (1, 2, 3)}
-    asked = {1: 11, 2: 4, 3: 10, 4: 2}
-    named |= {f"BiSM, review {who}, Q{i + 1}" for who, most in asked.items() for i in range(most)}
-    missing = [name for name in named if not re.search(rf"{name}\b", claims)]
-    assert not missing
-
-
-@pytest.mark.parametrize("page", ["toys", "shortrun", "training"])
-def test_the_guides_lead_to_it(page):
-    assert "](results/index.md" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_the_manual_stays_short_and_each_page_says_for_whom_it_is():

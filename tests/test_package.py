@@ -148,35 +148,6 @@ def test_no_files_import_each_other_in_a_circle(folder: str) -> None:
     assert circles_of_files(modules(ROOT / folder, MAPPED.get(folder, folder))) == set()
 
 
-@pytest.mark.parametrize(
-    ("files", "circle"),
-    [
-        ({"a": "from . import b", "b": "def f():\n    from .a import x"}, "a b"),
-        ({"a": "if TYPE_CHECKING:\n    from .b import B", "b": "from .a import A"}, "a b"),
-        ({"a": "from p import b", "b": "from .c import x", "c": "import p.a"}, "a b c"),
-        # A package that passes on names is not what is imported, unless a name is its own.
-        ({"r.__init__": "from .a import A\nfrom .b import B", "r.b": "from . import A"}, ""),
-        ({"r.__init__": "from .a import A\nB = 1", "r.a": "from . import B"}, "r r.a"),
-        ({"r.a": "import p.c", "c": "from .r import A as B"}, "c r.a"),
-        ({"r.a": "import p.c", "c": "from . import r\nr.A"}, "c r.a"),
-        ({"r.b": "import p.c", "c": "from . import r\nr.A"}, ""),
-    ],
-)
-def test_circles_of_files_are_found(files: dict[str, str], circle: str, tmp_path: Path) -> None:
-    for name, text in {
-        "__init__": "",
-        "r.__init__": "from .a import A",
-        "r.a": "",
-        **files,
-    }.items():
-        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    found = circles_of_files(modules(tmp_path, "p"))
-    expected = {frozenset(f"p.{name}" for name in circle.split())} if circle else set()
-    assert found == expected
-
-
 @pytest.mark.parametrize("folder", [*MAPPED, "benchmarks"])
 def test_no_room_imports_the_private_names_of_another(folder: str) -> None:
     for module in modules(ROOT / folder, MAPPED.get(folder, folder)):
@@ -276,20 +247,6 @@ def test_versions_agree() -> None:
     version = PROJECT["project"]["version"]
     assert ebmguard.__version__ == version
     assert f"## [{version}]" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_badges_are_true() -> None:
-    project = PROJECT["project"]
-    (torch,) = project["dependencies"]
-    assert PROJECT["tool"]["mypy"]["strict"]
-    told = {
-        f"Python {project['requires-python'].removeprefix('>=')}+": "Python-{}%2B",
-        f"PyTorch {torch.removeprefix('torch>=')}+": "PyTorch-{}%2B",
-        project["license"]: "licence-MIT",
-        "mypy strict": "mypy-strict",
-    }
-    badges = re.findall(r"^!\[(.*)\]\(https://img.shields.io/badge/(.*)-blue\)$", README, re.M)
-    assert badges == [(text, url.format(text[:-1].split(" ")[-1])) for text, url in told.items()]
 
 
 def test_constraints_cover_every_requirement() -> None:

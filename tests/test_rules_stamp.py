@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import rules
-from benchmarks.population.judged import load
-from ebmguard.alerts import DEFAULT_RULES, CollapsedRule, Level, NonFiniteRule
+from ebmguard.alerts import DEFAULT_RULES, Level
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 NAMES = [rule.name for rule in DEFAULT_RULES]
@@ -43,41 +39,6 @@ def version():
 def test_pages_are_of_the_rules_that_they_name(version):
     pages = {page.name: page.read_text(encoding="utf-8") for page in RESULTS.glob("*.md")}
     assert {x: said for x, text in pages.items() if (said := problem(x, text, version))} == {}
-
-
-def test_a_page_of_other_rules_is_seen():
-    own = "Rules of the alerts: `00000000`"
-    for stamps, is_right in (
-        ([own], True),
-        ([own.replace("0", "1")], False),
-        (["Rules of the alerts: older, not repeated"], True),
-        ([], False),
-        ([own, own], False),
-    ):
-        text = "\n".join(["`energy_blowup` at step 3", *stamps])
-        assert (not problem("new.md", text, "00000000")) == is_right
-
-
-def test_another_threshold_and_other_code_are_other_versions(monkeypatch):
-    one, version = load("first")[:1], rules.rules_version.__wrapped__
-    monkeypatch.setattr(rules, "load", lambda _: one)
-    before, watcher = version(), NonFiniteRule.watcher
-    assert version() == before
-    changed = [
-        replace(r, share=0.001) if isinstance(r, CollapsedRule) else r for r in DEFAULT_RULES
-    ]
-    with monkeypatch.context() as patch:
-        patch.setattr(rules, "DEFAULT_RULES", tuple(changed))
-        assert version() != before
-
-    def loud(rule: NonFiniteRule) -> Any:
-        inner: Any = watcher(rule)
-        read = inner.read
-        inner.read = lambda row: read({**row, "energy_gap": math.nan})
-        return inner
-
-    monkeypatch.setattr(NonFiniteRule, "watcher", loud)
-    assert version() != before
 
 
 def test_cells_of_the_shipped_rules_have_its_line_and_others_are_older(monkeypatch):

@@ -18,7 +18,6 @@ from ebmguard import Recovery, guard
 from ebmguard.alerts import DEFAULT_RULES
 from ebmguard.report.plots import CHARTS, MORE_CHARTS, note
 from ebmguard.samplers import ReplayBuffer, sgld
-from ebmguard.sinks.tensorboard import LAYOUT
 from ebmguard.tags import REFERENCE, SECTIONS, TAGS, Tag, is_guard_tag
 from tests.parts import Energy, Memory, take
 
@@ -124,10 +123,6 @@ def test_every_line_is_of_a_number_that_is_written() -> None:
     assert {find(name) for name in written() if name.startswith("ref/")} == at_reference
 
 
-def test_no_tag_has_two_lines() -> None:
-    assert sum(map(len, SECTIONS.values())) == len(TAGS)
-
-
 def named(value: Any, field: str = "") -> Iterator[str]:
     """The tags in the fields of a rule."""
     if is_dataclass(value):
@@ -144,13 +139,6 @@ def test_the_rules_name_tags_that_exist() -> None:
     tags = {tag for rule in DEFAULT_RULES for tag in named(rule)}
     assert len(tags) > 15
     assert unknown(tags - {""}) == set()
-
-
-def test_the_layout_names_tags_that_exist() -> None:
-    charts = [tags for charts in LAYOUT.values() for tags in charts.values()]
-    words = {word for tags in charts for word in tags.split() if not word.startswith("_alerts/")}
-    assert len(words) > 20
-    assert unknown(word.replace(".*", "x") for word in words - {"margin"}) == set()
 
 
 def test_every_scale_is_a_chart() -> None:
@@ -175,19 +163,3 @@ def test_the_page_has_the_lines(title: str) -> None:
     table = [line for line in rest.split("\n## ")[0].splitlines() if line.startswith("|")]
     head = ["| tag | definition | healthy | what it tells |", "|---|---|---|---|"]
     assert table == head + rows(SECTIONS[title])
-
-
-def test_the_first_page_says_the_same_of_tags_that_exist() -> None:
-    text = START.read_text()
-    table = text[text.index("| tag |") :].split("\n\n")[0].splitlines()[2:]
-    for line in table:
-        cell, _, healthy, _ = (part.strip() for part in line.split("|")[1:-1])
-        first, *others = re.findall(r"`([^`]+)`", cell)
-        for other in others:  # such as `/repeated` or `_max`, in short
-            family = first.rpartition("/")[0] if other.startswith("/") else ""
-            names = (family + other, first + other, other)
-            assert any(tag.startswith(name.removesuffix("...")) for tag in TAGS for name in names)
-        tag = find(first)
-        assert tag or any(name.startswith(first.removesuffix("...")) for name in TAGS), first
-        if tag and not others:
-            assert tag.healthy.startswith(healthy), first

@@ -150,18 +150,6 @@ def test_running_statistics_that_negatives_move_are_named(layer, is_said):
     assert all("momentum = 0.0" in each.fix for each in told)
 
 
-def test_the_fix_keeps_the_running_statistics_those_of_the_data():
-    """The mean and the variance that eval mode uses, after steps of which half are of negatives."""
-    norm, data = nn.BatchNorm1d(3), torch.randn(64, 3)
-    for _ in range(100):
-        norm.momentum = 0.0
-        norm(5 + torch.randn(64, 3))
-        norm.momentum = 0.1
-        norm(data)
-    torch.testing.assert_close(norm.running_mean, data.mean(0), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(norm.running_var, data.var(0), rtol=1e-4, atol=1e-4)
-
-
 def test_eval_mode_is_told_where_it_matters():
     assert found(sound(Energy(nn.Dropout(0.5)).eval()), "eval_mode").severity is Level.INFO
     assert find_problems(sound(Energy().eval())) == []
@@ -195,12 +183,6 @@ def test_spectral_norm_is_worth_knowing(norm):
     problem = found(sound(Energy(norm(nn.Linear(8, 8))), example=None), "spectral_norm")
     assert problem.severity is Level.INFO
     assert "net.1" in problem.what
-
-
-def test_a_model_that_is_not_known():
-    setup = changed(sound(), model=None)
-    assert found(setup, "model_unknown").severity is Level.INFO
-    assert find_problems(replace(setup, has_sampler=False)) == []
 
 
 # -- what it returns ---------------------------------------------------------------------------
@@ -253,17 +235,6 @@ def test_batch_norm_is_seen_in_the_gradients_too():
     assert "batch_dependence" not in [
         each.name for each in find_problems(sound(Energy(nn.BatchNorm1d(8).eval())))
     ]
-
-
-def test_the_collapse_of_the_weights_is_that_of_the_formula():
-    x = torch.linspace(-1, 1, 32).reshape(16, 2)
-    f = 100 * x.sum(1)
-    weights = torch.exp(0.5 * (f - f.max()))
-    ess = float(weights.sum() ** 2 / weights.square().sum() / 16)
-    setup = sound(Returns(lambda x: 100 * x.sum(1)), example=x)
-    assert f"{ess:.1%} of them" in found(setup, "weights_collapse").what
-    quiet = replace(setup, beta_star=(0.0,))
-    assert "weights_collapse" not in [each.name for each in find_problems(quiet)]
 
 
 def test_ensembles_return_their_model_dimensions_first():

@@ -13,7 +13,6 @@ from torch import nn
 from ebmguard import Level, Recovery, guard
 from ebmguard.check import Problem, show
 from ebmguard.check.problem import to_text
-from ebmguard.errors import ConfigError
 from ebmguard.recovery import Change
 from ebmguard.samplers import ReplayBuffer
 from tests.parts import Energy, Memory, langevin, unit_langevin
@@ -39,12 +38,6 @@ def names(g: Any, **options: Any) -> set[str]:
     return {problem.name for problem in g.check(**options)}
 
 
-def test_a_sound_trainer():
-    g, _ = make()
-    assert g.check(X) == []
-    assert g.check() == []
-
-
 def test_all_at_once_and_nothing_raised():
     class Poor(Energy):
         def forward(self, x):
@@ -65,17 +58,6 @@ def test_all_at_once_and_nothing_raised():
         "output_scale",
         "batch_norm",
         "no_sinks",
-    }
-
-
-def test_before_anything_is_attached():
-    g = guard(None, lambda f: None, beta_star=0.5, action="rollback")
-    assert names(g) == {
-        "model_unknown",
-        "no_optimizer",
-        "no_sinks",
-        "rollback_incomplete",
-        "recovery_changes",
     }
 
 
@@ -145,12 +127,6 @@ def test_a_check_is_no_step():
     assert g.check(X) == []
 
 
-def test_an_example_must_be_a_tensor():
-    g, _ = make()
-    with pytest.raises(ConfigError, match=r"example= is \[1.0\]; expected Tensor"):
-        g.check([1.0])
-
-
 @pytest.mark.parametrize(
     ("caches", "is_new", "is_stuck"),
     [(True, False, True), (False, False, False), (True, True, False)],
@@ -198,24 +174,6 @@ PROBLEMS = [
     Problem(Level.INFO, "small", "train.py:3", "A thing to know.", "nothing."),
     Problem(Level.ERROR, "large", "train.py:9", "word " * 40 + "end.", "replace `f(x).mean()`."),
 ]
-
-
-def test_groups_come_worst_first_and_lines_are_short():
-    lines = to_text(PROBLEMS).splitlines()
-    assert lines[0] == "1 error"
-    assert lines[1].split() == ["train.py:9", "large"]
-    assert max(map(len, lines)) <= 100
-    assert any(line.strip() == "fix: replace `f(x).mean()`." for line in lines)
-    assert lines.index("1 note") > lines.index("  train.py:9  large")
-
-
-def test_a_message_says_what_where_and_the_fix():
-    problem = Problem(Level.WARN, "name", "where", "What.", "do it.")
-    assert problem.message == "WARN name: where: What. Fix: do it."
-
-
-def test_nothing_found_is_said():
-    assert to_text([]) == "no problems found"
 
 
 @pytest.mark.parametrize("with_rich", [True, False])

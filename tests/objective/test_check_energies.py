@@ -130,12 +130,6 @@ def test_rows_are_refused_with_their_message(pos, neg, groups, message):
         assert message in str(caught.value)
 
 
-def test_errors_are_the_built_in_ones_that_callers_expect():
-    assert issubclass(ShapeError, ValueError)
-    assert issubclass(ConfigError, ValueError)
-    assert issubclass(EnergyTypeError, TypeError)
-
-
 def test_weights_and_grad_scale_refuse_log_densities_that_do_not_match():
     for function in (positive_weights, grad_scale):
         with pytest.raises(ShapeError, match="log_q_neg has shape"):
@@ -157,11 +151,3 @@ def test_nested_and_sparse_tensors_are_refused_anywhere(name):
         call: dict[str, Any] = {"f_pos": F4, "f_neg": F3, "beta_star": 1.0, name: part}
         with pytest.raises(EnergyTypeError, match=f"is .*{kind}, with which little"):
             check_energies(**call)
-
-
-def test_an_exponent_is_any_number_of_python():
-    for f in (F4 + torch.arange(4.0), torch.zeros(4).double()):
-        exponents: tuple[Any, ...] = Fraction(1, 2), 10**30
-        half, large = (contrastive_loss(f, F3.to(f), x) for x in exponents)
-        assert half.equal(contrastive_loss(f, F3.to(f), 0.5))
-        assert large.equal(contrastive_loss(f, F3.to(f), 1e30))

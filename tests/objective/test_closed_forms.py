@@ -20,7 +20,6 @@ from ebmguard.objective import (
 from tests.objective.oracles import (
     OF_CLASSES,
     VARIANTS,
-    both_slopes,
     decimals,
     energies,
     proposal,
@@ -172,20 +171,3 @@ def test_each_row_is_the_class_of_its_positive(variant, option, beta):
     closed = coefficients(pos, neg.reshape(5, 3), beta, variant=variant, **in_rows)
     right = coefficients(pos, neg, beta, variant=variant, groups=labels, log_q=log_q)
     torch.testing.assert_close(closed, right, rtol=1e-12, atol=1e-15, equal_nan=True)
-
-
-@pytest.mark.parametrize("beta", [0.5, -0.5, 0.0, torch.tensor(0.0)])
-@pytest.mark.parametrize("variant", OF_CLASSES)
-def test_no_partner_at_all(variant, beta):
-    pos, neg = energies(3, 2)
-    groups = (torch.tensor([0, 0, 0]), torch.tensor([1, 1]))
-    loss = contrastive_loss(pos, neg, beta, variant=variant, groups=groups)
-    found = both_slopes(pos, neg, beta, variant=variant, groups=groups)
-    if beta == 0:  # sets nobody against anybody: the standard loss
-        torch.testing.assert_close(loss, neg.mean() - pos.mean())
-        for to_pos, to_neg in found:
-            torch.testing.assert_close(to_pos, torch.full_like(pos, -1 / 3))
-            torch.testing.assert_close(to_neg, torch.full_like(neg, 1 / 2))
-    else:
-        assert loss == 0
-        assert not any(side.any() for sides in found for side in sides)

@@ -8,7 +8,7 @@ import pytest
 
 from ebmguard import cli
 
-from .folders import LOST_AT, record, write
+from .folders import LOST_AT, write
 
 
 def table(capsys, monkeypatch, *words: str, width: int = 200) -> list[str]:
@@ -50,20 +50,3 @@ def test_the_table_folds_and_loses_no_word(width, pair, capsys, monkeypatch):
     assert sorted(" ".join(folded).split()) == sorted(
         " ".join(table(capsys, monkeypatch, *pair)).split()
     )
-
-
-def test_what_a_rollback_took_back_is_not_compared(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    # After step 24 it went back to step 15, and ended with step 29: 40 rows of 30 steps.
-    steps = [(s, 0) for s in range(25)] + [(s, 1) for s in range(15, 30)]
-    for name in "ab":
-        record(
-            tmp_path / name,
-            [(s, {"recovery/attempt": n, "energy_gap": n - s / 8}) for s, n in steps],
-        )
-        found = [{"step": s, "attempt": n, "test_accuracy": n / 2} for s, n in ((20, 0), (20, 1))]
-        (tmp_path / name / "accuracy.jsonl").write_text("\n".join(map(json.dumps, found)))
-    lines = {line.split("  ")[0]: line for line in table(capsys, monkeypatch, "a", "b")}
-    assert lines["outcome"].count("30 steps so far") == 2
-    assert lines["test accuracy"].split()[-2:] == ["0.5", "0.5"]
-    assert lines["energy gap"].split()[-2:] == ["-2.625", "-2.625"]

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
 from ebmguard.report.files import GrowingFile
-from ebmguard.report.folder import ACCURACY, RecordedRun
+from ebmguard.report.folder import RecordedRun
 from ebmguard.report.plots import CHARTS, MORE_CHARTS
 from ebmguard.sinks import read_jsonl, to_json
 
-from .folders import BACK_TO, LOST_AT, record, rows, write
+from .folders import record, rows, write
 
 TAGS = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
 RECORDS = st.lists(
@@ -61,34 +61,6 @@ def test_at_any_moment_it_has_what_a_full_read_has(records, sizes):
             data = data[size:]
             assert repr(reader.catch_up()) == repr(read_jsonl(path))
         assert repr(reader.records) == repr(records)
-
-
-@given(RECORDS, RECORDS, st.data())
-def test_what_a_resume_has_cut_off_is_forgotten(before, after, data):
-    kept = data.draw(st.integers(0, len(before)))
-    seen_cut = data.draw(st.booleans())
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "metrics.jsonl"
-        path.write_bytes(encoded(before))
-        reader = Reader(path)
-        reader.catch_up()
-        path.write_bytes(encoded(before[:kept]))
-        if seen_cut:
-            assert repr(reader.catch_up()) == repr(before[:kept])
-        with path.open("ab") as file:
-            file.write(encoded(after))
-        # Also where the file has grown past its old end before anybody looked.
-        assert repr(reader.catch_up()) == repr(before[:kept] + after)
-
-
-def test_a_file_that_vanishes_is_forgotten(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(encoded([{"step": 0}]))
-    tail = GrowingFile(path)
-    assert tail.read() == (False, [{"step": 0}])
-    path.unlink()
-    assert tail.read() == (True, [])
-    assert tail.read() == (False, [])
 
 
 def test_a_tick_reads_only_what_is_new(tmp_path):
@@ -145,37 +117,6 @@ def test_a_step_that_came_again_counts_once_the_last_time(steps, by_attempt):
         assert [(own.step, own.low) for own in binned.surviving("x")] == list(counts.items())
 
 
-def test_attempts_are_kept_apart_and_the_surviving_one_is_whole(tmp_path):
-    run = RecordedRun.read(write(tmp_path / "run"), TAGS)
-    assert [(a.number, a.first, a.last) for a in run.attempts] == [
-        (0, 0, LOST_AT + 11),
-        (1, BACK_TO, 299),
-    ]
-    (kept, undone), (again, nothing) = run.pieces("energy_gap")
-    assert [own.step for own in kept] == list(range(BACK_TO))
-    assert [own.step for own in undone] == list(range(BACK_TO, LOST_AT + 12))
-    assert [own.step for own in again] == list(range(BACK_TO, 300))
-    assert nothing == []
-    recorded = read_jsonl(tmp_path / "run" / "metrics.jsonl")
-    expected = {row["step"]: row["energy_gap"] for row in recorded}
-    assert {o.step: o.low for o in run.surviving("energy_gap")} == expected
-    assert undone[-1].is_gap
-    assert undone[-2].bad_at == LOST_AT + 10
-
-
-def test_evaluations_of_steps_that_were_undone_are_kept_apart(tmp_path):
-    path = write(tmp_path / "run")
-    at = [(120, 0), (150, 0), (170, 0), (140, 1), (160, 1), (110, 0)]  # late ones out of order
-    rows = [{"step": s, "test_accuracy": s / 1000, "attempt": n} for s, n in at]
-    (path / "accuracy.jsonl").write_bytes(encoded(rows))
-    run = RecordedRun.read(path, TAGS)
-    assert [own.step for own in run.surviving(ACCURACY.name)] == [110, 120, 140, 160]
-    (_, undone), (kept, _) = run.pieces(ACCURACY.name)
-    assert [(own.step, own.low) for own in undone] == [(150, 0.15), (170, 0.17)]
-    assert [own.step for own in kept] == [140, 160]
-    assert run.accuracy == [(110, 0.11), (120, 0.12), (140, 0.14), (160, 0.16)]
-
-
 def is_over(run: RecordedRun) -> bool:
     return run.is_over
 
@@ -213,16 +154,6 @@ def test_it_follows_a_run_from_before_it_begins_to_its_end(tmp_path):
     assert not is_over(run)
 
 
-def test_a_folder_of_the_guard_alone_is_enough(tmp_path):
-    path = write(tmp_path / "run")
-    for name in ("config.json", "results.json", "accuracy.jsonl"):
-        (path / name).unlink()
-    run = RecordedRun.read(path, TAGS)
-    assert (run.config, run.results, run.setting("iterations")) == ({}, {}, None)
-    assert run.surviving(ACCURACY.name) == []
-    assert (run.step, len(run.rollbacks), run.is_over) == (299, 1, False)
-
-
 def test_damaged_files_are_named(tmp_path):
     path = write(tmp_path / "run")
     (path / "config.json").write_text("{broken}")
@@ -241,32 +172,6 @@ def test_a_folder_without_rows_is_no_run(tmp_path):
         with pytest.raises(ConfigError, match=why):
             RecordedRun.read(tmp_path)
         (tmp_path / "metrics.jsonl").touch()
-
-
-def test_runs_are_suggested_from_the_nearest_folder_that_is_there(tmp_path):
-    write(tmp_path / "run")
-    (tmp_path / "empty").mkdir()
-    for path, is_suggested in ((tmp_path / "rum", True), (tmp_path / "empty" / "rum", False)):
-        with pytest.raises(ConfigError, match="does not exist") as caught:
-            RecordedRun.read(path)
-        assert ("Runs that are there" in str(caught.value)) == is_suggested
-
-
-def test_the_band_stands_still_while_a_run_is_lost(tmp_path):
-    lost = 60
-    healthy = [(t, {**row, "energy_gap": 0.1 * (t % 3)}) for t, row in rows(range(lost), 0)]
-    sizes = [10.0 ** (2 + t) for t in range(40)]
-    grown = [{"energy_gap": size, "f_pos/std": size / 40} for size in sizes]
-    beyond = [(lost + t, healthy[0][1] | row) for t, row in enumerate(grown)]
-    path = record(tmp_path / "run", healthy + beyond)
-    run = RecordedRun(path, tags=("energy_gap",))
-    run.update()
-    (attempt,) = run.attempts
-    upper = attempt.bands["energy_gap"]
-    heights = [own.high for own in upper.bins if own.step >= lost]
-    assert len(heights) == 40
-    assert max(heights) < 10
-    assert run.limits("energy_gap").high == upper.bins[lost - 1].high
 
 
 def test_the_weights_of_a_run_whose_exponent_leaves_zero(tmp_path):

@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError
-from ebmguard.report import RecordedRun
-from ebmguard.report.folder import outcome
 from ebmguard.runs import load
-from ebmguard.sinks import LOCK
 from tests.sinks import parts
-
-from . import folders
 
 
 def write(folder: Path, **files: list[dict[str, Any]]) -> Path:
@@ -103,24 +95,6 @@ def test_without_alerts_or_evaluations_their_frames_are_empty(tmp_path):
     assert [len(frame) for frame in (found.alerts, found.rollbacks, found.evaluations)] == [0] * 3
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8)), min_size=1, max_size=5))
-def test_what_counts_is_what_the_report_draws(tmp_path_factory, stretches):
-    """Each stretch goes back by so many steps and then on by so many."""
-    steps, at = [], 0
-    for attempt, (on, back) in enumerate(stretches):
-        at = max(0, at - back) if attempt else 0
-        steps += [(step, attempt) for step in range(at, at + on)]
-        at += on
-    rows = [row(step, attempt) for step, attempt in steps]
-    path = write(tmp_path_factory.mktemp("run"), metrics=rows)
-    frame = load(path).rows
-    whole = RecordedRun.read(path, whole=["energy_gap"])
-    assert list(zip(frame.index.get_level_values("step"), frame.energy_gap, strict=True)) == (
-        whole.series("energy_gap")
-    )
-
-
 @pytest.mark.parametrize(
     "line", ["{", '{"energy_gap": 1.0}', '{"step": -1}', '{"step": 1, "energy_gap": "high"}', "[]"]
 )
@@ -128,15 +102,6 @@ def test_what_no_guard_wrote_is_refused(tmp_path, line):
     (tmp_path / "metrics.jsonl").write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(ConfigError, match=r"metrics\.jsonl|rows"):
         load(tmp_path)
-
-
-def test_logs_beside_the_runs_are_passed_over(rescued):
-    log = rescued.with_suffix(".log")
-    log.write_text("trained")
-    try:
-        assert list(load(f"{rescued.parent}/*").runs.index) == [str(rescued)]
-    finally:
-        log.unlink()
 
 
 @pytest.mark.parametrize("paths", ["nowhere/*", []])
@@ -150,19 +115,6 @@ def test_without_pandas_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install \"\.\[train\]\""):
         load(tmp_path)
-
-
-def test_a_run_whose_process_is_gone_has_ended(tmp_path):
-    run = RecordedRun.read(folders.write(tmp_path, rescued=False, finished=False))
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = {"pid": process.pid, "host": socket.gethostname()}
-    (tmp_path / LOCK).write_text(json.dumps(holder))
-    assert outcome(run) == "192 of 300 steps so far"
-    process.communicate()
-    assert outcome(run) == "ended after 192 of 300 steps"
-    for other in ({"host": "elsewhere"}, {"pid": -1}, {"pid": "1"}):
-        (tmp_path / LOCK).write_text(json.dumps(holder | other))
-        assert not run.is_over
 
 
 @pytest.mark.slow

@@ -74,20 +74,6 @@ def test_what_nobody_wrote_is_refused_in_one_line(case, tmp_path):
         assert str(path) in str(caught.value)
 
 
-def test_steps_that_begin_anew_without_end_are_refused(tmp_path):
-    path = record(tmp_path, [(0, {"energy_gap": 1.0})] * 1001)
-    with pytest.raises(ConfigError, match="begin anew 1,000 times"):
-        RecordedRun.read(path)
-
-
-def test_many_attempts_share_the_bins(tmp_path):
-    path = record(tmp_path, ((s % 100, {"energy_gap": 1.0}) for s in range(50_000)))
-    run = RecordedRun.read(path, ["energy_gap"])
-    assert len(run.attempts) == 500
-    # 600 bins each up to the eighth attempt, then 2,400 shared by n = 8, 12, ...: a harmonic sum.
-    assert sum(len(own.series["energy_gap"].bins) for own in run.attempts) < 15_000
-
-
 def test_messages_and_names_of_folders_control_no_terminal(tmp_path, capsys):
     path = write(tmp_path / f"run{TITLE}", rescued=False)
     for name, key in (("alerts.jsonl", "message"), ("alerts.jsonl", "rule")):

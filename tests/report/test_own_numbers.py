@@ -15,7 +15,7 @@ from ebmguard.report.watch import WatchConfig, watch
 from ebmguard.runs import load
 from tests.sinks.parts import scalars
 
-from .folders import record, rows
+from .folders import record
 from .test_page import Parsed
 
 
@@ -39,24 +39,6 @@ def test_every_number_has_a_chart_in_a_section_of_the_page(folder: Path) -> None
     assert re.findall("<b>(.*?)</b>", section) == ["accuracy", "lr", "loss/classification"]
     assert re.findall("<h3>(.*?)</h3>", section) == ["loss"]
     assert "accuracy" not in Parsed(text.replace(section, "")).words
-
-
-def test_a_page_without_any_has_no_such_section(tmp_path: Path) -> None:
-    assert "Numbers of the trainer" not in page([record(tmp_path / "run", rows(range(20), seed=0))])
-
-
-def test_a_chart_goes_through_the_values(folder: Path) -> None:
-    run = RecordedRun.read(folder, ["energy_gap"])
-    assert run.trainer_tags == ["accuracy", "loss/classification", "lr"]
-    points = [point for own in run.surviving("accuracy") for point in own.points()]
-    assert points == [(0, 0.25), (10, 0.40625), (20, 0.5625)]
-    assert run.accuracy == []
-
-
-def test_a_row_without_one_and_one_that_begins_late(tmp_path: Path) -> None:
-    own = ((step, row | ({"late": 1.0} if step > 15 else {})) for step, row in rows(range(20), 0))
-    run = RecordedRun.read(record(tmp_path / "run", own), ["energy_gap"])
-    assert [own.step for own in run.surviving("late")] == [16, 17, 18, 19]
 
 
 def test_ten_thousand_names_fill_no_memory(tmp_path: Path) -> None:

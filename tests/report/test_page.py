@@ -15,10 +15,10 @@ from matplotlib.image import imsave
 from ebmguard import cli
 from ebmguard.errors import ConfigError
 from ebmguard.report.page import page
-from ebmguard.report.plots import LEFT, RIGHT, TOP
+from ebmguard.report.plots import LEFT, RIGHT
 from ebmguard.sinks import read_jsonl
 
-from .folders import BACK_TO, LOST_AT, record, rows, write
+from .folders import record, rows, write
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 # Of HTML, these may be left open; the page closes them all the same.
@@ -109,23 +109,6 @@ def test_alerts_and_rollbacks_are_all_there(folder):
     assert targets.count("#rollback-0-0") == len(parsed.of_class("plot"))
 
 
-def test_what_helps_is_said_once(tmp_path):
-    run = write(tmp_path / "lost", rescued=False)
-    text = page([run]).split("<h2>Diagnostics")
-    for remedy in {each for a in read_jsonl(run / "alerts.jsonl") for each in a["remedies"]}:
-        assert re.sub("<title>.*?</title>", "", "".join(text)).count(f"<li>{remedy}</li>") == 1
-        assert f"{remedy};" not in re.sub("<title>.*?</title>", "", text[1])
-
-
-def test_an_alert_of_anybodys_rule_has_a_chart(folder):
-    (alert, *_) = read_jsonl(folder / "alerts.jsonl")
-    with (folder / "alerts.jsonl").open("a") as file:
-        file.write(json.dumps(alert | {"rule": "mine", "tag": "f_pos/std", "value": 0.5}) + "\n")
-    parsed = Parsed(page([folder]))
-    assert "f_pos/std by step" in [attrs.get("aria-label") for _, attrs in parsed.tags]
-    assert [attrs["href"] for tag, attrs in parsed.tags if tag == "a"].count("#alert-0-2") == 1
-
-
 def test_samples_that_the_run_kept_are_shown_and_nothing_else_is(folder):
     figures = folder / "figures"
     figures.mkdir()
@@ -146,13 +129,6 @@ def test_samples_that_the_run_kept_are_shown_and_nothing_else_is(folder):
         page([folder])
 
 
-def test_what_a_rollback_undid_is_drawn_apart(folder, tmp_path):
-    both = Parsed(page([folder]))
-    first_chart = [str(a["class"]) for a in both.of_class("line") if "run0" in str(a["class"])][:3]
-    assert first_chart == ["line run0 undone", "line run0", "line run0 undone"]
-    assert Parsed(page([write(tmp_path / "lost", rescued=False)])).of_class("undone") == []
-
-
 def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
     found = list(rows(range(100), seed=1))
     for step in (40, 41, 60):
@@ -163,20 +139,6 @@ def test_what_is_not_finite_is_a_gap_with_a_mark(tmp_path):
     assert str(path).count("M") == 3
     assert "nan" not in str(path)
     assert "inf" not in str(path)
-
-
-def test_a_spike_of_one_step_survives_a_long_run(tmp_path):
-    values = {3_456: 15.0, 4_998: 0.9, 4_999: 0.5}
-    found = [(step, {"energy_gap": values.get(step, 0.1)}) for step in range(5_000)]
-    text = page([record(tmp_path / "run", found)])
-    assert len(text) < 150_000
-    (path,) = [a["d"] for a in Parsed(text).of_class("line") if "run0" in str(a["class"])]
-    heights = re.findall(r"[ML]\S+ (\S+)", str(path))
-    (shown,) = [json.loads(raw) for _, raw in Parsed(text).raw if raw.startswith('{"last"')]
-    assert (shown["runs"][0]["step"][-1], shown["runs"][0]["high"][-1]) == (4_999, 0.5)
-    # The axis ends 5% above the highest value.
-    assert sum(float(height) < TOP + 10 for height in heights) == 1
-    assert len(heights) <= 1200
 
 
 def test_a_chart_goes_from_step_0_to_the_last(tmp_path):
@@ -223,39 +185,6 @@ def test_runs_are_compared_by_what_differs(folder, tmp_path):
     assert "lr" not in differing
     assert "accuracy" not in differing
     assert "What differs" not in Parsed(page([folder])).words
-
-
-def test_folders_of_one_name_are_told_apart(tmp_path):
-    first, second = write(tmp_path / "a" / "run"), write(tmp_path / "b" / "run")
-    assert f"{first} · {second}" in Parsed(page([first, second])).words
-
-
-def test_a_guards_own_folder_that_is_not_over_has_a_page(folder):
-    for name in ("config.json", "results.json", "accuracy.jsonl", "recovery.jsonl"):
-        (folder / name).unlink()
-    with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"step": 300, "energy')
-    words = Parsed(page([folder])).words
-    assert "300 steps so far" in words
-    assert "no config.json" in words
-    assert "energy_blowup" in words
-
-
-def test_the_command_writes_one_file(folder, tmp_path, capsys):
-    out = tmp_path / "page.html"
-    assert cli.main(["report", str(folder), "--out", str(out)]) == 0
-    assert str(out) in capsys.readouterr().out
-    assert f"{LOST_AT}" in Parsed(out.read_text(encoding="utf-8")).words
-    assert f"to {BACK_TO}" in Parsed(out.read_text(encoding="utf-8")).words
-
-
-def test_the_command_says_what_is_wrong(folder, tmp_path, capsys):
-    assert cli.main(["report", str(tmp_path / "no")]) == cli.USAGE_ERROR
-    assert "no does not exist" in capsys.readouterr().err
-    assert cli.main(["report", *[str(folder)] * 7]) == cli.USAGE_ERROR
-    assert "1 to 6 run folders; got 7" in capsys.readouterr().err
-    assert cli.main(["report", str(folder), "--out", str(tmp_path)]) == cli.USAGE_ERROR
-    assert "cannot be written" in capsys.readouterr().err
 
 
 def test_without_jinja2_it_says_what_to_install(folder, monkeypatch):

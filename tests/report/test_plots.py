@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, GrowthRule, Judge, Level, MedianRule
-from ebmguard.report.bins import Bin, BinnedSeries
+from ebmguard.alerts import DEFAULT_RULES, Bands, FloorRule, GrowthRule, Level, MedianRule
+from ebmguard.report.bins import BinnedSeries
 from ebmguard.report.folder import value_of
-from ebmguard.report.plots import CHARTS, MORE_CHARTS, Axis, short_number
-from ebmguard.sinks import read_jsonl
+from ebmguard.report.plots import Axis, short_number
 
-from .folders import rows, write
+from .folders import rows
 
 VALUES = st.lists(st.floats(width=32), min_size=1, max_size=300)
 
@@ -47,19 +46,7 @@ def test_bins_hold_the_extremes_of_their_stretch_and_their_steps(values, capacit
         assert own.bad_at == (bad[0] if bad else None)
 
 
-@given(VALUES)
-def test_nothing_is_lost_while_there_is_room(values):
-    points = [point for own in binned(values, 300).bins for point in own.points()]
-    assert points == [(i, x) for i, x in enumerate(values) if math.isfinite(x)]
-
-
-def test_points_come_in_the_order_of_steps():
-    assert Bin(0, low=1.0, low_at=7, high=2.0, high_at=3).points() == [(3, 2.0), (7, 1.0)]
-
-
 # -- values and limits -----------------------------------------------------------------------------
-
-TAGS = [chart.name for chart in (*CHARTS, *MORE_CHARTS)]
 
 
 def test_at_beta_star_zero_weights_are_those_of_the_reference():
@@ -103,32 +90,6 @@ def test_fixed_limits_are_the_rules_own():
                     assert bound.limit == (found.high if bound.side == "above" else found.low)
 
 
-def test_a_value_beyond_the_band_is_one_that_the_detector_reports(tmp_path):
-    path, detector, bands = write(tmp_path / "run", rescued=False), Judge(), Bands()
-    reported = []
-    for row in read_jsonl(path / "metrics.jsonl"):
-        alerts = detector.observe(row["step"], row)
-        bands.read(row)
-        for alert in alerts:
-            assert bands.level(alert.tag, alert.value) == alert.level
-        reported += alerts
-        if not reported:
-            values = {tag: value_of(row, tag) for tag in TAGS}
-            assert not any(bands.level(tag, x) for tag, x in values.items() if x is not None)
-    assert [alert.rule for alert in reported] == ["energy_blowup", "nonfinite"]
-
-
-def test_nan_is_an_alarm_only_where_a_number_is_owed():
-    bands = Bands()
-    assert bands.level("energy_gap", math.nan) is Level.ERROR
-    assert bands.level("pareto_k", math.nan) is None
-    assert bands.level("pareto_k", math.inf) is Level.ERROR
-    assert bands.level("nonfinite/energies", 0.0) is None
-    assert bands.level("nonfinite/energies", 0.1) is Level.ERROR
-    assert bands.level("ess", 0.05) is Level.WARN
-    assert bands.level("a tag without rules", 1e9) is None
-
-
 # -- axes ------------------------------------------------------------------------------------------
 
 
@@ -163,19 +124,6 @@ def test_axes_keep_the_order_and_have_round_ticks_inside(scale, values):
     assert ticks == sorted(set(ticks))
     slack = 1e-9 * (axis.high - axis.low)
     assert axis.low - slack <= ticks[0] <= ticks[-1] <= axis.high + slack
-
-
-@pytest.mark.parametrize(
-    ("scale", "values", "ends"),
-    [
-        ("linear", [1.0, 3.0], (0.9, 3.1)),
-        ("linear", [4.0], (2.0, 6.0)),  # a constant is in the middle
-        ("log", [1.0, 100.0, -5.0], (10**-0.1, 10**2.1)),
-    ],
-)
-def test_an_axis_goes_a_little_beyond_its_values(scale, values, ends):
-    axis = Axis.around(scale, values)
-    assert (axis.low, axis.high) == pytest.approx(ends)
 
 
 def test_ticks_of_many_powers_are_every_second_one():

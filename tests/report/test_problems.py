@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ebmguard import cli
 from ebmguard.alerts import DEFAULT_RULES, Alert, Judge, Level, MedianRule
-from ebmguard.report.folder import RecordedRun, outcome
+from ebmguard.report.folder import RecordedRun
 from ebmguard.report.problems import advice, problems_of_run
 from ebmguard.sinks import JsonlSink
 from tests.sinks.parts import RECOVERY
@@ -77,10 +76,6 @@ def rows_with(**changes: Any) -> list[dict[str, Any]]:
         }
         found.append(HEALTHY | {"step": step} | own)
     return found
-
-
-def test_a_healthy_run_has_no_problems(tmp_path):
-    assert problems_of_run(write(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -176,15 +171,6 @@ def test_the_suggested_exponent_is_one_over_the_spread(tmp_path):
     assert "f_neg/std" not in other.fix  # the exponent of 0.5 is under it
 
 
-def test_what_was_not_attached_is_said(tmp_path):
-    rows = [
-        {tag: x for tag, x in row.items() if not tag.startswith(("sampler/", "buffer/"))}
-        for row in rows_with()
-    ]
-    (problem,) = problems_of_run(write(tmp_path, rows))
-    assert (problem.name, problem.severity) == ("unknown", Level.INFO)
-
-
 def test_how_it_ended(tmp_path):
     accuracy = [(100, 0.97), (290, 0.4)]
     problems = problems_of_run(write(tmp_path, results={"diverged_at": 280}, accuracy=accuracy))
@@ -198,26 +184,6 @@ def test_a_run_that_is_not_over(tmp_path):
     (problem,) = problems_of_run(path)
     assert problem.name == "not_over"
     assert "120 of 300 steps" in problem.what
-
-
-def test_alerts_with_their_own_remedies(tmp_path):
-    warn = Alert("weights_degenerate", Level.WARN, 10, "ess", 0.05, 0.1, 50, ("a", "b"))
-    problems = problems_of_run(write(tmp_path, alerts=[warn, ALERT, warn]))
-    assert [(each.name, each.severity) for each in problems] == [
-        ("energy_blowup", Level.ERROR),
-        ("weights_degenerate", Level.WARN),
-    ]
-    assert problems[0].fix == "one; two."
-    assert problems[0].where == "step 200"
-    assert "fired once" in problems[0].what
-    assert "fired 2 times" in problems[1].what
-
-
-def test_an_alert_that_follows_another_names_it(tmp_path):
-    what = "ess", 0.05, 0.1, 50
-    after = Alert("weights_degenerate", Level.WARN, 210, *what, follows="energy_blowup")
-    problems = problems_of_run(write(tmp_path, alerts=[ALERT, after]))
-    assert [each.fix for each in problems] == ["one; two.", "that of energy_blowup."]
 
 
 def test_what_a_rollback_has_answered_is_told_once(tmp_path):
@@ -242,24 +208,6 @@ def test_rollbacks_that_did_not_hold(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "ess", "advised"),
-    [
-        (9.0, 0.5, "raise beta_star; more SGLD steps"),
-        (-9.0, 0.5, "a smaller SGLD step size"),  # no more of what puts samples above the data
-        (9.0, 0.05, "more SGLD steps"),  # the rule of the weights lowers beta_star
-    ],
-)
-def test_what_a_relapse_advises_contradicts_nothing(tmp_path, value, ess, advised):
-    relapse = ROLLBACK | {"value": value, "changes": {"lr": [1e-3, 1e-4]}, "relapse": True}
-    rows = [row | {"ess": ess} for row in rows_with()]
-    problems = problems_of_run(write(tmp_path, rows, rollbacks=[relapse]))
-    (fix,) = [each.fix for each in problems if each.name == "relapse"]
-    assert advised in fix
-    ways = ("raise beta_star", "lower beta_star")
-    assert not all(any(way in each.fix for each in problems) for way in ways)
-
-
 def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
     rows = rows_with()[:200]
     rows += [row | {"nonfinite/energies": 1.0} for row in rows_with()[200:210]]
@@ -267,27 +215,7 @@ def test_steps_that_a_rollback_took_back_do_not_count(tmp_path):
     assert problems_of_run(write(tmp_path, rows)) == []
 
 
-@pytest.mark.parametrize(("ess", "grad_scale", "status"), [(0.6, 0.98, 0), (0.02, 0.01, 1)])
-def test_a_run(ess, grad_scale, status, tmp_path, capsys):
-    write(tmp_path, rows_with(ess=ess, grad_scale=grad_scale))
-    assert cli.main(["check", str(tmp_path)]) == status
-    assert ("no problems found" in capsys.readouterr().out) == (status == 0)
-
-
-def test_what_does_not_exist(tmp_path, capsys):
-    assert cli.main(["check", str(tmp_path / "nothing")]) == cli.USAGE_ERROR
-    assert "nothing" in capsys.readouterr().err
-
-
 # -- how it ended, and what helps ------------------------------------------------------------------
-
-
-def test_the_outcome_in_words(tmp_path):
-    rescued, lost = write_run(tmp_path / "a"), write_run(tmp_path / "b", rescued=False)
-    assert outcome(RecordedRun.read(rescued)) == "finished 300 steps after 1 rollback"
-    assert outcome(RecordedRun.read(lost)) == "DIVERGED at step 180"
-    running = RecordedRun.read(write_run(tmp_path / "c", rescued=False, finished=False))
-    assert outcome(running) == "192 of 300 steps so far"
 
 
 def test_advice_is_of_the_alerts_that_no_rollback_has_answered(tmp_path):
@@ -311,16 +239,3 @@ def test_a_loss_that_an_alert_reports_is_reported_once(tmp_path):
     names = [each.name for each in problems_of_run(path)]
     assert "energy_blowup" in names
     assert "diverged" not in names
-
-
-def test_severe_rules_come_first(tmp_path):
-    run = RecordedRun.read(write_run(tmp_path / "run", rescued=False))
-    warn = run.alerts[0] | {"rule": "sampler_failing", "level": "WARN", "step": 3}
-    info = run.alerts[0] | {"rule": "spare", "level": "INFO", "step": 1}
-    run.alerts[:0] = [info, warn]
-    assert [entry.rule for entry in advice(run)] == [
-        "energy_blowup",
-        "nonfinite",
-        "sampler_failing",
-        "spare",
-    ]

@@ -60,25 +60,6 @@ def test_frames_fit_the_terminal(folder, columns, monkeypatch, capsys):
     assert ("≥ 0.1" in shown) == (columns >= 80)
 
 
-def test_many_alerts_are_cut_to_the_newest(folder, monkeypatch, capsys):
-    (line, *_) = (folder / "alerts.jsonl").read_text().splitlines()
-    alert = json.loads(line)
-    with (folder / "alerts.jsonl").open("a") as file:
-        for step in range(1000, 1200):
-            file.write(json.dumps(alert | {"step": step, "message": f"at {step}."}) + "\n")
-    shown = once(folder, monkeypatch, capsys)
-    assert shown.index("at 1199.") < shown.index("at 1198.")
-    assert "at 1100." not in shown
-    assert len(shown.splitlines()) <= 52
-    count = int(re.findall(r"and (\d+) before", shown)[0])
-    assert count + shown.count("at 11") == 202
-
-
-def test_once_refuses_what_is_no_run(tmp_path, capsys):
-    assert cli.main(["watch", str(tmp_path / "typo"), "--once"]) == cli.USAGE_ERROR
-    assert "typo does not exist" in capsys.readouterr().err
-
-
 class Stages:
     """Instead of time.sleep: between two looks at the folder, something happens in it."""
 

@@ -129,32 +129,6 @@ def test_non_finite_values_are_kept(kind: Kind, tmp_path: Path) -> None:
     assert len(seen.alerts) == 1
 
 
-@each
-def test_a_row_changed_later_by_its_owner_is_written_as_it_was(kind: Kind, tmp_path: Path) -> None:
-    sink = kind.make(tmp_path)
-    values = {"a": 1.0}
-    sink.write_row(0, values, {})
-    values["a"] = 2.0
-    sink.flush()
-    assert kind.read(tmp_path).rows == [(0, {"a": 1.0})]
-
-
-@each
-def test_a_trainers_own_numbers_keep_their_names(kind: Kind, tmp_path: Path) -> None:
-    sink = kind.make(tmp_path)
-    sink.write_row(3, {"loss": 1.0, "acc@1": 0.5, "loss/β": 2.0, "buffer/mine": 3.0}, {})
-    sink.flush()
-    own = {"acc@1": 0.5, "loss/β": 2.0}
-    if kind.read is read_lines:
-        ((line),) = read_jsonl(tmp_path / "metrics.jsonl")
-        assert line == {"step": 3, "loss": 1.0, "buffer/mine": 3.0, **own}
-    else:
-        tags = load(tmp_path).Tags()["tensors"]
-        found = {tag: scalars(tmp_path, tag) for tag in tags if tag != "custom_scalars__config__"}
-        guards = {"guard/loss": 1.0, "guard/buffer/mine": 3.0}
-        assert found == {tag: [(3, value)] for tag, value in {**guards, **own}.items()}
-
-
 @each_file
 def test_nothing_is_written_before_a_flush_and_nothing_twice(kind: Kind, tmp_path: Path) -> None:
     sink = kind.make(tmp_path)

@@ -91,14 +91,6 @@ def test_a_closed_guard_lets_go_and_so_does_one_that_is_forgotten(tmp_path: Path
         assert process.first_line == "held\n"  # type: ignore[attr-defined]
 
 
-def test_a_process_shares_its_lock_with_itself(tmp_path: Path) -> None:
-    first = lock_folder(tmp_path)
-    assert lock_folder(tmp_path / ".") is first
-    guard(None, None, beta_star=0.5, log_dir=tmp_path).close()
-    with another(HOLDS, tmp_path) as process:
-        assert process.first_line == ""  # type: ignore[attr-defined]
-
-
 @fork_only
 def test_a_forked_child_neither_keeps_the_lock_nor_gives_it_away(tmp_path: Path) -> None:
     with another(FORKS, tmp_path) as process:
@@ -132,13 +124,3 @@ def test_where_there_are_no_locks_a_warning_says_so(
         held = lock_folder(tmp_path)
     assert "cannot be locked (No locks available): nothing keeps a second process" in caplog.text
     del held
-
-
-def test_a_lock_is_not_followed_to_another_file(tmp_path: Path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / LOCK).symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        lock_folder(run)
-    assert (tmp_path / "precious").read_text() == "precious"

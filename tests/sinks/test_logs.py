@@ -111,29 +111,6 @@ def test_rows_are_thinned_as_they_are_written(case: str, tmp_path: Path) -> None
         assert every == (10.0 if is_on and step >= WHOLE else None)
 
 
-def test_from_the_millionth_step_on_one_in_a_hundred(tmp_path: Path) -> None:
-    steps = written(tmp_path, range(MILLION - 500, MILLION + 1000))
-    wanted = [*tens(MILLION - 500, MILLION), *tens(MILLION, MILLION + 900, 100)]
-    assert steps == [*wanted, *range(MILLION + 900, MILLION + 1000)]
-    run = RecordedRun.read(tmp_path)
-    assert run.thinning.startswith("rows written: one in 10 from step 999,500 on, one in 100 from")
-
-
-def test_a_resumed_run_goes_on_thinned(tmp_path: Path) -> None:
-    written(tmp_path, range(BEGIN, 20_450))
-    steps = written(tmp_path, range(20_450, 21_000))
-    assert steps[steps.index(20_450) :] == [*tens(20_450, 20_900), *range(20_900, 21_000)]
-    assert steps == sorted(set(steps))
-
-
-def test_guards_that_begin_anew_fill_no_disk(tmp_path: Path) -> None:
-    """As in a notebook: the steps begin at 0 each time, and the rows of the file count."""
-    for _ in range(21):
-        steps = written(tmp_path, range(1000), ends=False)
-    assert 20_000 < len(steps) < 20_300
-    assert steps[-40:] == tens(500, 900)
-
-
 def test_rows_after_a_rollback_are_whole_and_in_order(tmp_path: Path) -> None:
     writer = Writer([], flush_every=50, folder=tmp_path)
     for step in range(20_000, 21_500):

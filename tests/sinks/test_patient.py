@@ -94,26 +94,6 @@ def test_a_second_failure_is_said_again(caplog: pytest.LogCaptureFixture) -> Non
     assert len(errors(caplog)) == 2
 
 
-def test_a_disk_that_fills_up_again_in_the_middle_keeps_the_order() -> None:
-    disk = Disk()
-    sink = PatientSink(disk)
-    row(sink, 0)
-    disk.full = {"flush"}
-    sink.flush()
-    for step in range(1, 4):
-        row(sink, step)
-    sink.write_alert(ALERT)
-    row(sink, 4)
-    disk.full = {"write_alert"}
-    sink.flush()
-    assert disk.steps == [0, 1, 2, 3]
-    disk.full = set()
-    sink.flush()
-    assert disk.steps == [0, 1, 2, 3, 4]
-    assert disk.alerts == [ALERT]
-    assert disk.on_disk == 5
-
-
 def test_what_is_kept_has_a_bound_and_alerts_stay(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,13 +136,6 @@ def test_the_end_says_what_was_not_taken(
     assert "up to 7 rows and alerts until the end, among them 1 alerts" in last
 
 
-def test_the_end_is_silent_where_all_is_well(caplog: pytest.LogCaptureFixture) -> None:
-    sink = PatientSink(Memory())
-    row(sink, 0)
-    sink.close()
-    assert not caplog.records
-
-
 def test_other_errors_are_bugs_and_are_raised() -> None:
     class Wrong(Memory):
         def flush(self) -> None:
@@ -173,17 +146,6 @@ def test_other_errors_are_bugs_and_are_raised() -> None:
     with pytest.raises(ConfigError, match="Wrong raised ValueError: a bug"):
         sink.flush()
     sink.close()  # once is enough
-
-
-def test_a_sink_that_has_all_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
-    disk = Disk()
-    sink = PatientSink(disk)
-    row(sink, 0)
-    sink.flush()
-    disk.full = {"flush"}  # as of a logger that its owner has closed
-    sink.flush()
-    sink.close()
-    assert not errors(caplog)
 
 
 # -- what can be passed as a sink ------------------------------------------------------------------
@@ -208,12 +170,6 @@ class FullLogger(BareLogger):
 
     def flush(self) -> None:
         self.calls.append("flush")
-
-
-def test_four_methods_make_a_sink() -> None:
-    sink = Memory()
-    assert as_sink(sink) is sink
-    assert isinstance(sink, Sink)
 
 
 @pytest.mark.parametrize("logger", [BareLogger(), FullLogger()])

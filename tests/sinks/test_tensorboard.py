@@ -37,14 +37,6 @@ def test_checksums_agree_with_tensorboard(record: bytes) -> None:
     assert crc32c(record) == slow_crc32c(record)
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, 3, 4, 4091, 4092, 4093, 4096, 8187, 8188, 8189, 9999, 12283, 12284]
-)
-def test_checksums_at_the_borders_of_its_blocks(size: int) -> None:
-    record = np.random.default_rng(size).bytes(size)
-    assert crc32c(record) == slow_crc32c(record)
-
-
 def test_a_row_is_one_event(tmp_path: Path) -> None:
     sink = TensorBoardSink(tmp_path)
     sink.write_row(5, {f"tag{i}": float(i) for i in range(60)}, {"f_pos": [1.0, 2.0]})
@@ -119,35 +111,6 @@ def test_histograms_of_extreme_values(tmp_path: Path, values: list[float], drawn
     assert load(tmp_path).Tensors("guard/f_pos")
 
 
-@pytest.mark.parametrize("values", [[], [math.nan, math.nan]])
-def test_histograms_of_nothing_are_left_out(tmp_path: Path, values: list[float]) -> None:
-    sink = TensorBoardSink(tmp_path)
-    sink.write_row(0, {"ess": 1.0}, {"f_pos": values})
-    sink.flush()
-    assert "guard/f_pos" not in load(tmp_path).Tags()["tensors"]
-
-
-def test_alerts_and_rollbacks_are_texts_and_alerts_markers_too(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    sink.write_alert(ALERT)
-    sink.write_recovery(RECOVERY | {"restored_step": 8})
-    sink.write_alert(ALERT | {"step": 10, "member": 0})
-    sink.flush()
-    assert scalars(tmp_path, "_alerts/ERROR_energy_blowup") == [(7, 2.0), (10, 2.0)]
-    events = load(tmp_path)
-    for tag in ("guard/alerts", "guard/recovery"):
-        assert events.SummaryMetadata(tag).plugin_data.plugin_name == "text"
-    alert, of_member = texts(events, "guard/alerts")
-    assert alert.startswith("**ERROR energy_blowup** at step 7\n")
-    assert of_member.startswith("**ERROR energy_blowup** at step 10, member 0\n")
-    for part in ("`energy_gap` | inf | 8 | 200", *ALERT["remedies"]):
-        assert part in alert
-    assert [event.step for event in events.Tensors("guard/recovery")] == [9]
-    (rollback,) = texts(events, "guard/recovery")
-    assert rollback.startswith("**Rollback 1**")
-    assert RECOVERY["message"] in rollback
-
-
 def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
     # Present as soon as the sink is there: before the first flush.
     TensorBoardSink(tmp_path)
@@ -167,17 +130,6 @@ def test_the_layout_names_what_belongs_together(tmp_path: Path) -> None:
     patterns = [re.compile(tag) for chart in charts.values() for tag in chart.multiline.tag]
     assert not any(p.match("guard/energy_gap_scaled") for p in patterns)
     assert any(p.match("_alerts/ERROR_energy_blowup") for p in patterns)
-
-
-def test_two_sinks_in_one_folder_write_two_files(tmp_path: Path) -> None:
-    first, second = TensorBoardSink(tmp_path), TensorBoardSink(tmp_path)
-    first.write_row(0, {"a": 1.0}, {})
-    second.write_row(1, {"a": 2.0}, {})
-    first.flush()
-    second.flush()
-    assert len(list(tmp_path.glob("*tfevents*"))) == 2
-    # Files are read in the order of their names, which end in a number of one digit or more.
-    assert sorted(scalars(tmp_path, "a")) == [(0, 1.0), (1, 2.0)]
 
 
 def test_without_the_package_the_error_names_the_extra(
@@ -221,33 +173,6 @@ def test_after_a_rollback_only_what_counts_is_drawn(tmp_path: Path) -> None:
     (text,) = texts(accumulator, "guard/recovery")
     assert "what was abandoned" in text
     assert "what stays" not in text
-
-
-def test_the_story_of_all_rollbacks_stays_readable(tmp_path: Path) -> None:
-    sink = rewound(tmp_path)
-    sink.write_alert(ALERT | {"step": 6, "message": "the next"})
-    sink.write_recovery(RECOVERY | {"attempt": 2, "step": 6, "restored_step": 0})
-    sink.write_row(0, {"ess": 7.0}, {})
-    sink.flush()
-    assert scalars(tmp_path, "guard/ess") == [(0, 7.0)]
-    accumulator = load(tmp_path)
-    text = texts(accumulator, "guard/recovery")[-1]
-    parts = ("Rollback 1", "abandoned", "Rollback 2", "what stays", "the next")
-    assert [text.index(part) for part in parts] == sorted(text.index(part) for part in parts)
-    assert accumulator.Tensors("custom_scalars__config__")
-
-
-def test_a_run_that_rewinds_by_itself_or_is_resumed_shows_its_later_pass(tmp_path: Path) -> None:
-    sink = TensorBoardSink(tmp_path)
-    for step in (0, 1, 2, 3, 1, 2):
-        sink.write_row(step, {"a": 1.0}, {})
-    sink.flush()
-    assert [step for step, _ in scalars(tmp_path, "a")] == [0, 1, 2]
-    resumed = TensorBoardSink(tmp_path)
-    for step in (2, 3):
-        resumed.write_row(step, {"a": 2.0}, {})
-    resumed.flush()
-    assert scalars(tmp_path, "a") == [(0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)]
 
 
 def test_what_others_wrote_into_the_folder_is_never_voided(tmp_path: Path) -> None:
