@@ -38,14 +38,11 @@ UNEVEN: dict[str, Any] = {"n_pos": 7, "n_neg": 5, "n_labelled": 5, "seed": 2}
 """Of two ranks, the first one has 3, 2 and 2 of them."""
 JEMS: dict[str, dict[str, Any]] = {
     "default": {},
-    "no_pos": {"variant": "no_pos"},
-    "batch": {"variant": "batch"},
     "true": {"variant": "true"},
     "labels of the positives": {"n_labelled": 0},
     "weights": {"p_x_weight": 0.6, "p_y_x_weight": 0.3, "class_conditional": True},
     "a classifier": {"p_x_weight": 0.0},
     "what holds energies and gradients": {"energy_l2": 0.3, "clip_norm": 0.6},
-    "one sample each": {"n_neg": 2},
     "published options": {
         "unconditional": True,
         "norm": "layer",
@@ -71,11 +68,8 @@ CASES: dict[str, tuple[Trainer, dict[str, Any]]] = {
     },
     **{
         f"{method} of an RBM": (RBM, {"method": method, "iterations": 6, "lr": 0.01})
-        for method in ("bidsm", "vnce", "pcd2")
+        for method in ("bidsm", "pcd2")
     },
-    "a minibatch for each inner step": (RBM, {"iterations": 6, "fresh_inner": True}),
-    "a deep model, unrolled": (DEEP, {"iterations": 4, "unrolled_steps": 2, "lr": 0.01}),
-    "deep bits": (DEEP, {"iterations": 4, "posterior": "bernoulli", "method": "bidsm"}),
     "visible, by chains": (DEEP, {"iterations": 4, "model": "visible", "method": "pcd2"}),
 }
 TAGS = ("energy_gap", "grad_scale", "ess", "f_pos/mean", "f_neg/mean", "outside", "sgld_steps")

@@ -13,11 +13,10 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from ebmguard import guard
-from ebmguard.reference_training.device import autocast_type, compile_modules, set_precision
+from ebmguard.reference_training.device import compile_modules
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
-from tests.parts import TORCH
 from tests.reference_training.parts import Calls
 
 aten = torch.ops.aten
@@ -50,7 +49,6 @@ def masks():
 
 
 SETTINGS: dict[str, Any] = {"steps": 3, "step_size": 1.0, "noise_std": 0.1}
-CONVOLUTIONS = 10  # of a WRN-10-2: the stem, and three blocks of two with a shortcut
 
 
 def start(n=2, dtype=torch.float32):
@@ -66,25 +64,6 @@ def plain(network, x, noise, *labels):
 def sampler(network, *tensors):
     with frozen(network) as f:
         return plain(f, *tensors)
-
-
-@pytest.mark.skipif(TORCH < (2, 13), reason="2.8 does not compile anew for frozen weights")
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
-def test_only_a_frozen_compiled_network_leaves_out_gradients_of_weights(masks, autocast):
-    torch.manual_seed(0)
-    net = WideResNet(autocast=autocast)
-    eager = plain(net, *start())
-    net.compile(backend=masks.backend)
-    tolerance: dict[str, Any] = {} if autocast is None else {"rtol": 0.0, "atol": 0.01}
-    torch.testing.assert_close(plain(net, *start()), eager, **tolerance)
-    torch.testing.assert_close(sampler(net, *start()), eager, **tolerance)
-    everything = CONVOLUTIONS * [(True, True, True)]
-    samples_only = CONVOLUTIONS * [(True, False, False)]
-    assert masks.backwards == [everything, samples_only]
-    # Both are kept: changing to and fro compiles nothing.
-    plain(net, *start())
-    sampler(net, *start())
-    assert len(masks.backwards) == 2
 
 
 @pytest.mark.parametrize("part", ["module", "outputs"])
@@ -165,51 +144,7 @@ def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, mask
         torch.testing.assert_close(net.state_dict()[name], own, rtol=0, atol=0)
 
 
-def test_frozen_gives_each_parameter_its_own_back():
-    net = WideResNet(width=1)
-    net.stem.weight.requires_grad_(False)
-    net.stem.weight.grad = kept = torch.ones_like(net.stem.weight)
-    before = [p.requires_grad for p in net.parameters()]
-
-    def required():
-        return [p.requires_grad for p in net.parameters()]
-
-    with frozen(net):
-        assert not any(required())
-        with frozen(net):
-            pass
-        assert not any(required())
-    assert required() == before
-    with pytest.raises(ZeroDivisionError), frozen(net):
-        raise ZeroDivisionError
-    assert required() == before
-    assert sum(before) == len(before) - 1
-    assert net.stem.weight.grad is kept
-
-
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
-
-
-def test_precision_is_that_of_the_settings_and_only_bfloat16_casts():
-    assert torch.get_float32_matmul_precision() == "highest"
-    cudnn: Any = torch.backends.cudnn
-    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
-    try:
-        set_precision("tf32")
-        assert torch.get_float32_matmul_precision() == "high"
-        assert cudnn.allow_tf32
-        for precision in ("float32", "bfloat16"):
-            set_precision(precision)
-            assert torch.get_float32_matmul_precision() == "highest"
-            assert not cudnn.allow_tf32
-            # All kernels are tried, not the first ten.
-            assert cudnn.benchmark
-            assert cudnn.benchmark_limit == 0
-    finally:
-        torch.set_float32_matmul_precision("highest")
-        cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = before
-    assert autocast_type("bfloat16") is torch.bfloat16
-    assert autocast_type("float32") is autocast_type("tf32") is None
 
 
 class Double(nn.Module):
@@ -237,24 +172,3 @@ def test_bfloat16_on_a_gpu_is_compiled_unless_told(
     compile_modules(setting, precision, device, *modules)
     told = {"dynamic": False, "mode": "max-autotune-no-cudagraphs" if device is GPU else None}
     assert found == [(module, told) for module in modules if compiled]
-
-
-def test_each_shape_is_compiled_for_itself(monkeypatch):
-    """Of a dynamic batch, the second size would be the last that is compiled."""
-    shapes = []
-
-    def backend(graph, inputs):
-        shapes.append([x.shape[0] for x in inputs if isinstance(x, torch.Tensor) and x.ndim == 2])
-        return graph.forward
-
-    compiled = nn.Module.compile
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **told: compiled(self, backend=backend, **told)
-    )
-    module = Double()
-    torch.compiler.reset()
-    compile_modules("yes", "float32", CPU, module)
-    for batch in (3, 5, 7, 3):
-        module(torch.zeros(batch, 2))
-    torch.compiler.reset()
-    assert shapes == [[3], [5], [7]]

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import EpochOrder, augment
 from ebmguard.reference_training.data.augment import crop
 from tests.reference_training.parts import CPU
@@ -65,13 +64,6 @@ def test_every_crop_and_flip_is_as_likely(pad, flip):
     assert 0.001 < chi2.cdf(statistic, len(cases) - 1) < 0.999
 
 
-def test_nothing_to_do_is_the_batch_itself_and_draws_nothing():
-    x = torch.randint(256, (4, 3, 8, 8), dtype=torch.uint8)
-    generator = torch.Generator().manual_seed(3)
-    assert augment(x, pad=0, flip=False, generator=generator) is x
-    assert torch.equal(generator.get_state(), torch.Generator().manual_seed(3).get_state())
-
-
 def epoch(order, number):
     start = number * order.steps_per_epoch
     return torch.cat([order.rows(start + i) for i in range(order.steps_per_epoch)]).tolist()
@@ -99,9 +91,3 @@ def test_a_batch_depends_on_the_step_and_the_seed_alone():
     orders = [EpochOrder(100, 10, seed, CPU) for seed in (0, 1, 2, 2**32, 2**32 + 1)]
     seen = {tuple(epoch(order, number)) for order in orders for number in range(4)}
     assert len(seen) == 20
-
-
-@pytest.mark.parametrize(("count", "batch"), [(5, 6), (5, 0), (0, 1)])
-def test_an_epoch_without_a_batch_is_refused(count, batch):
-    with pytest.raises(ConfigError, match=f"a batch of {batch} images .* expected 1 to {count}"):
-        EpochOrder(count, batch, 0, CPU)

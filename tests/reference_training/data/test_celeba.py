@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from multiprocessing.pool import ThreadPool
 
 import numpy as np
 import pytest
@@ -114,35 +113,6 @@ def test_decoded_images_are_kept_and_read_again(root, monkeypatch):
     assert not torch.equal(changed[2], first.train_x[2])
 
 
-def test_it_says_how_far_it_is(root, monkeypatch, caplog):
-    monkeypatch.setattr(celeba, "SAID_EVERY", 4)
-    with caplog.at_level("INFO", "ebmguard.data"):
-        load_faces(root, test_images=1)
-    assert "decoding 7 faces, which are then kept" in caplog.text
-    assert "4 of 7" in caplog.text
-
-
-def test_files_that_are_missing_are_named_with_where_they_are_published(root):
-    folder = root / "celeba" / "img_align_celeba"
-    for missing, says in (
-        ((3, 14), "000003.jpg, 000014.jpg\n"),
-        (range(1, 8), "000001.jpg, 000002.jpg, 000003.jpg, 000004.jpg, 000005.jpg, ... (8 files)"),
-    ):
-        for number in missing:
-            (folder / f"{number:06d}.jpg").unlink(missing_ok=True)
-        with pytest.raises(ConfigError) as caught:
-            load_faces(root)
-        for part in (
-            "CelebA's 14 aligned images, 000001.jpg to 000014.jpg, were not found",
-            f"{folder} lacks {says}",
-            f"{root / 'img_align_celeba'} lacks 000001.jpg, 000002.jpg, ",
-            "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html as img_align_celeba.zip",
-            "md5 00d2c5bc6d35e252742224ab0c1e8fcb",
-            "--data-root or the environment variable EBMGUARD_DATA",
-        ):
-            assert part in str(caught.value)
-
-
 def flipped(content):
     """One byte of the images, which lie in the second half, is another one."""
     place = 2 * len(content) // 3
@@ -160,28 +130,6 @@ def test_what_was_kept_and_is_damaged_is_decoded_again(root, caplog, spoil):
     assert str(file) in message
     assert message.endswith("the images are made again")
     assert file.read_bytes() == whole
-
-
-def test_what_cannot_be_kept_is_decoded_at_every_call(root, monkeypatch, caplog):
-    (root / "ebmguard-cache").touch()  # no folder, not even for root
-    assert_faces(load_faces(root).train_x, root, shuffled(TRAIN))
-    (root / "ebmguard-cache").unlink()
-
-    def full(*_):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(celeba.os, "replace", full)
-    assert_faces(load_faces(root).train_x, root, shuffled(TRAIN))
-    assert not list((root / "ebmguard-cache").iterdir())
-    said = "the images are not kept, and are made anew next time"
-    assert [message.split(":")[0] for message in caplog.messages] == [said] * 4
-
-
-def test_several_processes_may_keep_the_same(root):
-    with ThreadPool(4) as pool:
-        for data in pool.map(lambda _: load_faces(root), range(8)):
-            assert_faces(data.train_x, root, shuffled(TRAIN))
-    assert len(list((root / "ebmguard-cache").iterdir())) == 2
 
 
 def another(size, mode="RGB", format="JPEG"):

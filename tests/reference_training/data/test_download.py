@@ -6,7 +6,6 @@ import gc
 import io
 import shlex
 import socket
-import sys
 import tarfile
 from collections.abc import Iterator
 from functools import partial
@@ -126,25 +125,6 @@ def test_what_is_not_what_was_published_is_refused_and_removed(published, tmp_pa
     with pytest.raises(ConfigError, match="not what was published, by its md5, and is removed"):
         download.fetch(files, tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_files_that_are_published_one_by_one_with_a_bar(published, tmp_path, monkeypatch, capsys):
-    publisher, files = published
-    own = PublishedFiles(files.title, files.page, files.folders, files.md5)
-    folder = tmp_path / files.folders[0]
-    folder.mkdir()
-    (folder / BATCHES[0]).write_bytes(publisher.files[BATCHES[0]])
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    download.fetch(own, tmp_path)
-    assert "test_batch.part" in capsys.readouterr().err
-    assert publisher.asked == ["/test_batch from 0"]
-    assert (folder / "test_batch").read_bytes() == publisher.files["test_batch"]
-
-
-def test_without_a_network_the_files_are_named(tmp_path):
-    nobody = PublishedFiles("T", "http://127.0.0.1:9/", ("t",), {"a.gz": "", "b.gz": ""})
-    with pytest.raises(ConfigError, match=r"a\.gz, b\.gz of T cannot be fetched from http://127"):
-        download.fetch(nobody, tmp_path)
 
 
 ODD = {

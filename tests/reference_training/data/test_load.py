@@ -67,14 +67,6 @@ def test_split_is_that_of_jem(sixty):
         sixty()
 
 
-def test_scale_maps_bytes_to_minus_one_and_one(sixty):
-    scaled = sixty(valid_images=0).scale(torch.arange(256, dtype=torch.uint8))
-    expected = torch.linspace(-1, 1, 256, dtype=torch.float64)
-    assert scaled.dtype == torch.float32
-    assert (scaled[0], scaled[-1]) == (-1, 1)
-    torch.testing.assert_close(scaled.double(), expected, rtol=0, atol=1e-7)
-
-
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
@@ -91,13 +83,6 @@ def test_scale_maps_bytes_to_minus_one_and_one(sixty):
 def test_counts_that_the_set_does_not_have(counts, message):
     with pytest.raises(ConfigError, match=message):
         load_data("digits", **counts)
-
-
-def test_to_moves_every_tensor():
-    data = load_data("digits").to(torch.device("meta"))
-    tensors = [x for x in vars(data).values() if isinstance(x, torch.Tensor)]
-    assert [x.device.type for x in tensors] == ["meta"] * 6
-    assert data.sample_shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize(
@@ -140,25 +125,6 @@ def test_each_pixel_is_the_mean_of_its_square_as_a_fraction_a_half_rounded_up(si
         square = images[n, c, row * side : (row + 1) * side, column * side : (column + 1) * side]
         mean = Fraction(sum(map(int, square.ravel())), side * side)
         assert small[n, c, row, column] == math.floor(mean + Fraction(1, 2))
-
-
-@pytest.mark.parametrize("size", [-2, 0, 3, 8, 16, 56])
-def test_a_size_that_is_no_divisor_is_refused_with_those_that_are(size):
-    with pytest.raises(ConfigError) as caught:
-        shrunk(np.zeros((1, 1, 28, 28), np.uint8), size)
-    message = str(caught.value)
-    assert f"image_size is {size}, and the images have 28x28 pixels" in message
-    assert message.endswith("expected one of 1, 2, 4, 7, 14, 28")
-
-
-def test_every_part_of_a_data_set_is_averaged_down_and_nothing_else_changes():
-    counts = {"train_images": 90, "valid_images": 20, "test_images": 40}
-    whole, small = load_data("digits", **counts), load_data("digits", **counts, image_size=4)
-    for name in ("train", "valid", "test"):
-        x, y = getattr(whole, f"{name}_x"), getattr(whole, f"{name}_y")
-        np.testing.assert_array_equal(getattr(small, f"{name}_x"), shrunk(x.numpy(), 4))
-        assert torch.equal(getattr(small, f"{name}_y"), y)
-    assert (small.levels, small.classes, small.pad) == (16, 10, 0)
 
 
 def as_they_are(files, folder):
@@ -286,26 +252,6 @@ def test_each_column_of_the_frey_faces_is_an_image_and_the_last_ones_are_for_the
     every = np.concatenate([x.reshape(len(x), 560) for x in images.values()])
     np.testing.assert_array_equal(every, columns.T)
     assert not any(y.any() for _, y in found.values())
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"gg": frames()}, r"holds no array by the name of ff, expected \(560, 1965\) of uint8"),
-        ({"ff": frames().T}, r"an array \(1965, 560\) of uint8 by the name of ff"),
-        ({"ff": frames() / 255}, "an array .* of float64"),
-        (None, "no file of MATLAB"),
-    ],
-)
-def test_other_files_than_the_frey_faces_are_refused(tmp_path, arrays, message):
-    with pytest.raises(ConfigError, match="take the digits in their place"):
-        read_frey(tmp_path)
-    if arrays is None:
-        (tmp_path / FREY_FILE).write_bytes(b"not a matrix" * 50)
-    else:
-        savemat(tmp_path / FREY_FILE, arrays)
-    with pytest.raises(ConfigError, match=message):
-        read_frey(tmp_path)
 
 
 class Bomb:

@@ -19,7 +19,6 @@ from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.engine.record import Record
 from ebmguard.reference_training.engine.run_config import RunConfig
 from ebmguard.reference_training.engine.task import Streams, Task
-from ebmguard.reference_training.sweep.grid import Grid
 from ebmguard.samplers import sgld
 
 
@@ -84,14 +83,6 @@ class Ring(Task):  # type: ignore[misc]
 
 
 train = partial(loop.train, Ring)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RingGrid(Grid):  # type: ignore[misc]
-    """Learning rates by seeds."""
-
-    lrs: tuple[float, ...]
-    trainer = RingConfig
 
 
 if __name__ == "__main__":

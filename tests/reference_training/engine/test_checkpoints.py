@@ -61,15 +61,6 @@ def test_the_newest_is_loaded_and_the_last_two_stay(checkpoints):
     }
 
 
-def test_before_the_first_one_there_is_none(tmp_path):
-    assert Checkpoints(tmp_path).load(CPU) is None
-    assert Checkpoints(tmp_path).steps() == []
-    # Files of other kinds are none.
-    for name in ("best.pt", "step-00000001.partial", "step-x.pt", "step-1.rank0of2.pt.bak"):
-        (tmp_path / name).write_bytes(b"")
-    assert Checkpoints(tmp_path).load(CPU) is None
-
-
 RAW = random.Random(0).randbytes(3000)
 
 
@@ -113,14 +104,6 @@ def test_where_all_are_damaged_the_run_does_not_begin_anew(checkpoints):
     assert all(str(checkpoints.file(step)) in str(caught.value) for step in (3, 6))
     with pytest.raises(ConfigError, match=checkpoints.file(6).name):
         load_all_ranks(checkpoints.folder)
-
-
-def test_a_run_that_went_back_leaves_its_abandoned_future_behind(checkpoints):
-    checkpoints.file(6).write_bytes(b"torn")
-    assert checkpoints.load(CPU)["x"][0] == 3
-    checkpoints.save(5, state_of(5))  # Ctrl-C, before step 6 came again
-    assert names(checkpoints.folder) == ["step-00000003.pt", "step-00000005.pt"]
-    assert checkpoints.load(CPU)["x"][0] == 5
 
 
 def test_a_full_disk_is_a_typed_error_and_leaves_the_checkpoints_before_and_no_rest(tmp_path):
@@ -208,22 +191,6 @@ def test_another_number_of_ranks_is_refused(tmp_path, saved, asked):
     with pytest.raises(ConfigError, match=f"of {saved} processes, this run has {asked}"):
         Checkpoints(tmp_path, Ranks(0, asked)).load(CPU)
     assert names(tmp_path) == before
-
-
-@pytest.mark.parametrize("world", [1, 11])
-def test_others_read_all_ranks_of_the_newest_whole_one(tmp_path, world):
-    with pytest.raises(ConfigError, match="has no checkpoint yet"):
-        load_all_ranks(tmp_path)
-    ranks = [Checkpoints(tmp_path, Ranks(rank, world)) for rank in range(world)]
-    for step in (4, 8):
-        for one in ranks:
-            one.save(step, state_of(step + 0.01 * one.ranks.rank))
-    save_durably(tmp_path / f"step-00000012.rank0of{world + 1}.pt", state_of(12))
-    step, parts = load_all_ranks(tmp_path)
-    assert step == 8
-    assert [part["x"][0].item() for part in parts] == pytest.approx(
-        [8 + 0.01 * rank for rank in range(world)]
-    )
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine import interrupt
-from ebmguard.reference_training.sweep.grid import run as sweep
 from ebmguard.sinks import read_jsonl
 from tests import forks
 from tests.parts import PATIENCE
-from tests.reference_training.engine import ring
-from tests.reference_training.engine.ring import RingConfig, RingGrid, train
+from tests.reference_training.engine.ring import RingConfig, train
 from tests.reference_training.parts import (
     Silent,
     Trainer,
@@ -60,26 +57,6 @@ def test_a_folder_with_rows_results_and_progress(whole):
     assert not (out / "trainer").exists()
 
 
-@pytest.mark.parametrize("stop", [1, 7, 12])
-def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_bits(tmp_path, whole, stop):
-    assert go(config_for(tmp_path), Silent(interrupt_after=stop)) is None
-    assert newest(tmp_path).name == f"step-{stop:08d}.pt"
-    assert not (tmp_path / "results.json").exists()
-    assert go(RingConfig(out=tmp_path, resume=True)) is not None
-    assert_same_run(whole[0], tmp_path)
-
-
-def test_ctrl_c_at_the_very_end_is_told_and_loses_nothing(tmp_path, whole, monkeypatch):
-    def interrupted(task):
-        signal.raise_signal(signal.SIGINT)
-        return results(task)
-
-    results = ring.Ring.results
-    monkeypatch.setattr(ring.Ring, "results", interrupted)
-    assert go(config_for(tmp_path)) is None
-    assert_same_run(whole[0], tmp_path)
-
-
 class Ending(Silent):
     """Ends a run in its tenth step."""
 
@@ -116,14 +93,6 @@ def test_a_run_that_ends_at_once_goes_on_from_its_checkpoint(
     assert_same_run(whole[0], tmp_path)
 
 
-def test_what_was_killed_before_its_first_checkpoint_starts_again(tmp_path, whole):
-    _, folder = config_for(tmp_path).open()
-    folder.append_rows("metrics.jsonl", [{"step": 0}])
-    del folder
-    go(RingConfig(out=tmp_path, resume=True))
-    assert_same_run(whole[0], tmp_path)
-
-
 def test_a_finished_run_goes_further_or_stays_as_it_is(tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     go(config_for(whole, iterations=13))
@@ -153,17 +122,6 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     go(RingConfig(out=cut, resume=True, iterations=at + 5))
     go(config_for(whole, iterations=at + 5))
     assert_same_run(whole, cut)
-
-
-def test_a_grid_is_the_commands_of_single_runs(tmp_path, whole, capsys):
-    words = ["--out", str(tmp_path), "--lrs", "0.02", "0.05", "--print", "--", "--device", "cpu"]
-    assert sweep(tyro.cli(RingGrid, args=words)) == 0
-    first, second = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert first[0] == second[0] == ring.__name__
-    for words in (first, second):
-        go(tyro.cli(RingConfig, args=words[1:]))
-    assert_same_run(whole[0], tmp_path / "lr0.02_seed0")
-    assert saved(tmp_path / "lr0.05_seed0")["optimizer"]["param_groups"][0]["lr"] == 0.05
 
 
 @pytest.mark.parametrize("found", [None, 2, 4])

@@ -16,7 +16,6 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import DivergenceError
-from ebmguard.reference_training.engine import graphs
 from ebmguard.reference_training.engine.graphs import Replayed, graphed, graphed_energies
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.samplers import sgld
@@ -82,39 +81,6 @@ def twins(device):
 
 def test_the_chain_itself_on_a_cpu():
     assert graphed(chain, CPU) is chain
-
-
-@with_graphs
-def test_a_chain_is_warmed_up_by_its_first_steps(device):
-    network, calls = Members().to(device), []
-    network.register_forward_pre_hook(lambda *_: calls.append(1))
-    captured = graphed(chain, device)
-    for _ in range(2):
-        captured(network, samples(M, 0, device), draws(0, M, device))
-        assert len(calls) == 3 + 4  # and those of the capture
-
-
-@with_graphs
-def test_what_is_the_graphs_memory_and_what_is_the_callers(device):
-    network, call = Members().to(device), graphed(chain, device)
-    x, noise = samples(N, 0, device), draws(0, N, device)
-    kept = x.clone(), noise.clone()
-    first = call(network, x, noise)
-    before = first.clone()
-    second = call(network, (x + 1).requires_grad_(), noise + 1)
-    assert second.data_ptr() == first.data_ptr()
-    assert not torch.equal(first, before)
-    assert not second.requires_grad
-    assert torch.equal(x, kept[0])
-    assert torch.equal(noise, kept[1])
-    other = call(network, samples(M, 1, device), draws(1, M, device))
-    assert other.data_ptr() != first.data_ptr()
-    # Its own result may be the next start.
-    x = expected = samples(N, 0, device)
-    for step in range(3):
-        noise = draws(step, N, device)
-        x, expected = call(network, x, noise), chain(network, expected, noise)
-    torch.testing.assert_close(x, expected)
 
 
 def chain_of_classes(network, x, noise, labels):
@@ -186,20 +152,6 @@ def test_bfloat16_chain_reads_the_parameters_of_each_call(own, inside, monkeypat
 
 
 # -- graphed_energies ------------------------------------------------------------------------
-
-
-def test_examples_and_forward_stay_as_they_are_also_without_gradients(device):
-    network = Members().to(device)
-    x_pos, x_neg = samples(N, 0, device), samples(M, 0, device)
-    kept, before = (x_pos.clone(), x_neg.clone()), dict(vars(network))
-    energies = graphed_energies(network, x_pos, x_neg)
-    with torch.no_grad():
-        f_pos, f_neg = energies(x_pos + 1, x_neg + 1)
-    assert not f_pos.requires_grad
-    torch.testing.assert_close((f_pos, f_neg), (network(x_pos + 1), network(x_neg + 1)))
-    assert torch.equal(x_pos, kept[0])
-    assert torch.equal(x_neg, kept[1])
-    assert vars(network) == before
 
 
 def test_whole_training_steps(device):
@@ -341,14 +293,6 @@ def test_a_guard_shows_the_same_bits_where_its_calls_are_replayed(device, told, 
     assert ("sample_marks" in captured) == ("output_scale" in told)
 
 
-def test_calls_themselves_on_a_cpu():
-    g = guard(None, None, beta_star=0.5)
-    g.compute = Replayed(CPU)
-    f = torch.arange(3.0, requires_grad=True)
-    (slope,) = torch.autograd.grad(g.loss(f, f.clone()), f, create_graph=True)
-    assert slope.requires_grad
-
-
 @stand_ins
 def test_a_result_is_the_callers_and_its_gradient_is_scaled(device):
     def spread(x, power):
@@ -369,15 +313,3 @@ def test_a_result_is_the_callers_and_its_gradient_is_scaled(device):
     (again,) = torch.autograd.grad(kept[4]["loss"] * 1.0, x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not require grad"):
         again.sum().backward()
-
-
-@stand_ins
-def test_constants_that_never_come_again_fill_no_memory(device, monkeypatch):
-    monkeypatch.setattr(graphs, "_MOST_GRAPHS", 4)
-    call = Replayed(CPU)
-    for power in range(20):
-        assert call(torch.pow, torch.tensor(2.0), power) == 2.0**power
-    assert not call._graphs
-    for step in range(30):
-        assert call(torch.pow, torch.tensor(2.0), step // 3) == 2.0 ** (step // 3)
-    assert len(call._graphs) == 4

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import math
 import os
 import signal
-import threading
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from ebmguard.reference_training.engine import interrupt as interrupt_module
 from ebmguard.reference_training.engine import progress
 from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
 from ebmguard.reference_training.engine.loop import Run
-from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
 from ebmguard.reference_training.engine.record import Record
 from tests.ranks import rank_fixtures
 from tests.reference_training.engine import ranks_process
@@ -48,46 +46,6 @@ def test_the_first_signal_waits_and_a_second_ctrl_c_does_not(monkeypatch, first)
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_nothing_is_deferred_in_another_thread_nor_where_a_signal_is_ignored():
-    before = signal.getsignal(signal.SIGINT)
-    seen = []
-
-    def work():
-        with DeferredInterrupt() as interrupt:
-            seen.append((interrupt.requested, signal.getsignal(signal.SIGINT) is before))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [(False, True)]
-    # As nohup has it: the run goes on when the terminal is gone.
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with DeferredInterrupt() as interrupt:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not interrupt.requested
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def test_lines_come_every_so_many_steps_and_at_the_end(caplog):
-    caplog.set_level(logging.INFO)
-    reporter = progress.LineReporter(every=10)
-    reporter.start("beta* = 2", 0, 25)
-    for done in range(1, 26):
-        reporter.step(done, {"gap": float(done), "alert": "none"})
-    reporter.note("diverged at step 7")
-    reporter.stop()
-    assert [r.getMessage() for r in caplog.records] == [
-        "beta* = 2: step 0 of 25",
-        "10/25  gap 10  alert none",
-        "20/25  gap 20  alert none",
-        "25/25  gap 25  alert none",
-        "diverged at step 7",
-    ]
-
-
 @pytest.fixture
 def terminal(monkeypatch):
     """Where the program logs as a trainer's command does, on a terminal."""
@@ -97,29 +55,6 @@ def terminal(monkeypatch):
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
     progress.log_to_terminal()
-
-
-def test_bar_shows_the_state_and_what_is_said_above_it(terminal, capsys):
-    reporter = progress.BarReporter()
-    reporter.start("run", 3, 10)
-    reporter.step(10, {"acc": 0.5})
-    reporter.note("WARN [bold]energy_blowup")
-    logging.getLogger("ebmguard").warning("a %s of the guard", "warning")
-    logging.getLogger("ebmguard.train").info("a\x1b[31mb\x9bc controls no terminal")
-    reporter.stop()
-    out, err = capsys.readouterr()
-    assert not err  # it would tear the bar apart
-    assert "WARN [bold]energy_blowup" in out  # brackets are text, not markup
-    assert "ebmguard: a warning of the guard" in out
-    assert "a\ufffd[31mb\ufffdc controls no terminal" in out
-    assert "acc 0.5" in out
-
-
-def test_the_bar_is_for_a_terminal(monkeypatch):
-    assert isinstance(progress.default_reporter(), progress.LineReporter)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert isinstance(progress.default_reporter(), progress.BarReporter)
 
 
 def run_of(out, **settings) -> Run:
@@ -152,25 +87,6 @@ def test_a_run_is_lost_at_its_first_wide_gap(tmp_path, gap):
     assert not run.is_over
 
 
-def test_the_first_alert_of_each_level_is_kept_and_pointed_out(tmp_path, monkeypatch):
-    run, seen = run_of(tmp_path), []
-    record = run.record
-    monkeypatch.setattr(run.task, "first_alert", lambda alert: seen.append(alert.step))
-    for name, step in (("INFO", 1), ("WARN", 2), ("WARN", 3), ("ERROR", 4), ("ERROR", 5)):
-        record.on_alert(alert(Level[name], step))
-    assert record.first_alerts == {}  # a step is not over
-    run.follow()
-    assert seen == [2, 4]
-    assert {level: a["step"] for level, a in record.first_alerts.items()} == {"WARN": 2, "ERROR": 4}
-    assert record.counts == {"INFO": 1, "WARN": 2, "ERROR": 2}
-    assert run.task.shown({})["alert"] == "ERROR energy_blowup @5"
-    record = run_of(tmp_path / "other").record
-    for level, step in ((Level.ERROR, 7), (Level.WARN, 8)):
-        record.on_alert(alert(level, step))
-    assert [each.step for each in record.take_alerts()] == [7]
-    assert {level: a["step"] for level, a in record.first_alerts.items()} == {"WARN": 7, "ERROR": 7}
-
-
 def test_a_rollback_takes_a_divergence_back_and_marks_what_follows(tmp_path):
     run = run_of(tmp_path)
     record = run.record
@@ -185,24 +101,6 @@ def test_a_rollback_takes_a_divergence_back_and_marks_what_follows(tmp_path):
     take(run, 2, 2e4)
     record.roll_back({"restored_step": 3})
     assert record.diverged_at == 2
-
-
-def test_state_survives_a_file_and_time_before_a_resume_counts(tmp_path):
-    run = run_of(tmp_path / "a")
-    record = run.record
-    record.on_alert(alert(Level.ERROR, 0))
-    take(run, 0, 2e4)
-    record.roll_back({"restored_step": 0})
-    take(run, 0, 2e4)
-    file = io.BytesIO()
-    torch.save({**record.state_dict(), "elapsed": 1000.0}, file)
-    file.seek(0)
-    other = run_of(tmp_path / "b").record
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert other.elapsed() >= 1000.0
-    for state in (states := [record.state_dict(), other.state_dict()]):
-        del state["elapsed"]
-    assert states[0] == states[1]
 
 
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -223,16 +121,6 @@ def test_parts_are_all_there_is_and_as_equal_as_can_be(world, count):
     assert [one.is_first for one in ranks] == [True] + [False] * (world - 1)
 
 
-def test_without_torchrun_there_is_one_process(monkeypatch):
-    for name in ("WORLD_SIZE", *TORCHRUN):
-        monkeypatch.delenv(name, raising=False)
-    with joined_ranks("cuda:3") as ranks:
-        assert ranks == ONE_RANK
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    with joined_ranks("auto") as ranks:
-        assert ranks == ONE_RANK
-
-
 @pytest.mark.parametrize("missing", TORCHRUN)
 def test_half_of_torchruns_variables_are_refused(monkeypatch, missing):
     for name, value in TORCHRUN.items():
@@ -241,13 +129,6 @@ def test_half_of_torchruns_variables_are_refused(monkeypatch, missing):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=f"WORLD_SIZE is 2 but {missing} is not set"):
         joined_ranks("cpu").__enter__()
-
-
-def test_one_gpu_for_several_processes_is_refused(monkeypatch):
-    for name, value in {**TORCHRUN, "WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"device is 'cuda:1' in one of 2 processes"):
-        joined_ranks("cuda:1").__enter__()
 
 
 started, folder, seen = rank_fixtures(ranks_process.__name__, 3)

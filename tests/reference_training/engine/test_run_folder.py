@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 import tyro
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ebmguard.errors import ConfigError, DiskError
-from ebmguard.reference_training.engine.ranks import Ranks
 from ebmguard.reference_training.engine.run_config import RESTARTS
 from ebmguard.reference_training.engine.run_folder import (
     RunFolder,
-    last_course,
     read_config,
     read_json,
     series,
 )
 from ebmguard.reference_training.toy.config import ToyConfig
 from ebmguard.sinks import read_jsonl
-from tests.reference_training.jem.fabricate import write_lines
 from tests.sinks.test_lock import HOLDS, another
 
 
@@ -106,28 +98,6 @@ def test_opens_a_folder_and_opens_it_again(tmp_path):
     assert json.loads((out / "config.json").read_text()) == folder.config
 
 
-def test_a_refused_resume_leaves_the_folder_as_it_was(tmp_path):
-    def refused(says, **asked):
-        before = (tmp_path / "config.json").read_bytes()
-        with pytest.raises(ConfigError, match=says):
-            at(tmp_path, resume=True, **asked).open()
-        assert (tmp_path / "config.json").read_bytes() == before
-
-    _, folder = at(tmp_path, seed=1, iterations=100, device="cpu").open()
-    refused("seed is 2", seed=2)
-    refused("device is 'abacus'", device="abacus")
-    folder.checkpoints.save(100, {"step": 100})
-    at(tmp_path, resume=True).open()
-    folder.checkpoints.save(101, {"step": 101})
-    refused("has 101 steps already, iterations is 100")
-    # Random numbers of a GPU are not those of a CPU.
-    folder.write_config({**folder.config, "device_kind": "cuda"})
-    refused(r"began on a device of the kind 'cuda'.*--device cuda")
-    for damaged in (b"{", b"[]", b"\xff\xfe{"):
-        (tmp_path / "config.json").write_bytes(damaged)
-        refused(r"config\.json is damaged")
-
-
 @pytest.mark.parametrize("variable", RESTARTS)
 def test_a_command_that_is_repeated_begins_its_run_or_goes_on_with_it(
     tmp_path, monkeypatch, variable
@@ -149,29 +119,6 @@ def test_a_command_that_is_repeated_begins_its_run_or_goes_on_with_it(
     assert (folder.path / "config.json").read_bytes() == before
 
 
-def test_refuses_what_is_no_run_folder(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    for make, out, says in (
-        (new, tmp_path, r"thesis\.tex.*new or empty"),
-        (new, tmp_path / "thesis.tex", "cannot be a run folder"),
-        (RunFolder.resume, tmp_path, "no run to resume"),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            make(out)
-    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_rows_and_results_survive_numbers_that_json_lacks(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {})
-    folder.append_rows("accuracy.jsonl", [{"step": 0, "a": math.nan}, {"step": 1, "a": -math.inf}])
-    rows = read_jsonl(folder.path / "accuracy.jsonl")
-    assert math.isnan(rows[0]["a"])
-    assert rows[1]["a"] == -math.inf
-    folder.write_results({"gap": math.inf, "around": [(1, 0.5)], "first": {"value": math.nan}})
-    results = json.loads((folder.path / "results.json").read_text())
-    assert results == {"gap": "Infinity", "around": [[1, 0.5]], "first": {"value": "NaN"}}
-
-
 def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
     folder = RunFolder.create(tmp_path / "run", {})
     folder.append_rows("metrics.jsonl", [{"step": 0}, {"step": 1}])
@@ -188,25 +135,6 @@ def test_cuts_back_what_a_resumed_run_writes_again(tmp_path):
     assert folder.row_sizes() == {**sizes, "alerts.jsonl": 0}
     folder.cut_rows({})
     assert read_jsonl(folder.path / "metrics.jsonl") == []
-
-
-def test_other_ranks_write_nothing_but_their_checkpoint(tmp_path):
-    folder = RunFolder.create(tmp_path / "run", {"lr": 0.1})
-    folder.append_rows("metrics.jsonl", [{"step": 0}])
-    before = files_of(tmp_path / "run")
-    other = RunFolder.resume(tmp_path / "run", Ranks(1, 2))
-    other.write_config({"lr": 0.2})
-    other.write_results({"steps": 1})
-    other.append_rows("metrics.jsonl", [{"step": 1}])
-    other.append_rows("alerts.jsonl", [{"step": 1}])
-    other.cut_rows({})
-    other.save("checkpoints/best.pt", {"step": 1})
-    after = files_of(tmp_path / "run")
-    assert after == before
-    other.checkpoints.save(4, {"x": torch.ones(1)})
-    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [
-        "step-00000004.rank1of2.pt"
-    ]
 
 
 def test_a_run_that_another_process_writes_is_refused_and_left_alone(tmp_path):
@@ -247,26 +175,6 @@ def test_nothing_is_read_or_written_through_a_link_that_leads_out(tmp_path):
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "samples/00000001.npy", "figures/a.png"])
-def test_a_run_with_links_for_files_is_not_resumed(tmp_path, name):
-    """A folder that came from elsewhere: cutting its rows back would cut what they lead to."""
-    new(tmp_path / "run")
-    (tmp_path / "precious").write_text("precious")
-    (tmp_path / "run" / name).symlink_to(tmp_path / "precious")
-    with pytest.raises(ConfigError, match=rf"{name}: a link"):
-        RunFolder.resume(tmp_path / "run").cut_rows({})
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_a_folder_whose_parts_lie_on_another_disk_is_resumed(tmp_path):
-    new(tmp_path / "disk")
-    (tmp_path / "run").symlink_to("disk")
-    (tmp_path / "large").mkdir()
-    (tmp_path / "disk" / "checkpoints").rmdir()
-    (tmp_path / "disk" / "checkpoints").symlink_to(tmp_path / "large")
-    assert RunFolder.resume(tmp_path / "run").config == {"lr": 0.1}
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_rows_that_a_full_disk_does_not_take_are_an_error_that_says_so(tmp_path):
     folder = new(tmp_path / "run")
@@ -274,25 +182,3 @@ def test_rows_that_a_full_disk_does_not_take_are_an_error_that_says_so(tmp_path)
         DiskError, match=r"/dev/full could not be written: the disk is full \(No sp"
     ):
         folder.append_rows("/dev/full", [{"step": 0}])
-
-
-@given(st.lists(st.integers(0, 9), max_size=30))
-def test_the_last_course_is_what_a_reader_with_an_array_would_keep(steps):
-    rows = [{"step": step, "row": i} for i, step in enumerate(steps)]
-    kept: dict[int, int] = {}
-    for row in rows:
-        kept = {step: i for step, i in kept.items() if step < row["step"]}
-        kept[row["step"]] = row["row"]
-    assert {row["step"]: row["row"] for row in last_course(rows)} == kept
-    assert [row["step"] for row in last_course(rows)] == sorted(kept)
-
-
-def test_series_are_the_lines_with_what_is_not_finite(tmp_path):
-    rows = [(0, 0.5, 1.0), (1, math.inf, 0.7), (1, -math.inf, 0.25), (2, math.nan, None)]
-    lines = [{"step": step, "gap": gap, "ess": ess} for step, gap, ess in rows]
-    del lines[-1]["ess"]
-    write_lines(tmp_path / "metrics.jsonl", lines)
-    steps, values = series(tmp_path, ["gap", "ess"])
-    assert steps.tolist() == [0, 1, 2]
-    np.testing.assert_array_equal(values["gap"], [0.5, -math.inf, math.nan])
-    np.testing.assert_array_equal(values["ess"], [1.0, 0.25, math.nan])

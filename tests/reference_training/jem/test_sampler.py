@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from ebmguard import guard
-from ebmguard.reference_training.data import ImageData, augment
+from ebmguard.reference_training.data import ImageData
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
 from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.sampler import make_sampler
@@ -64,19 +63,6 @@ def test_every_image_comes_once_in_an_epoch_and_labelled_ones_have_epochs_of_the
     assert labelled[:48] != positives[:48]
 
 
-def test_of_each_class_the_first_images_are_labelled_also_in_epochs():
-    data = replace(images(), train_y=torch.arange(COUNT) % 5, classes=5)
-    found = Draws(data, replace(SMALL, epochs=True), 3, ONE_RANK, labels_per_class=2)
-    seen = Counter[int]()
-    for step in range(20):
-        x_pos, x_lab, labels = found.batch(step)
-        rows = recognised(x_lab)
-        assert labels.tolist() == [row % 5 for row in rows]
-        seen.update(rows)
-        assert max(recognised(x_pos)) > 9
-    assert sorted(seen) == list(range(10))  # 0 to 4 are the first of each, 5 to 9 the second
-
-
 @pytest.mark.parametrize(("epochs", "world"), [(True, 2), (False, 3)])
 def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
     settings = replace(SMALL, epochs=epochs, data_noise=0.1)
@@ -90,22 +76,6 @@ def test_the_parts_of_the_ranks_join_to_the_batch_of_one(epochs, world):
             assert torch.equal(torch.cat([side for side in sides if side is not None]), one_side)
             sizes = [len(side) for side in sides if side is not None]
             assert max(sizes) - min(sizes) <= 1
-
-
-@pytest.mark.parametrize(("pad", "flip"), [(0, False), (2, True), (2, False), (0, True)])
-def test_images_are_augmented_where_the_data_set_has_it(pad, flip):
-    data, rng = images(pad=pad, flip=flip), torch.Generator().manual_seed(2 * 3)
-    found = draws(replace(SMALL, epochs=False), pad=pad, flip=flip)
-    changed = False
-    for step in range(5):
-        for x in found.batch(step)[:2]:
-            assert x is not None
-            rows = torch.randint(COUNT, (len(x),), generator=rng)
-            expected = augment(data.train_x[rows], pad=pad, flip=flip, generator=rng)
-            torch.randn(x.shape, generator=rng)
-            assert torch.equal(x, data.scale(expected))
-            changed |= not torch.equal(expected, data.train_x[rows])
-    assert changed == bool(pad or flip)
 
 
 SETTINGS = replace(DEFAULT, sgld_steps=3, step_size=0.7, noise_std=0.05)
@@ -146,23 +116,6 @@ def test_samples_share_no_memory_and_the_network_is_frozen(network):
     assert seen == [False] * 3
     assert network.training
     assert all(p.requires_grad and p.grad is None for p in network.parameters())
-
-
-def test_the_number_of_steps_is_asked_for_at_every_call(network):
-    asked = [3, 12, 6]
-    own, twin = rng(5), rng(5)
-    answers = iter(asked)
-    sample_q = make_sampler(SETTINGS, 2, own, lambda: next(answers))
-    for steps in asked:
-        chains, same = buffer(own), buffer(twin)
-        x = sample_q(network, chains)
-        x0, _ = same.sample(2)
-        noise = torch.randn(steps, 2, *SHAPE, generator=twin)
-        for z in noise:
-            x0 = x0.clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(network.classify(x0).logsumexp(1).sum(), x0)
-            x0 = (x0 + 0.7 * gradient + 0.05 * z).detach()
-        torch.testing.assert_close(x, x0, rtol=1e-5, atol=1e-5)
 
 
 def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch):

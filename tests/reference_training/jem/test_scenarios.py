@@ -13,7 +13,7 @@ import tyro
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.options import GROUPS, from_words
+from ebmguard.reference_training.jem.options import from_words
 from ebmguard.reference_training.jem.paper import TABLE_1, TABLE_2
 from ebmguard.reference_training.jem.scenarios import SCENARIOS, Scenario
 from tests.parts import save_script
@@ -92,28 +92,6 @@ def test_the_learning_rate_is_that_of_the_published_loop(name):
         assert math.isclose(settings.lr_at(update), lr, rel_tol=1e-12), update
 
 
-def test_settings_given_by_name_override_the_scenario_and_nothing_else():
-    for name in TABLE:
-        changed = of(scenario=name, n_neg=16, width=2, noise_std=0.03, iterations=70, n_labelled=0)
-        own = {"n_neg": 16, "width": 2, "noise_std": 0.03, "iterations": 70, "n_labelled": 0}
-        assert changed == dataclasses.replace(SCENARIOS[name], **own)
-    assert of(scenario="1", noise_std=0.02).output_scale == pytest.approx(5000)
-    assert of(scenario="1", noise_std=0.0).output_scale is None
-    # The end of the warm-up follows the override; the epochs of the decay are those of the paper.
-    warm = of(scenario="1", lr=1.0, warmup=10)
-    assert [warm.lr_at(step) for step in (0, 5, 10, 11)] == [0, 0.5, 1, 1]
-    assert of(scenario="1", warmup=0).lr_at(0) == 1e-4
-
-
-def test_scenario_and_data_follow_each_other_where_one_is_named():
-    assert of(data="digits") == SCENARIOS["digits"]
-    assert of(data="cifar10") == of(data="svhn") == SCENARIOS["1"]
-    assert of(data="digits", scenario="3") == SCENARIOS["3"]
-    names = {"digits": "digits", "3": "cifar10", None: "digits"}
-    for scenario, data in names.items():
-        assert JemConfig(out=Path("x"), scenario=scenario).data_name == data
-
-
 def test_tables_1_and_2_agree_and_print_beta():
     line = TABLE_2["1"]
     assert line.at_zero == TABLE_1[0.0]
@@ -157,30 +135,6 @@ def test_command_line_makes_the_same_settings(settings):
     words = shlex.split(config.command())
     assert words[:3] == ["ebmguard", "train", "jem"]
     assert tyro.cli(from_words, args=words[3:]) == config
-
-
-def test_the_help_has_every_setting_once_and_the_defaults_that_count(capsys, monkeypatch):
-    names = " ".join(GROUPS.values()).split()
-    assert sorted(names) == sorted(field.name for field in dataclasses.fields(JemConfig))
-    monkeypatch.setenv("COLUMNS", "400")
-    with pytest.raises(SystemExit):
-        tyro.cli(from_words, args=["--help"])
-    shown = capsys.readouterr().out
-    assert "None" not in shown
-    for group in GROUPS:
-        assert f"{group} options" in shown
-    settings = [at("x").settings, at("x", scenario="1").settings]
-    assert f"default: {settings[0].lr} on digits, {settings[1].lr} in scenario 1" in shown
-    assert f"default: {at('x').beta_star}" in shown
-
-
-def test_what_a_resumed_run_takes_from_its_folder(tmp_path):
-    stored = at(data="cifar10", data_root="/old").to_json()
-    assert at(data_root="/new", resume=True).resumed(stored).data_root == "/new"
-    assert at(resume=True).resumed(stored).data_root == "/old"
-    (tmp_path / "config.json").write_text("{}")
-    for spec in ("own", "inception:weights.pth", str(tmp_path)):
-        assert at(resume=True).resumed(at(features=spec).to_json()).features == spec
 
 
 def test_a_run_folder_cannot_name_code_that_resuming_runs(tmp_path, monkeypatch):

@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from ebmguard.reference_training.engine.run_folder import series
 from ebmguard.reference_training.jem import samples as kept_samples
 from ebmguard.reference_training.jem.config import JemConfig
-from ebmguard.reference_training.jem.draws import Draws
 from ebmguard.reference_training.jem.runs import load_run
 from ebmguard.reference_training.jem.train import Jem, run
 from ebmguard.reference_training.jem.trainer import Trainer
 from ebmguard.reference_training.sweep.cell import Run
-from ebmguard.retrofit.rows import Rows
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
     JEM,
@@ -28,7 +25,6 @@ from tests.reference_training.parts import (
     assert_same_run,
     nan_samples,
     results_of,
-    same,
     saved,
     steps_of,
 )
@@ -76,47 +72,6 @@ def test_run_folder_holds_the_run(tmp_path):
     assert sum("test_accuracy" in row for row in rows) == 3
 
 
-def test_the_best_network_by_validation_is_kept(tmp_path, monkeypatch):
-    networks, batches = {}, {}
-    step_of = Trainer.step
-
-    def seen(self, step):
-        networks[step] = {k: v.clone() for k, v in self.network.state_dict().items()}
-        batches[step] = step_of(self, step)
-        return batches[step]
-
-    monkeypatch.setattr(Trainer, "step", seen)
-    go(config_for(tmp_path, valid_images=200, iterations=16, lr=0.01))
-    rows = read_jsonl(tmp_path / "evaluations.jsonl")
-    best = max(rows[:-1], key=lambda row: row["valid_accuracy"])  # the first of equals
-    assert rows[-1]["valid_accuracy"] <= best["valid_accuracy"]  # else another seed is needed
-    assert best["step"] > 0
-    state = torch.load(tmp_path / "checkpoints" / "best.pt", weights_only=True)
-    assert (state["step"], state["valid_accuracy"]) == (best["step"], best["valid_accuracy"])
-    assert same(state["network"], networks[best["step"]])
-    # The samples of evaluated steps are those that the step trained with, as bytes.
-    files = sorted((tmp_path / "samples").iterdir())
-    assert [file.name for file in files] == [f"{step:08d}.npy" for step in range(0, 16, 3)]
-    for file in files:
-        expected = (batches[int(file.stem)].clamp(-1, 1) + 1) * 127.5
-        array = np.load(file)
-        assert array.dtype == np.uint8
-        assert np.abs(array - expected.numpy()).max() <= 0.5
-
-
-def test_a_classifier_alone_draws_no_samples(tmp_path):
-    results = go(config_for(tmp_path, p_x_weight=0.0, quality_samples=10, iterations=30, lr=0.01))
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
-    losses = [row["cross_entropy"] for row in rows]
-    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    # The guard watches the optimizer's gradients; energies it has not seen.
-    names = ("step", "nonfinite/gradients", "alert_level", "cross_entropy", "test_accuracy", "ece")
-    assert {name for row in rows for name in row} == {*names}
-    assert not list((tmp_path / "samples").iterdir())
-    assert all("buffer_is" not in row for row in read_jsonl(tmp_path / "evaluations.jsonl"))
-    assert results["median_abs_gap_last_100"] is results["diverged_at"] is None
-
-
 def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     """Those of the last five even steps before it, and of every even one after it."""
     batches = {}
@@ -146,23 +101,6 @@ def test_samples_around_a_divergence_are_written(tmp_path, monkeypatch):
     assert go(config_for(cut, **settings), Silent(interrupt_after=8)) is None
     go(JemConfig(out=cut, resume=True))
     assert_same_run(whole, cut)
-
-
-def test_alerts_of_rows_that_are_still_under_way_at_the_end_are_recorded(tmp_path, monkeypatch):
-    """On a GPU rows are judged two steps later."""
-    monkeypatch.setattr(Rows, "_set_lag", lambda rows, usual: setattr(rows, "lag", 2))
-    batch = Draws.batch
-
-    def spoiled(self, step):
-        images, labelled, labels = batch(self, step)
-        return images * (math.nan if step == 7 else 1.0), labelled, labels
-
-    monkeypatch.setattr(Draws, "batch", spoiled)
-    results = go(config_for(tmp_path, n_labelled=5))
-    alerts = read_jsonl(tmp_path / "alerts.jsonl")
-    assert [alert["step"] for alert in alerts] == [7] * len(alerts)
-    assert results["first_warn"]["step"] == 7
-    assert set(steps_of(tmp_path, "accuracy.jsonl")) >= {6, 7}  # alert_context
 
 
 STEPS, AT = 15, 10
@@ -205,25 +143,6 @@ def test_a_run_goes_back_and_evaluations_that_come_again_say_so(rolled_back):
         assert found.tolist() == [last[step][name] for step in range(STEPS)]
 
 
-def test_accuracy_and_pictures_are_those_of_the_course_that_counts(rolled_back):
-    error = results_of(rolled_back)["first_error"]
-    assert error["step"] == AT
-    assert "attempt" not in error
-    rows = read_jsonl(rolled_back / "accuracy.jsonl")
-    before = {row["step"]: row["test_accuracy"] for row in rows if "attempt" not in row}
-    around = dict(error["accuracy_around"])
-    assert {AT - 1, AT} <= set(around)  # two copies of parameters are kept
-    assert around == {step: before[step] for step in around}
-    events = EventAccumulator(str(rolled_back))
-    events.Reload()
-    (tag,) = (tag for tag in events.Tags()["scalars"] if tag.endswith("cross_entropy"))
-    assert [scalar.step for scalar in events.Scalars(tag)] == list(range(STEPS))
-    images = EventAccumulator(str(rolled_back / "trainer"))
-    images.Reload()
-    shown = [image.step for image in images.Images("samples")]
-    assert shown == sorted(set(shown))
-
-
 @pytest.mark.parametrize("stopped", [AT + 2, 4])
 def test_a_run_stopped_after_its_rollback_resumes_to_the_same_bits(tmp_path, rolled_back, stopped):
     class After(Silent):
@@ -261,17 +180,3 @@ def test_the_guard_ends_a_run_that_it_cannot_save(tmp_path, capsys):
     over = Run(tmp_path / "run", ("unused",), longer).over()
     assert over is not None
     assert over.startswith("ended by its guard after ")
-
-
-def test_raise_ends_a_run_at_its_first_error(tmp_path):
-    with nan_samples(AT):
-        results = go(rollback_config(tmp_path, action="raise"))
-    assert (results["steps"], results["rollbacks"]) == (AT + 1, [])
-    assert results["ended"] == results["first_error"]["message"]
-    assert results["accuracy"] is not None
-    assert load_run(tmp_path).state().startswith("ended by its guard after ")
-    # With warn nothing but the alert comes of it.
-    with nan_samples(AT):
-        warned = go(rollback_config(tmp_path / "warn", action="warn"))
-    assert warned["first_error"]["step"] == AT
-    assert warned["ended"] is None

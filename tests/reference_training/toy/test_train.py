@@ -20,12 +20,11 @@ from ebmguard.reference_training.toy.members import Members
 from ebmguard.reference_training.toy.network import EnsembleMLP
 from ebmguard.reference_training.toy.sampler import Draws
 from ebmguard.reference_training.toy.scenario import SCENARIOS
-from ebmguard.reference_training.toy.train import Ensemble, table
+from ebmguard.reference_training.toy.train import Ensemble
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
     CPU,
     TOY,
-    assert_same_run,
     in_float64,
     largest_difference,
     pulled,
@@ -137,43 +136,6 @@ def test_the_trainer_is_the_published_loop(tmp_path, scenario, offsets):
         assert torch.allclose(mine, layer.weight[:, :, 0, 0], rtol=0, atol=1e-10), i
 
 
-def test_a_kill_while_the_figures_are_written_loses_nothing(whole, tmp_path, monkeypatch):
-    def torn(file, **arrays):
-        file.write_bytes(b"half of it")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as killed:
-        killed.setattr(np, "savez_compressed", torn)
-        with pytest.raises(KeyboardInterrupt):
-            go(config_for(tmp_path, **WHOLE))
-    assert not (tmp_path / "figures" / "grids.npz").exists()
-    assert go(ToyConfig(out=tmp_path, resume=True)) is not None
-    assert_same_run(whole, tmp_path)
-
-
-def test_who_delivers_the_weight_is_kept_of_every_member(tmp_path, monkeypatch):
-    take_in = Ensemble.take_in
-    latest: list[torch.Tensor] = []
-
-    def listen(self, step, f_pos, f_neg):
-        latest[:] = [f_neg]
-        take_in(self, step, f_pos, f_neg)
-
-    monkeypatch.setattr(Ensemble, "take_in", listen)
-    config = config_for(tmp_path, scenario="gmm-good+lost", betas=("0", "0.1"))
-    results = go(config)
-    stars = torch.tensor([0.0, 0.0, 0.1, 0.1]) * config.settings.output_scale
-    assert latest[0].shape == (4, 40)
-    good = torch.softmax(stars[:, None] * latest[0], 1)[:, :20].sum(1).tolist()
-    last = read_jsonl(tmp_path / "members.jsonl")[-4:]
-    assert [row["mixture/good/weight"] for row in last] == pytest.approx(good, rel=1e-4)
-    assert [row["mixture/lost/weight"] for row in last] == pytest.approx(
-        [1 - share for share in good], rel=1e-3, abs=1e-6
-    )
-    assert min(good[2:]) > 0.5 == pytest.approx(good[0])
-    assert results["members"][0]["mixture/good/weight"] == pytest.approx(0.5)
-
-
 def test_a_member_that_is_lost_is_said_and_leaves_the_others_alone(whole, tmp_path, monkeypatch):
     positives = Draws.positives
 
@@ -202,26 +164,6 @@ NUMBERS = ("kl", "tv", "mode_mass_error", "energy_scale", "kl_sgld")
 def member(beta, variant="default", diverged_at=None, **numbers):
     values = dict.fromkeys(NUMBERS, 1.0) | numbers
     return {"beta": beta, "variant": variant, "diverged_at": diverged_at, **values}
-
-
-def cells(members):
-    head, _, *lines = table(members).splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
-
-
-def test_a_line_for_each_variant_and_beta_with_medians_over_the_seeds():
-    members = [member("0", kl=kl) for kl in (8.0, 3.0, 40.0)]
-    members += [member("0:0.9", "no_pos", kl=kl, tv=0.25) for kl in (0.2, 0.1)]
-    members += [member("0.5", kl=kl) for kl in (math.inf, 2.0, 1.0)]
-    members += [member("0.7", kl=kl) for kl in (1.0, 2.0)]
-    members.append(member("0.7", kl=math.nan, diverged_at=7))
-    assert cells(members) == [
-        ["variant", "beta", *NUMBERS, "diverged"],
-        ["default", "0", "8", "1", "1", "1", "1", "0 of 3"],
-        ["no_pos", "0:0.9", "0.15", "0.25", "1", "1", "1", "0 of 2"],
-        ["default", "0.5", "2", "1", "1", "1", "1", "0 of 3"],
-        ["default", "0.7", "undefined", "1", "1", "1", "1", "1 of 3"],
-    ]
 
 
 class Script:
@@ -259,12 +201,6 @@ def run_of(tmp_path, iterations, evaluations=((),)) -> Ensemble:
 def looked_at(ensemble: Ensemble, updates: int) -> list[int]:
     ensemble.record.next_step = updates
     return [step for step in range(1, updates + 1) if ensemble.evaluate(step)]
-
-
-@pytest.mark.parametrize(("n", "count"), [(1, 1), (7, 7), (13, 5), (60, 7)])
-def test_evaluations_are_evenly_spread_and_the_last_is_at_the_end(tmp_path, n, count):
-    due = looked_at(run_of(tmp_path, n, [[1.0] * 4] * count), n)
-    assert due == [math.ceil(k * n / count) for k in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("gap", [1.1e4, -1.1e4, math.nan, math.inf, -math.inf])
