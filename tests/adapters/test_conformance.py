@@ -24,14 +24,14 @@ def each(field: str) -> pytest.MarkDecorator:
 
 @each("off")
 def test_off_it_is_the_same_run(codebase, entry):
-    unguarded = codebase.train(Trial(), **entry)
+    unguarded = codebase.train(Trial(n=8), **entry)
     for attach in (False, True):
-        run = codebase.train(Trial(0.0, attach=attach), **entry)
+        run = codebase.train(Trial(0.0, 8, attach=attach), **entry)
         assert run.equals(unguarded)
         for g, memory in zip(run.guards, run.memories, strict=True):
             # Without an optimizer a step ends with the next one's samples.
-            assert g.step == (20 if attach else 19)
-            assert memory.steps == list(range(20))
+            assert g.step == (8 if attach else 7)
+            assert memory.steps == list(range(8))
 
 
 @doubles()

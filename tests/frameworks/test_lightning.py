@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor, nn
+from torch import Tensor
 
 from ebmguard import Recovery, guard
 from ebmguard.adapters.lightning import GuardCallback
@@ -165,20 +164,6 @@ def logged(trainer: Any, tag: str) -> dict[int, float]:
     return {int(row["step"]): float(row[tag]) for row in rows if row[tag]}
 
 
-def test_gradients_that_are_not_finite_are_skipped():
-    class Spoiled(Mixed):
-        def training_step(self, batch, batch_idx):
-            self.before = copy.deepcopy(self.state_dict())
-            loss = super().training_step(batch, batch_idx)
-            return loss * torch.nan if batch_idx == N_BATCHES - 1 else loss
-
-    model = make(Spoiled)
-    make_trainer(gradient_clip_val=0.1).fit(model, data())
-    assert are_equal([*model.state_dict().values()], [*model.before.values()])
-    (alert,) = model.loss_fn.guard.alerts
-    assert (alert.tag, alert.step) == ("nonfinite/gradients", N_BATCHES - 1)
-
-
 def test_diagnostics_are_logged_and_can_be_monitored(tmp_path):
     memory = Memory()
     model = make(sinks=[memory])
@@ -194,44 +179,6 @@ def test_diagnostics_are_logged_and_can_be_monitored(tmp_path):
         found = logged(trainer, f"guard/{tag}")
         assert found == pytest.approx(dict(enumerate(memory.column(tag))), rel=1e-6), tag
     assert best.best_model_score == pytest.approx(min(memory.column("energy_gap")), rel=1e-6)
-
-
-def test_two_guards_are_told_apart():
-    class Both(Mixed):
-        def retrofit(self, options):
-            first = self.sampler
-            super().retrofit({})
-            self.sampler = first
-            self.inner = nn.Module()
-            self.inner.xy_loss = self.loss_fn
-            super().retrofit(options)
-
-    model = make(Both, beta_star=1.0)
-    trainer = make_trainer()
-    trainer.fit(model, data())
-    tags = {tag for tag in trainer.callback_metrics if tag.startswith("guard/")}
-    assert {"guard/loss_fn/grad_scale", "guard/loss_fn/ess"} <= tags
-    assert not any("inner" in tag for tag in tags)  # its loss was never called
-    assert model.inner.xy_loss.guard.step == model.loss_fn.guard.step == N_BATCHES
-
-
-@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
-def test_guards_rest_in_other_loops(stage):
-    memory = Memory()
-    model = make(beta_star=1.0, output_scale=2.0, sinks=[memory])
-    plain = make(DeepEnergyModel)
-    model.cnn.load_state_dict(plain.cnn.state_dict())
-    for each in (plain, model):
-        torch.manual_seed(3)
-        getattr(make_trainer(), stage)(each, data())
-    assert are_equal(model.sampler.examples, plain.sampler.examples)
-    assert model.loss_fn.guard.state_dict()["sampler_calls"] == 0
-    # Outside of the Trainer it is the guarded sampler again.
-    torch.manual_seed(3)
-    model.sampler.sample_new_exmps()
-    torch.manual_seed(3)
-    plain.sampler.sample_new_exmps()
-    assert not are_equal(model.sampler.examples, plain.sampler.examples)
 
 
 @pytest.mark.parametrize("sanity", [0, 1])

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import socket
 
 import pytest
 import pytorch_lightning
 import torch
-from lightning.pytorch import Callback
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
 from ebmguard import guard
-from ebmguard.adapters.lightning import GuardCallback, GuardedModule, _Schedulers
+from ebmguard.adapters.lightning import GuardCallback, GuardedModule
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import read_jsonl
 from tests.frameworks.lightning_parts import (
     WARNS,
     DeepEnergyModel,
@@ -24,7 +21,6 @@ from tests.frameworks.lightning_parts import (
     are_equal,
     make,
     make_trainer,
-    tensors,
 )
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, data, make_net
@@ -75,21 +71,6 @@ def test_manual_optimization_with_two_optimizers():
         make_trainer().fit(unclear, data())
 
 
-def test_module_without_a_guard():
-    with pytest.raises(ConfigError, match="found no guard in DeepEnergyModel"):
-        make_trainer(callbacks=[GuardCallback()]).fit(make(DeepEnergyModel), data())
-
-
-def test_a_step_that_the_instance_has_already_is_put_back():
-    """As a compiled LightningModule has one."""
-    model = make()
-    own = model.training_step
-    model.training_step = own
-    make_trainer().fit(model, data())
-    assert vars(model)["training_step"] is own
-    assert model.loss_fn.guard.step == N_BATCHES
-
-
 def test_guard_that_is_made_in_setup():
     class InSetup(Mixed):
         def retrofit(self, options):
@@ -114,20 +95,6 @@ def test_guard_that_is_made_in_setup():
     assert model.loss_fn.guard.state_dict()["sampler_calls"] == 0
 
 
-def test_bfloat16():
-    def fit(model):
-        trainer = make_trainer(precision="bf16-mixed")
-        trainer.fit(model, data())
-        return tensors(model, trainer)
-
-    memory = Memory()
-    assert are_equal(fit(make(beta_star=0.0)), fit(make(DeepEnergyModel)))
-    fit(make(beta_star=1.0, sinks=[memory]))
-    assert memory.steps == list(range(N_BATCHES))
-    assert all(0 < value < 1 for value in memory.column("grad_scale"))
-    assert set(memory.column("nonfinite/energies")) == {0.0}
-
-
 def test_skips_of_the_amp_scaler_are_no_alarm():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     model = make()
@@ -137,43 +104,6 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     assert g.step == 4 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
-
-
-def test_all_rows_are_written_when_fit_is_over(tmp_path):
-    make_trainer().fit(make(log_dir=tmp_path), data())
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(N_BATCHES))
-
-
-def test_mixin_keeps_other_callbacks():
-    class Own(Callback):
-        pass
-
-    class Base(Guarded):
-        def configure_callbacks(self):
-            return Own()
-
-    class Both(GuardedModule, Base):
-        pass
-
-    assert [type(each) for each in Both().configure_callbacks()] == [Own, GuardCallback]
-
-
-def test_several_schedulers_go_back_together():
-    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
-    both = _Schedulers(
-        [
-            torch.optim.lr_scheduler.StepLR(optimizer, 1),
-            torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
-        ]
-    )
-    optimizer.step()
-    both[1].step(3.0)
-    state = copy.deepcopy(both.state_dict())
-    both[0].step()
-    both[1].step(2.0)
-    both.load_state_dict(state)
-    assert (both[0].last_epoch, both[1].best) == (0, 3.0)
 
 
 def test_the_other_package_of_the_same_trainer():

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from torchebm.core import BaseModel
-from torchebm.samplers import HamiltonianMonteCarlo, LangevinDynamics
+from torchebm.samplers import LangevinDynamics
 
 from ebmguard.samplers import hmc_step, mala_step, sgld, start_chains
 
@@ -126,28 +126,3 @@ def test_langevin_steps_are_those_of_torchebm(eta, steps, clamp):
     settings: Any = {"step_size": SCALE * eta, "noise_std": math.sqrt(2 * eta), **clamp}
     ours = sgld(wells, x0, steps=steps, **settings, generator=rng)
     torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
-
-
-def test_hmc_steps_are_those_of_torchebm():
-    epsilon, leapfrogs, x0 = 0.4, 4, starts()
-    sampler = HamiltonianMonteCarlo(
-        Wells(), step_size=epsilon, n_leapfrog_steps=leapfrogs, dtype=torch.float64
-    )
-    rng = torch.Generator().manual_seed(7)
-    theirs = sampler.sample(x0.clone(), n_steps=3, generator=rng)
-    rng.manual_seed(7)
-    chains = start_chains(wells, x0)
-    for _ in range(3):
-        noise = (
-            torch.randn(CHAINS, 2, generator=rng, dtype=torch.float64),
-            torch.rand(CHAINS, generator=rng),
-        )
-        chains, _ = hmc_step(
-            wells,
-            chains,
-            leapfrog_steps=leapfrogs,
-            step_size=SCALE * epsilon**2 / 2,
-            noise_std=epsilon,
-            noise=noise,
-        )
-    torch.testing.assert_close(chains.x, theirs, rtol=1e-9, atol=1e-9)

@@ -277,50 +277,7 @@ def test_every_row_arrives_whatever_the_trainer_logs(tracker, tmp_path, names_st
     assert [row["loss"] for row in rows if "loss" in row] == logged
 
 
-@of(Wandb)
-def test_the_axis_is_the_guards_step(tracker):
-    tracker.sink()
-    defined = [record.metric for record in tracker.records() if record.HasField("metric")]
-    assert {metric.glob_name: metric.step_metric for metric in defined if metric.glob_name} == {
-        "guard/*": "guard/step",
-        "_alerts/*": "guard/step",
-    }
-
-
-@of(Wandb)
-def test_histograms_hold_what_can_be_drawn(tracker):
-    values = [0.0, 1.0, 1.0, 2.0, math.nan, math.inf]
-    tracker.sink().write_row(0, {}, {"f_pos": values, "f_neg": [math.nan]})
-    (row,) = tracker.history()
-    assert sum(row["guard/f_pos/values"]) == 4
-    assert (row["guard/f_pos/bins"][0], row["guard/f_pos/bins"][-1]) == (0.0, 2.0)
-    assert not any(name.startswith("guard/f_neg") for name in row)
-
-
-@of(Wandb)
-def test_rows_after_the_end_of_the_run_are_reported_and_end_nothing(tracker, caplog):
-    sink = tracker.sink()
-    patient = PatientSink(sink)
-    tracker.run.finish()
-    for write, record in ((sink.write_alert, ALERT), (sink.write_recovery, RECOVERY)):
-        with pytest.raises(OSError, match="run is finished"):
-            write(record)
-    patient.write_row(0, {"ess": 1.0}, {})
-    patient.close()
-    assert "Call g.close() before run.finish()" in caplog.text
-    assert "not taken" in caplog.text
-
-
 # -- MLflow ----------------------------------------------------------------------------------------
-
-
-@of(Mlflow)
-def test_the_level_is_the_highest_so_far(tracker):
-    sink = tracker.sink()
-    for level in ("INFO", "WARN", "INFO"):
-        sink.write_alert(ALERT | {"level": level})
-        sink.flush()
-    assert tracker.tags["guard.alert_level"] == "WARN"
 
 
 class Failing:
@@ -370,9 +327,3 @@ def test_the_active_run_is_the_default(tmp_path, monkeypatch):
         assert MlflowSink(run.info.run_id).run_id == run.info.run_id
     finally:
         mlflow.set_tracking_uri(None)
-
-
-@of(Mlflow)
-def test_a_run_that_is_nowhere(tracker):
-    with pytest.raises(ConfigError, match="cannot find the run 'nowhere'"):
-        MlflowSink("nowhere", client=tracker.client)
