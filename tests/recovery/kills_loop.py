@@ -2,8 +2,9 @@
 
 Started as ``python -m tests.recovery.kills_loop FOLDER KILLS`` from the project's root. It has one
 thread, so that it may fork. Nothing but ``g.resume()`` knows of the kills. A third of them come
-while the disk takes nothing more, a third while it is slow. Prints the kills, how many of them went
-on from a later snapshot than the one before, the steps at the end, and what differs.
+while the disk takes nothing more, a third while a slow one is written to. Prints the kills, how
+many went on from a later snapshot than the one before, how many left a file that was being written,
+the steps at the end, and what differs.
 """
 
 from __future__ import annotations
@@ -91,16 +92,22 @@ def main(folder: Path, kills: int) -> None:
     began = time.monotonic()
     train(folder / "timed", 20)
     seconds = time.monotonic() - began
-    chance, steps, later = random.Random(0), -1, 0
+    chance, steps, later, torn = random.Random(0), -1, 0, 0
     for kill in range(kills):
         child = os.fork()
         if not child:
             spoil(kill % 3, chance)
             train(folder / "run", 10**9)
         time.sleep(chance.uniform(0.1, 2) * seconds)
+        found = (folder / "run" / "kept").glob
+        for _ in range(1000 * (kill % 3 == 2)):  # milliseconds
+            if any(found("*.partial")):
+                break
+            time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        kept = [int(x.stem[9:]) for x in (folder / "run" / "kept").glob("snapshot-*.pt")]
+        torn += any(found("*.partial"))
+        kept = [int(x.stem[9:]) for x in found("snapshot-*.pt")]
         later += max(kept, default=-1) > steps
         assert max(kept, default=-1) >= steps, "a snapshot was lost"
         steps = max(kept, default=-1)
@@ -111,7 +118,7 @@ def main(folder: Path, kills: int) -> None:
     found, wanted = rows(folder / "run"), rows(folder / "whole")
     wrong += ["the steps of rows"] * ([x["step"] for x in found] != [*range(end)])
     wrong += ["rows"] * (found != wanted)
-    print(kills, later, end, *wrong, sep="\n")
+    print(kills, later, torn, end, *wrong, sep="\n")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from ebmguard.recovery import Change
 from tests import forks
 from tests.full_disk import room_of
 from tests.parts import Memory
-from tests.recovery import kills_loop, kills_process
+from tests.recovery import kills_loop
 from tests.recovery.parts import Run, Scripted, kept, run_until
 
 
@@ -27,24 +27,16 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("snapshot-*"))
 
 
-def test_fifty_kills_leave_no_torn_snapshot(tmp_path: Path) -> None:
-    done = forks.run("-m", kills_process.__name__, str(tmp_path), "50")
-    assert done.returncode == 0, done.stderr
-    kills, torn, last = map(int, done.stdout.split())
-    assert kills == 50
-    assert torn > 0  # some kills hit the writing itself
-    assert last > 0
-
-
 @pytest.mark.parametrize("kills", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_an_ordinary_loop_that_is_killed_is_the_one_that_nobody_killed(
     kills: int, tmp_path: Path
 ) -> None:
     done = forks.run("-m", kills_loop.__name__, str(tmp_path), str(kills))
     assert done.returncode == 0, done.stderr
-    killed, later, steps, *wrong = done.stdout.split("\n")
+    killed, later, torn, steps, *wrong = done.stdout.split("\n")
     assert [killed, wrong] == [f"{kills}", [""]]
     assert int(later) > kills // 4
+    assert int(torn) > 0  # some kills hit the writing itself
     assert int(steps) > 10
 
 
@@ -154,7 +146,7 @@ def test_a_run_outlives_a_full_disk_and_writes_its_snapshots_when_there_is_room(
 # -- whose a folder is -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["same", "relative", "link", "log_dir"])
+@pytest.mark.parametrize("way", ["relative", "link", "log_dir"])
 def test_a_folder_has_one_run(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     monkeypatch.chdir(tmp_path)

@@ -119,7 +119,6 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
     [
         ({"recovery": Recovery(), "action": "warn"}, "settings of action"),
         ({"action": "rollback", "beta_star": torch.ones(2)}, "one member of an ensemble"),
-        ({"action": "rollback", "recovery": 5}, "recovery= is a int; expected Recovery or None"),
     ],
 )
 def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> None:
@@ -131,15 +130,11 @@ def test_arguments_that_cannot_be_meant(options: dict[str, Any], words: str) -> 
     ("kind", "settings"),
     [
         (Recovery, {"budget": -1}),
-        (Recovery, {"every": 0}),
         (Recovery, {"keep": True}),
         (Recovery, {"ladder": ()}),
-        (Recovery, {"ladder": (1,)}),
         (Recovery, {"certify_after": 1.5}),
         (Change, {"lr": 0.0}),
-        (Change, {"sgld_steps": -1.0}),
         (Change, {"beta_star": 0.0}),
-        (Change, {"beta_factor": -0.5}),
         (Change, {"substeps": 0}),
     ],
 )
