@@ -10,7 +10,7 @@ import enum
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,21 +20,12 @@ from torch.nn.utils import parametrizations
 
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import archive
-from tests.recovery.parts import Loop, Replay, kept
-from tests.runs import frozen, randomness
+from tests.recovery.parts import Loop, go_on, kept
+from tests.runs import frozen
 
 
 class Colour(enum.Enum):
     RED = 1
-
-
-class Number(enum.IntEnum):
-    ONE = 1
-
-
-class Pair(NamedTuple):
-    a: int
-    b: int
 
 
 @dataclasses.dataclass
@@ -64,7 +55,7 @@ class Holder:
 PARTS = ("buffer", "scheduler", "ema")
 GENERATOR = torch.Generator().manual_seed(1)
 READ: list[Any] = [
-    *(np.float64(1e-3), np.float32(0.1), np.float16(2), np.longdouble(1.5), np.complex128(1j)),
+    *(np.float64(1e-3), np.float32(0.1), np.longdouble(1.5), np.complex128(1j)),
     *(np.int64(3), np.uint8(3), np.bool_(True), np.str_("a")),
     *(np.zeros((2, 3)), np.arange(4)[::2], np.asfortranarray(np.ones((2, 3))), np.array(2.0)),
     *(
@@ -82,8 +73,8 @@ READ: list[Any] = [
     datetime.date.today(),
 ]
 REFUSED: list[Any] = [
-    *(collections.deque([1], maxlen=4), collections.defaultdict(list), Pair(1, 2), Named(a=1)),
-    *(Colour.RED, Number.ONE, {Colour.RED: 1}, Point(), GENERATOR, random.Random(1)),
+    *(collections.deque([1], maxlen=4), collections.defaultdict(list), Named(a=1)),
+    *(Colour.RED, {Colour.RED: 1}, Point(), GENERATOR, random.Random(1)),
     *(np.random.default_rng(0), np.random.RandomState(0), decimal.Decimal("1.5"), slice(1, 2)),
     *(range(4), frozenset([1]), len, lambda: 0, nn.Linear(1, 1), int, memoryview(b"a")),
 ]
@@ -192,69 +183,22 @@ def test_a_whole_file_of_another_version_is_no_damaged_one(
 
 # -- a resumed run is the run ----------------------------------------------------------------------
 
-WHEN = {
-    "schedule": ("top", "data", "end"),
-    "average": ("top", "middle", "end"),
-    "push": ("in place", "middle", "end"),
-    "more": ("draws", "batch norm", ""),
-}
 
-
-def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
-    """A loop that is stopped, and gone on with by ``g.resume()`` alone."""
-    is_normed = when["more"] == "batch norm"
-    for stop in stops:
-        torch.manual_seed(0)
-        ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay(32)
-        norm = nn.BatchNorm1d(16) if is_normed else nn.Dropout(0.2)
-        run = kept(folder, norm, buffer=replay, ema=ema)
-        schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda k: 1 / (1 + k))
-        own = nn.Linear(2, 1)
-        run.g.attach(scheduler=schedule)
-        run.g.resume()
-        loss_fn, sample = run.g
-
-        def at(
-            name: str, schedule: Any = schedule, ema: Any = ema, own: Any = own, run: Any = run
-        ) -> None:
-            if when["schedule"] == name and (run.g.step or name == "end"):
-                schedule.step()
-            if when["average"] == name:
-                with torch.no_grad():
-                    own.weight.copy_(run.f[0].weight[:1])
-                ema.update_parameters(own)
-
-        while run.g.step < stop:
-            at("top")
-            x = 0.5 * torch.randn(16, 2) + 1 + random.random() + np.random.rand()
-            rows = torch.randint(32, (16,))
-            at("data")
-            f_pos = run.f(x)
-            x_neg = sample(run.f, replay.x[rows], run.rng)
-            at("middle")
-            loss = loss_fn(f_pos, run.f(x_neg))
-            if when["push"] == "middle":
-                replay.push(x_neg)
-            run.optimizer.zero_grad()
-            loss.backward()
-            run.optimizer.step()
-            if when["push"] == "end":
-                replay.push(x_neg)
-            if when["push"] == "in place":
-                replay.x[rows] = x_neg
-            if when["more"] == "draws":
-                torch.randn(3, generator=run.rng)
-            at("end")
-        run.g.close()
-    parts = [run.f, run.optimizer, schedule, ema, replay, run.rng]
-    return frozen(parts), randomness()
-
-
-@pytest.mark.parametrize("i", range(3))
-def test_a_loop_that_was_stopped_is_the_loop(i: int, tmp_path: Path) -> None:
-    told = {name: ways[i] for name, ways in WHEN.items()}
-    whole = trained(tmp_path / "whole", [17], told)
-    assert trained(tmp_path / "stopped", [2, 7, 13, 17], told) == whole
+@pytest.mark.parametrize(
+    ("schedule", "average", "push", "more"),
+    [
+        ("top", "top", "in place", "draws"),
+        ("data", "middle", "middle", "batch norm"),
+        ("end", "end", "end", ""),
+    ],
+)
+def test_a_loop_that_was_stopped_is_the_loop(
+    schedule: str, average: str, push: str, more: str, tmp_path: Path
+) -> None:
+    told = {"schedule": schedule, "average": average, "push": push, "more": more}
+    for stop in (2, 7, 13, 17):
+        state, _ = go_on(tmp_path / "stopped", stop, **told)
+    assert state == go_on(tmp_path / "whole", 17, **told)[0]
 
 
 # -- structure that changes ------------------------------------------------------------------------
