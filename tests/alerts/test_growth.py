@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -230,20 +229,6 @@ def test_what_is_unknown_is_another_rule_s_business(tag, value):
     assert levels(feed(GROWTH, rows)) == [(ERROR, 180)]
 
 
-def test_a_row_without_a_gap_changes_nothing_and_numbers_of_json_stay():
-    watcher = GROWTH.watcher()
-    for row in noise(40):
-        watcher.read(row)
-    before = watcher.state_dict()
-    for row in ({}, make_row(energy_gap=math.nan), {"f_pos/std": 3.0, "sampler/grad_norm": 9.0}):
-        reading = watcher.read(row)
-        assert (reading.level, reading.calm) == (None, None)
-    assert watcher.state_dict() == before
-    assert watcher.read(make_row(f_pos__std=math.inf)).level is ERROR
-    watcher.read(make_row(f_pos__std=math.nan, sampler__grad_norm=math.inf))
-    json.dumps(watcher.state_dict(), allow_nan=False)
-
-
 # Sizes as powers of two, so that every order of magnitude comes along, on both sides.
 GAPS = st.lists(st.tuples(st.floats(-6, 12), st.booleans()), min_size=1, max_size=40)
 TAILS = st.tuples(GAPS, st.floats(-3, 8), st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
@@ -313,13 +298,6 @@ def test_a_row_has_the_level_that_its_limits_say(drawn):
             assert bands.level("energy_gap", gap) is reading.level
         if reading.tag == "energy_gap":
             assert reading.limit in (limits[2:] if reading.level is ERROR else limits[:2])
-
-
-def test_the_memory_of_a_run_that_grows_for_ever_is_bounded():
-    watcher = GROWTH.watcher()
-    for t in range(20_000):
-        watcher.read(make_row(energy_gap=float(t)))
-    assert len(json.dumps(watcher.state_dict())) < 50_000
 
 
 # -- bad arguments ---------------------------------------------------------------------------------
