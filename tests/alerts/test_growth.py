@@ -59,20 +59,6 @@ def test_growth_is_an_error_where_the_samplers_gradient_agrees(past, growth, cha
     assert found(rule, [*standing, make_row(**changes | {"energy_gap": gap})])[-1] is level
 
 
-@pytest.mark.parametrize("spread", [0.1, 5.0])
-def test_the_spread_of_the_data_counts_as_the_gap_does(spread):
-    standing = [make_row(f_pos__std=spread)] * SETTLED
-    for growth, level in [(0.75, None), (0.85, WARN), (1.65, ERROR)]:
-        gap = grown(growth, spread=spread)
-        of_gap = make_row(energy_gap=gap, f_pos__std=spread)
-        of_spread = make_row(f_pos__std=spread + gap)
-        for row in (of_gap, of_spread):
-            assert found(RULE, [*standing, row])[-1] is level
-    alert = feed(RULE, [*standing, of_spread])[-1]
-    assert (alert.tag, alert.value) == ("f_pos/std", spread + gap)
-    assert spread < alert.limit < alert.value
-
-
 def test_the_past_ends_some_rows_before_and_never_takes_in_an_error():
     last = make_row(energy_gap=grown(0.85), **STEEP)
     growing = [make_row(energy_gap=0.1 * t) for t in range(1, RULE.rows // 2)]
@@ -257,13 +243,6 @@ def test_the_unit_of_the_energies_does_not_matter(drawn, exponent):
     assert [(a.level, a.step, a.value) for a in told] == [
         (a.level, a.step, a.value * unit) for a in expected
     ]
-
-
-def test_where_the_samplers_steps_are_known_they_give_the_unit():
-    unit = 2.0**-10
-    for name in ("a doubling", "unknown", "steep_lr"):
-        rows = [row | {"sampler/unit": unit} for row in scaled(STORIES[name], unit)]
-        assert found(GROWTH, rows) == found(GROWTH, STORIES[name])
 
 
 @settings(max_examples=30)

@@ -14,7 +14,6 @@ from .parts import (
     GROWTH,
     SETTLED,
     STANDING,
-    Row,
     beginning,
     excerpt,
     feed,
@@ -100,17 +99,6 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience():
 # -- shapes of runs --------------------------------------------------------------------------------
 
 
-def tails(count: int, seed: int) -> list[Row]:
-    """Student's t with 5 degrees of freedom: outliers of 8 sigma come along now and then."""
-    draw = random.Random(seed)
-    student = (draw.gauss(0, 0.1) / math.sqrt(draw.gammavariate(2.5, 0.4)) for _ in range(count))
-    return [make_row(energy_gap=gap) for gap in student]
-
-
-def ramp(slope: float, spread: float) -> list[Row]:
-    return [make_row(energy_gap=slope * t, f_pos__std=spread) for t in range(400)]
-
-
 QUIET = {
     **{f"noise {seed}": noise(1000, seed) for seed in range(2)},
     **{f"noise around {gap}": noise(500, gap=gap) for gap in (-25.0, 2.0, 25.0)},
@@ -124,20 +112,6 @@ QUIET = {
 @pytest.mark.parametrize("name", QUIET)
 def test_a_run_of_a_healthy_shape_is_quiet(name):
     assert feed(GROWTH, QUIET[name]) == []
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        ramp(0.05, 1.0),
-        ramp(20.0, 300.0),
-        tails(5000, 0),
-    ],
-)
-def test_a_ramp_or_an_outlier_is_no_error(rows):
-    alerts = feed(GROWTH, rows)
-    assert [alert for alert in alerts if alert.level is ERROR] == []
-    assert len(alerts) <= 5
 
 
 @pytest.mark.parametrize(("overlap", "rate", "power"), [(0.0, 0.003, 2), (0.5, 0.028, 1)])

@@ -70,17 +70,6 @@ def test_the_cause_says_what_changes(
         assert run.guard.last["beta_star"] == pytest.approx(expected["beta_star"][1])
 
 
-def test_textbook_langevin_goes_on_after_every_rollback() -> None:
-    detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
-    recovery = Recovery(ladder=(Change(beta_star=2.0), Change(beta_star=4.0, lr=0.5)), **QUICK)
-    run = Run(recovery, detector=detector, output_scale=1.0, beta_star=0.0)
-    found = changes_of(run, 40)
-    assert found[0] == {"beta_star": (0.0, 0.5)}
-    assert len(found) == 3
-    assert all("beta_star" not in each for each in found[1:])
-    assert run.guard.last["beta_star"] == 0.5
-
-
 @pytest.mark.parametrize("kind", [np.float32, np.int64])
 def test_a_ladder_takes_numbers_of_every_kind(kind: Any, tmp_path: Path) -> None:
     detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
@@ -145,17 +134,6 @@ def test_where_samples_lie_above_the_data_neither_beta_star_nor_steps_are_raised
         course.go(course.step + 10)
         found += course.error(gap).changes
     assert found == expected
-
-
-def test_rates_that_differ_are_said_so() -> None:
-    run = Run(Recovery(**QUICK), detector=Scripted([12], remedies=[R.LOWER_LR]))
-    first = run.optimizer.param_groups[0]
-    moved = [first["params"].pop()]
-    run.optimizer.add_param_group({"params": moved, "lr": 1e-3, "initial_lr": 1e-3})
-    run.scheduler.base_lrs.append(1e-3)
-    (found,) = changes_of(run, 20)
-    assert found == {"largest_lr": (0.009, 0.0009)}
-    assert "largest learning rate 0.009 -> 0.0009" in run.guard.rollbacks[0].message
 
 
 def test_what_was_tried_goes_through_a_checkpoint() -> None:

@@ -168,18 +168,6 @@ def test_trouble_after_a_snapshot_keeps_it_from_being_certified(
 # -- changes that add up -----------------------------------------------------------------------
 
 
-def test_a_schedule_that_has_come_further_goes_on() -> None:
-    detector = Scripted([12], remedies=["raise beta_star"])
-    run = Run(Recovery(**QUICK), detector=detector, beta_star=lambda step: 0.125 * step)
-    seen: dict[int, float] = {}
-    for _ in range(40):
-        step = run.guard.step
-        run.step()
-        seen[step] = run.guard.last["beta_star"]
-    assert seen[10] == 2.0
-    assert seen[24] == 3.0
-
-
 def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -> None:
     trouble = {12: {"energy_blowup": Level.WARN}}
     settings: dict[str, Any] = {"every": 4, "certify_after": 1}

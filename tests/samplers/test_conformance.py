@@ -165,19 +165,6 @@ def test_members_of_an_ensemble_are_the_chains_they_are_alone(case):
             torch.testing.assert_close(one[member], other, rtol=0, atol=1e-13)
 
 
-def test_the_shape_of_a_sample_does_not_matter(case):
-    def f(x: Tensor) -> Tensor:
-        return -0.5 * x.flatten(1).square().sum(1) if x.ndim > 1 else -0.5 * x.square()
-
-    for shape, flat in (((6,), (6, 1)), ((6, 2, 1, 3), (6, 6)), ((0, 2), (0, 2))):
-        x0 = normals(*shape)
-        one, other = (
-            case.run(f, x, steps=3, **SIZES, generator=seeded(0)) for x in (x0, x0.reshape(flat))
-        )
-        assert one.shape == shape
-        assert torch.equal(one.reshape(flat), other)
-
-
 @pytest.mark.parametrize("steps", [0, 7])
 def test_nothing_is_evaluated_twice(case, steps):
     calls = 0

@@ -155,15 +155,6 @@ def test_members_of_an_ensemble():
     same(captured, run(eager, members(), (3, 5, 2), beta_star))
 
 
-def test_tensor_that_the_caller_changes():
-    found = []
-    for sampler, network in zip((Captured(), eager), networks(), strict=True):
-        beta_star = torch.tensor(0.0, dtype=torch.float64)
-        change = lambda step, beta=beta_star: beta.fill_(0.25 * step)  # noqa: E731
-        found.append(run(sampler, network, (5, 2), beta_star, change))
-    same(*found)
-
-
 def test_untempered_while_paused_and_in_the_original_after_an_error_too():
     f, again = networks()
     g = guard(None, Captured(), beta_star=0.5, **SCALE)
@@ -286,13 +277,6 @@ def test_the_graph_replayed_last_is_found_without_waiting(monkeypatch):
     assert tempering.gradients.norm is not None
     assert tempering.gradients.norm.shape == (6,)
     assert tempering.gradients.norm.is_meta
-
-
-def test_graph_that_the_guard_did_not_see_is_refused():
-    f, sampler = Energy(dtype=torch.float64), Captured()
-    sampler(f, X[:, :2])  # captured before the guard, on the plain energy
-    with pytest.raises(SamplerError, match=r"never called Energy\.forward"):
-        guard(None, sampler, beta_star=0.5, **SCALE).sampler(f, X[:, :2])
 
 
 def test_guarded_calls_inside_a_capture_are_refused_and_plain_ones_stay_plain():

@@ -153,6 +153,7 @@ RETURNED: dict[str, Any] = {
     "the last input and the samples": lambda x, end: (x, end),
     "half of them": lambda x, end: end[::2],
     "in another order": lambda x, end: end.flip(0),
+    "clamped": lambda x, end: end.clamp(0.2, 0.8),
     "nothing": lambda x, end: None,
 }
 

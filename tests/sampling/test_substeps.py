@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ebmguard.sampling import Recording, SamplerUpdate, Substeps, Tempering
-from tests.parts import Bowl, gradient_at
+from tests.parts import gradient_at
 from tests.runs import frozen, randomness
 from tests.sampling.loops import (
     LOOPS,
@@ -347,17 +347,6 @@ def test_what_cannot_be_divided_is_left_as_it_is(why: str) -> None:
             assert frozen(got) == frozen(plain)
         else:
             assert why in found
-
-
-def test_the_bound_is_that_of_the_steps_that_reach_it() -> None:
-    def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(8):  # in a bowl whose gradients shrink to a tenth
-            x = x + 0.3 * gradient_at(f, x).clamp(-0.5, 0.5) + 0.01 * torch.randn_like(x)
-        return x
-
-    moves = look(Bowl(), sample, torch.rand(64, 8))
-    assert isinstance(moves, SamplerUpdate), moves
-    assert moves.bound == pytest.approx(0.5, rel=1e-6)
 
 
 def test_rounding_of_large_samples_is_no_miss() -> None:
