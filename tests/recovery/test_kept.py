@@ -165,7 +165,10 @@ def test_the_first_file_is_read_back(
     ("change", "said"),
     [
         ({"more": Colour.RED}, r"it is whole, but holds .*Colour.*earlier versions"),
-        ({"version": 3}, r"no snapshot can be read[^;]*its format is 3, that of this ebmguard 4. Go on with"),
+        (
+            {"version": 3},
+            r"no snapshot can be read[^;]*its format is 3, that of this ebmguard 4. Go on with",
+        ),
         ({"more": 1}, "not a snapshot of this version"),
     ],
 )

@@ -71,19 +71,6 @@ def test_leapfrog_loses_what_the_hamiltonian_says_and_goes_back_the_way_it_came(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
 
 
-def test_momenta_of_samples_in_half_precision_are_not_rounded_like_them():
-    """Of a slope: bfloat16 momenta, or a half kick of a bfloat16, would cost 1e-2 and more."""
-    x, momentum = normals(2, 50, 1).bfloat16()
-
-    def slope(x: Tensor) -> Tensor:
-        return x.sum(1)
-
-    settings: Any = {"steps": 4, "step_size": 0.1, "noise_std": 0.37}
-    end, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
-    assert end.x.dtype == torch.bfloat16
-    assert gained.abs().max() < 1e-4
-
-
 def test_float32_loses_no_more_than_f_itself_has_rounded():
     """Of images, against the same trajectory in float64; momenta lose eps for each root of all."""
     scale, noise_std, height, steps = 20_000.0, 0.01, 0.05, 3

@@ -76,18 +76,6 @@ def test_chains_stay_in_their_class(classes, chains, labels, seed):
     assert torch.equal(buffer.samples[:, 0, 0, 0], torch.arange(classes).repeat_interleave(chains))
 
 
-def test_draws_reach_all_rows_of_a_class_evenly():
-    buffer = make(12, classes=3)
-    n = 20_000
-    for label in range(3):
-        _, rows = buffer.sample(n, torch.full((n,), label))
-        counts = rows.bincount(minlength=12)
-        own = counts[4 * label : 4 * label + 4]
-        assert own.sum() == n
-        # Binomial: five standard deviations of a row with probability 1/4.
-        assert (own - n / 4).abs().max() < 5 * (n * 3 / 16) ** 0.5
-
-
 def test_a_buffer_keeps_its_own_dtype_and_no_graph():
     buffer = make(4, dtype=torch.float64, reinit_rate=0.5)
     x, rows = buffer.sample(3)

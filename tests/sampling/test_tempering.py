@@ -48,17 +48,6 @@ def test_factor_is_exact_in_float64(beta):
     torch.testing.assert_close(tempered, (1 - beta) * f(X), rtol=1e-15, atol=0)
 
 
-@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([[0.5], [0.5]])])
-def test_dtype_of_the_output_stays(factor):
-    dtype = torch.bfloat16
-    f, x = Bowl(), torch.ones(2, 3, 4, dtype=dtype)
-    f.forward = lambda x: x.sum(-1)  # type: ignore[method-assign]
-    expected = torch.full((2, 3), 2.0, dtype=dtype)
-    with Tempering(f).active(factor):
-        torch.testing.assert_close(f(x), expected, rtol=0, atol=0)
-    torch.testing.assert_close(scale(x.sum(-1), factor), expected, rtol=0, atol=0)
-
-
 def test_factors_of_members_and_of_one():
     factor = torch.tensor([[0.5], [1.0], [2.0]], dtype=torch.float64)
     y = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2)
