@@ -56,15 +56,15 @@ def main(folder: Path, kills: int) -> None:
             spoil(kill % 3, chance)
             go_on(folder / "run", 10**9)
         time.sleep(chance.uniform(0.1, 2) * seconds)
-        found = (folder / "run" / "kept").glob
+        written = (folder / "run" / "kept").glob
         for _ in range(1000 * (kill % 3 == 2)):  # milliseconds
-            if any(found("*.partial")):
+            if any(written("*.partial")):
                 break
             time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        torn += any(found("*.partial"))
-        kept = [int(x.stem[9:]) for x in found("snapshot-*.pt")]
+        torn += any(written("*.partial"))
+        kept = [int(x.stem[9:]) for x in written("snapshot-*.pt")]
         later += max(kept, default=-1) > steps
         assert max(kept, default=-1) >= steps, "a snapshot was lost"
         steps = max(kept, default=-1)
