@@ -194,7 +194,7 @@ def go_on(
             scheduler.step()
         if average == place:
             with torch.no_grad():
-                own.weight.copy_(run.f[0].weight[:1])
+                own.weight.copy_(next(run.f.parameters())[:1])
             ema.update_parameters(own)
 
     while run.g.step < stop:

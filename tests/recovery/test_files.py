@@ -284,7 +284,7 @@ def test_what_is_missing_is_named_before_the_first_step() -> None:
         (partial(Recovery, budget=-1), "Recovery"),
         (partial(Recovery, keep=True), "Recovery"),
         (partial(Recovery, ladder=()), "Recovery"),
-        (partial(Recovery, certify_after=1.5), "Recovery"),
+        (partial(Recovery, certify_after=-1), "Recovery"),
         (partial(Change, lr=0.0), "Change"),
         (partial(Change, beta_star=0.0), "Change"),
         (partial(Change, substeps=0), "Change"),
