@@ -14,7 +14,6 @@ from .parts import (
     GROWTH,
     SETTLED,
     STANDING,
-    Row,
     beginning,
     excerpt,
     feed,
@@ -97,34 +96,13 @@ def test_a_starved_run_fails_by_grad_scale_after_a_patience():
     assert [(a.level, a.tag) for a in degenerate] == [(Level.WARN, "ess")]
 
 
-def test_an_alert_names_its_value_its_limit_and_its_window():
-    recorded = excerpt("blowup_a")
-    (alert,) = [a for a in alerts_of(recorded) if a.level is ERROR]
-    row = recorded.rows[alert.step - recorded.first_step]
-    assert alert.tag == "energy_gap"
-    assert alert.value == row["energy_gap"] > alert.limit > 0
-    assert alert.window == 5 * GROWTH.rows // 2
-    assert alert.remedies[0].startswith("go back")
-
-
 # -- shapes of runs --------------------------------------------------------------------------------
 
 
-def tails(count: int, seed: int) -> list[Row]:
-    """Student's t with 5 degrees of freedom: outliers of 8 sigma come along now and then."""
-    draw = random.Random(seed)
-    student = (draw.gauss(0, 0.1) / math.sqrt(draw.gammavariate(2.5, 0.4)) for _ in range(count))
-    return [make_row(energy_gap=gap) for gap in student]
-
-
-def ramp(slope: float, spread: float) -> list[Row]:
-    return [make_row(energy_gap=slope * t, f_pos__std=spread) for t in range(400)]
-
-
 QUIET = {
-    **{f"noise {seed}": noise(1000, seed) for seed in range(5)},
+    **{f"noise {seed}": noise(1000, seed) for seed in range(2)},
     **{f"noise around {gap}": noise(500, gap=gap) for gap in (-25.0, 2.0, 25.0)},
-    **{f"a beginning by factors of {x}": beginning(x) for x in (1.1, 1.25, 1.5, 2.0, 10.0)},
+    **{f"a beginning by factors of {x}": beginning(x) for x in (1.1, 1.5, 10.0)},
     "wild first steps": [*[make_row(energy_gap=x) for x in (20, -25, 5, 28)], *noise(200)],
     "a harmless surge": [*noise(200), *noise(1, gap=0.5 * grown(GROWTH.growth)), *noise(50)],
     "energies that close in": [make_row(energy_gap=25 * 0.9**t) for t in range(200)],
@@ -136,22 +114,7 @@ def test_a_run_of_a_healthy_shape_is_quiet(name):
     assert feed(GROWTH, QUIET[name]) == []
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        *[ramp(slope, 1.0) for slope in (0.01, 0.05)],
-        ramp(20.0, 300.0),
-        *[tails(5000, seed) for seed in range(3)],
-    ],
-)
-def test_a_ramp_or_an_outlier_is_no_error(rows):
-    alerts = feed(GROWTH, rows)
-    assert [alert for alert in alerts if alert.level is ERROR] == []
-    assert len(alerts) <= 5
-
-
-@pytest.mark.parametrize(("rate", "power"), [(0.003, 2), (0.01, 2), (0.028, 1), (0.04, 1)])
-@pytest.mark.parametrize("overlap", [0.0, 0.5])
+@pytest.mark.parametrize(("overlap", "rate", "power"), [(0.0, 0.003, 2), (0.5, 0.028, 1)])
 def test_slow_growth_is_seen_where_it_is_out_of_line_with_the_data(overlap, rate, power):
     """At a lowered learning rate gaps doubled every 25 rows, from 1 to millions."""
     gaps = [math.exp(rate * t) for t in range(int(9 / rate))]
@@ -163,9 +126,9 @@ def test_slow_growth_is_seen_where_it_is_out_of_line_with_the_data(overlap, rate
     assert 1 < lost / GROWTH.spreads**power < 1.5
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("steps", [1, 2, 3, 4])
-@pytest.mark.parametrize("past", [0.0, 20.0])
+@pytest.mark.parametrize(
+    ("past", "steps", "sign"), [(0.0, 1, 1), (0.0, 4, -1), (20.0, 1, -1), (20.0, 4, 1)]
+)
 def test_a_gap_that_doubles_is_an_error_soon_after_it_left_its_range(past, steps, sign):
     before = noise(SETTLED, gap=sign * past)
     base = 0.1 + past

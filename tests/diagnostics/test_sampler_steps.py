@@ -48,29 +48,25 @@ def test_ratio_is_that_of_the_lengths_of_drift_and_noise():
     torch.testing.assert_close(found, expected, rtol=0.02, atol=0)
 
 
-@pytest.mark.parametrize("noise_std", [0, 0.0])
-def test_ratio_is_unknown_without_noise(noise_std):
+def test_ratio_is_unknown_without_noise_and_0_of_a_still_energy():
     norm = torch.tensor([0.0, 1.0])
-    assert drift_to_noise(norm, entries=4, step_size=1.0, noise_std=noise_std).isnan().all()
+    assert drift_to_noise(norm, entries=4, step_size=1.0, noise_std=0).isnan().all()
+    assert drift_to_noise(norm, entries=4, step_size=1.0, noise_std=0.1)[0] == 0
 
 
-@pytest.mark.parametrize("noise_std", [0.01, 0.2, 0.0])
-@pytest.mark.parametrize("scale", [2.0**-10, 2.0**10])
-def test_the_unit_of_energies_goes_with_the_energies(scale, noise_std):
+@pytest.mark.parametrize("noise_std", [0.2, 0.0])
+def test_the_unit_of_energies_goes_with_the_energies(noise_std):
     """f times c with steps over c is the same chain; JEM's unit is 1."""
+    scale = 2.0**10
     unit = energy_unit(step_size=0.25, noise_std=noise_std)
     assert energy_unit(step_size=0.25 / scale, noise_std=noise_std) == scale * unit > 0
     assert energy_unit(step_size=1.0, noise_std=0.01) == 1
 
 
-def test_ratio_of_a_still_energy_is_zero():
-    assert drift_to_noise(torch.zeros(()), entries=4, step_size=1.0, noise_std=0.1) == 0
-
-
 # -- the samples themselves --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_share_of_entries_at_the_ends_or_beyond(dtype):
     # 0.1 and 0.7 are no numbers of any of these types.
     x = torch.tensor([[-5.0, 0.3, 9.0], [0.4, 0.5, 0.6]], dtype=dtype).clamp(0.1, 0.7)
@@ -79,7 +75,7 @@ def test_share_of_entries_at_the_ends_or_beyond(dtype):
     assert shown(x, None, (-1.0, 1.0))["clamped"] == 0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_share_of_samples_that_are_not_finite(dtype):
     x = torch.zeros(5, 3, dtype=dtype)
     assert shown(x)["samples"] == 0
@@ -97,31 +93,11 @@ def test_repeated_is_the_share_of_equal_samples(n, d, seed):
     assert shown(now, before)["repeated"] == pytest.approx(expected)
 
 
-def test_the_smallest_move_counts_as_one():
-    x = torch.ones(1, 3)
-    moved = x.clone()
-    moved[0, 1] = torch.nextafter(x[0, 1], torch.tensor(2.0))
-    assert shown(moved, x)["repeated"] == 0
-    assert shown(x.clone(), x)["repeated"] == 1
-
-
 def test_repeats_that_cannot_be_told():
     assert math.isnan(shown(torch.ones(2, 3), torch.ones(3, 3))["repeated"])
     assert math.isnan(shown(torch.ones(2, 3))["repeated"])
     lost = torch.tensor([[1.0, torch.nan], [1.0, 2.0]])
     assert shown(lost, lost)["repeated"] == 0.5
-
-
-def test_models_are_as_if_alone():
-    x, before = torch.randn(2, 4, 5, 3)
-    before[2, 1] = x[2, 1]
-    marks = sample_marks(x, (-1.0, 1.0))
-    found = sample_diagnostics(marks, sample_marks(before), entries=3)
-    for k in range(4):
-        torch.testing.assert_close(marks[k], sample_marks(x[k], (-1.0, 1.0)))
-        alone = sample_diagnostics(marks[k], sample_marks(before[k]), entries=3)
-        for tag, value in alone.items():
-            torch.testing.assert_close(found[tag][k], value, rtol=0, atol=0)
 
 
 # -- Metropolis acceptance -----------------------------------------------------------------------
@@ -224,12 +200,10 @@ def test_nothing_is_read_by_the_host():
 @pytest.mark.parametrize(
     ("objective", "sign", "per_sample"),
     [
-        (lambda f: f.sum(), 1, 1.0),
         (lambda f: f.mean(), 1, 1 / 6),
         (lambda f: -f.sum(), 1, 1.0),  # a sampler that descends the energy -f
         (lambda f: 3 * f.sum(), 1, 3.0),
-        (lambda f: f.sum(), -1, -1.0),  # a network that returns energies
-        (lambda f: -f.mean(), -1, -1 / 6),
+        (lambda f: -f.mean(), -1, -1 / 6),  # a network that returns energies
     ],
 )
 def test_energy_is_high_on_data_whatever_was_differentiated(objective, sign, per_sample):

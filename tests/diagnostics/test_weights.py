@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ebmguard.diagnostics import weight_diagnostics
-from ebmguard.objective import coefficients, grad_scale, weights
 
 TAGS = {
     *("grad_scale", "weight_entropy", "ess", "max_weight"),
@@ -71,9 +70,10 @@ def of_classes(n: int, m: int, classes: int = 3) -> tuple[Tensor, Tensor]:
     return y_pos, y_neg
 
 
-@pytest.mark.parametrize("beta_star", [0.0, 0.01, 0.5, 2.0, -1.5])
-@pytest.mark.parametrize(("n", "m"), [(2, 2), (5, 8), (64, 64), (40, 3)])
-@pytest.mark.parametrize("has_proposal", [False, True])
+@pytest.mark.parametrize("beta_star", [0.0, 0.5, -1.5])
+@pytest.mark.parametrize(
+    ("n", "m", "has_proposal"), [(2, 2, True), (5, 8, True), (64, 64, False), (40, 3, True)]
+)
 def test_definitions(n, m, beta_star, has_proposal):
     pos, neg = draw(n, m)
     log_q = draw(n, m) if has_proposal else None
@@ -120,36 +120,7 @@ def test_closed_forms_at_the_ends(neg, labels, beta_star, expected):
         assert found[tag].item() == pytest.approx(value, rel=1e-12, abs=1e-40, nan_ok=True), tag
 
 
-def test_one_positive_has_no_entropy():
-    found = weight_diagnostics(*draw(1, 5), 1.0)
-    assert {tag for tag, x in found.items() if x.isnan()} == {"positive_weight_entropy"}
-
-
-@pytest.mark.parametrize("log_q", [None, (torch.randn(6), torch.randn(9))], ids=["", "log_q"])
-def test_agree_with_the_objective(log_q):
-    pos, neg = draw(6, 9)
-    found = weight_diagnostics(pos, neg, 1.3, None, log_q)
-    now = torch.cat(coefficients(pos, neg, 1.3, log_q=log_q))
-    plain = torch.cat(coefficients(pos, neg, 0.0))
-    expected = {
-        "grad_scale": grad_scale(pos, neg, 1.3, log_q=log_q),
-        "max_weight": weights(neg, 1.3, log_q=None if log_q is None else log_q[1]).max(),
-        "reweighting_angle": torch.cosine_similarity(now, plain.double(), dim=0),
-    }
-    close({tag: found[tag] for tag in expected}, expected)
-
-
 # -- digits --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("level", [-1e4, 1e4, 1e6, -1e6])
-@pytest.mark.parametrize("beta_star", [0.5, 2.0, -1.0])
-def test_a_common_level_costs_float32_no_digits(level, beta_star):
-    # Sixteenths, which float32 still holds at a million.
-    pos, neg = ((16 * f).round() / 16 + level for f in draw(6, 9))
-    exact = weight_diagnostics(pos, neg, beta_star)
-    close(exact, naive(pos - level, neg - level, beta_star))
-    close(weight_diagnostics(pos.float(), neg.float(), beta_star), exact, rtol=1e-6)
 
 
 @pytest.mark.parametrize("level", [1e8, -1e9])
@@ -161,7 +132,7 @@ def test_the_level_of_a_class_costs_no_other_class_its_digits(level):
     close(weight_diagnostics(pos, neg, 0.5, (labels, labels)), exact, rtol=1e-5)
 
 
-@pytest.mark.parametrize("gap", [10.0, 80.0, 300.0, 3000.0])
+@pytest.mark.parametrize("gap", [80.0, 3000.0])
 @pytest.mark.parametrize("groups", [None, of_classes(5, 6)], ids=["", "classes"])
 def test_failing_sampler_in_float32(gap, groups):
     """GradScale leaves float32; how it is shared among the positives does not."""
@@ -178,8 +149,7 @@ def test_failing_sampler_in_float32(gap, groups):
 # -- what is not known ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize(("value", "side"), [(math.nan, 0), (math.inf, 1), (-math.inf, 0)])
 @pytest.mark.parametrize("groups", [None, of_classes(5, 6)], ids=["", "classes"])
 def test_one_bad_energy_or_log_density_spoils_all(value, side, groups):
     energies, log_q = draw(5, 6), draw(5, 6)

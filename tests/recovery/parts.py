@@ -164,6 +164,65 @@ def kept(folder: Path | None, *more: nn.Module, **told: Any) -> Loop:
     return Loop(*more, action="rollback", recovery=recovery, **told)
 
 
+def go_on(
+    folder: Path,
+    stop: int,
+    *,
+    schedule: str = "end",
+    average: str = "end",
+    push: str = "end",
+    more: str = "",
+) -> tuple[dict[str, Any], int | None]:
+    """A loop in a new process, gone on with by ``g.resume()`` alone: its state, and from where.
+
+    Args:
+        schedule, average, push: where in a step these are.
+        more: batch norm instead of dropout, or further draws.
+    """
+    torch.manual_seed(0)
+    ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay(32)
+    norm = nn.BatchNorm1d(16) if more == "batch norm" else nn.Dropout(0.2)
+    run = kept(folder / "kept", norm, buffer=replay, ema=ema, log_dir=folder)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda k: 1 / (1 + k))
+    own = nn.Linear(2, 1)
+    run.g.attach(scheduler=scheduler)
+    resumed = run.g.resume()
+    loss_fn, sample = run.g
+
+    def at(place: str) -> None:
+        if schedule == place and (run.g.step or place == "end"):
+            scheduler.step()
+        if average == place:
+            with torch.no_grad():
+                own.weight.copy_(next(run.f.parameters())[:1])
+            ema.update_parameters(own)
+
+    while run.g.step < stop:
+        at("top")
+        x = 0.5 * torch.randn(16, 2) + 1 + random.random() + np.random.rand()
+        rows = torch.randint(32, (16,))
+        at("data")
+        f_pos = run.f(x)
+        x_neg = sample(run.f, replay.x[rows], run.rng)
+        at("middle")
+        loss = loss_fn(f_pos, run.f(x_neg))
+        if push == "middle":
+            replay.push(x_neg)
+        run.optimizer.zero_grad()
+        loss.backward()
+        run.optimizer.step()
+        if push == "end":
+            replay.push(x_neg)
+        if push == "in place":
+            replay.x[rows] = x_neg
+        if more == "draws":
+            torch.randn(3, generator=run.rng)
+        at("end")
+    run.g.close()
+    parts = {"model": run.f, "optimizer": run.optimizer, "scheduler": scheduler, "ema": ema}
+    return {**frozen({**parts, "buffer": replay, "rng": run.rng}), **randomness()}, resumed
+
+
 def run_until(run: Run, judgements: int) -> list[dict[str, Any]]:
     """States after each training step."""
     states = []

@@ -41,22 +41,21 @@ LR = {"lr": (0.009, 0.0009)}  # 1e-2, once times 0.9, and a tenth of that
         ((R.LOWER_LR, R.RAISE_BETA), {}, LR),
         ((R.RAISE_BETA, R.LOWER_LR), {}, {"beta_star": (0.5, 2.0)}),
         ((R.LOWER_BETA,), {}, {"beta_star": (0.5, 0.25)}),
-        ((R.TOWARDS_ZERO,), {"beta_star": -0.5}, {"beta_star": (-0.5, -0.25)}),
+        ((R.TOWARDS_ZERO,), {"beta_star": torch.tensor(-0.5)}, {"beta_star": (-0.5, -0.25)}),
         ((R.MORE_STEPS,), {}, {"sgld_steps": (3.0, 6.0)}),
         ((R.FEWER_STEPS,), {}, {"sgld_steps": (3.0, 2.0)}),
         # As words that a record holds, and with what no change belongs to.
         (("a wider clamp", "lower the learning rate"), {}, LR),
+        # Never over to the side where all is reversed.
+        ((R.RAISE_BETA,), {"beta_star": -0.5}, LR),
         # Without a word of the cause: the order of the fallback.
         ((), {}, LR),
         # Textbook Langevin: half of o, or what comes next where beta* is there already.
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.0}, {"beta_star": (0.0, 0.5)}),
         ((R.RAISE_BETA,), {"output_scale": 1.0, "beta_star": 0.5}, LR),
-        ((R.RAISE_BETA,), {"output_scale": None}, {"beta_star": (0.5, 2.0)}),
-        ((R.LOWER_BETA,), {"beta_star": 2.0}, {"beta_star": (2.0, 1.0)}),
         ((R.RAISE_BETA,), {"beta_star": 2.0}, LR),
         # Where none was given it is 0.
         ((R.LOWER_BETA,), {"beta_star": None}, LR),
-        ((R.RAISE_BETA,), {"beta_star": None}, {"beta_star": (0.0, 2.0)}),
         # A schedule: as it is where the run goes on.
         ((R.LOWER_BETA,), {"beta_star": lambda step: 0.1 * step}, {"beta_star": (0.8, 0.4)}),
     ],
@@ -71,24 +70,11 @@ def test_the_cause_says_what_changes(
         assert run.guard.last["beta_star"] == pytest.approx(expected["beta_star"][1])
 
 
-@pytest.mark.parametrize("ladder", [None, (Change(beta_star=2.0), Change(beta_star=4.0, lr=0.5))])
-def test_textbook_langevin_goes_on_after_every_rollback(ladder: Any) -> None:
-    detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
-    recovery = Recovery(ladder=ladder, **QUICK)
-    run = Run(recovery, detector=detector, output_scale=1.0, beta_star=0.0)
-    found = changes_of(run, 40)
-    assert found[0] == {"beta_star": (0.0, 0.5)}
-    assert len(found) == 3
-    assert all("beta_star" not in each for each in found[1:])
-    assert run.guard.last["beta_star"] == 0.5
-
-
-@pytest.mark.parametrize("kind", [int, np.float32, np.float64, np.int64])
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
 def test_a_ladder_takes_numbers_of_every_kind(kind: Any, tmp_path: Path) -> None:
     detector = Scripted([12, 20, 28], remedies=[R.RAISE_BETA])
     ladder = Change(beta_star=kind(2)), Change(sgld_steps=kind(2)), Change(kind(4), lr=kind(1))
-    whole = np.int64 if kind is np.int64 else int
-    quick: dict[str, Any] = {name: whole(value) for name, value in QUICK.items()}
+    quick: dict[str, Any] = {name: np.int64(value) for name, value in QUICK.items()}
     run = Run(Recovery(ladder=ladder, **quick), detector=detector, beta_star=0.0)
     found = changes_of(run, 40)
     assert [each.get("beta_star") for each in found] == [(0, 2), None, (2, 4)]
@@ -114,24 +100,15 @@ def test_relapses_take_the_remedies_of_the_cause_in_turn_and_then_the_others() -
     assert found[1]["beta_star"] == (0.5, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("beta_star", "expected"),
-    [
-        (0.5, [{"beta_star": (0.5, 2)}, {"beta_star": (2, 1)}, {"sgld_steps": (3, 6)}]),
-        # What changes nothing has not been tried.
-        (4.0, [{"sgld_steps": (3, 6)}, {"beta_star": (4, 2)}, {"lr": (1e-3, 1e-4)}]),
-    ],
-)
-def test_advice_undoes_what_no_alert_has_named_and_no_earlier_advice(
-    beta_star: float, expected: list[Any]
-) -> None:
+def test_advice_undoes_what_no_alert_has_named_and_no_earlier_advice() -> None:
     detector = Scripted([12, 15, 18, 21])
-    run = Run(Recovery(**QUICK), detector=detector, beta_star=beta_star)
-    for remedy in (R.LOWER_LR, R.LOWER_LR, R.LOWER_BETA, R.RAISE_BETA):
+    run = Run(Recovery(**QUICK), detector=detector, beta_star=4.0)
+    for count, remedy in enumerate((R.LOWER_LR, R.LOWER_LR, R.LOWER_BETA, R.RAISE_BETA), 1):
         detector.remedies = (remedy,)
-        count = len(run.guard.rollbacks) + 1
         while len(run.guard.rollbacks) < count:
             run.step()
+    # What changes nothing, as raising beta* here, has not been tried.
+    expected = [{"sgld_steps": (3, 6)}, {"beta_star": (4, 2)}, {"lr": (1e-3, 1e-4)}]
     assert changes_of(run, 3) == [LR, *expected]
 
 
@@ -159,17 +136,6 @@ def test_where_samples_lie_above_the_data_neither_beta_star_nor_steps_are_raised
     assert found == expected
 
 
-def test_rates_that_differ_are_said_so() -> None:
-    run = Run(Recovery(**QUICK), detector=Scripted([12], remedies=[R.LOWER_LR]))
-    first = run.optimizer.param_groups[0]
-    moved = [first["params"].pop()]
-    run.optimizer.add_param_group({"params": moved, "lr": 1e-3, "initial_lr": 1e-3})
-    run.scheduler.base_lrs.append(1e-3)
-    (found,) = changes_of(run, 20)
-    assert found == {"largest_lr": (0.009, 0.0009)}
-    assert "largest learning rate 0.009 -> 0.0009" in run.guard.rollbacks[0].message
-
-
 def test_what_was_tried_goes_through_a_checkpoint() -> None:
     remedies = [R.LOWER_BETA, R.MORE_STEPS]
     run = Run(Recovery(**QUICK), detector=Scripted([12], remedies=remedies))
@@ -181,10 +147,9 @@ def test_what_was_tried_goes_through_a_checkpoint() -> None:
     assert other.guard.rollbacks[0].relapse
     assert found == [{"sgld_steps": (3, 6)}]
     assert other.guard.last["beta_star"] == 0.25
-    for damage in ("tried", "effect"):
-        recovery = {k: v for k, v in state["recovery"].items() if k != damage}
-        with pytest.raises(ConfigError, match="Not a state of a recovery"):
-            other.guard.load_state_dict(state | {"recovery": recovery})
+    del state["recovery"]["tried"]
+    with pytest.raises(ConfigError, match="Not a state of a recovery"):
+        other.guard.load_state_dict(state)
 
 
 def test_a_floor_that_was_waited_for_is_waited_for_again() -> None:
@@ -246,7 +211,6 @@ class Course:
         (290, 900, 0.5, 250),  # 40 of them are not
         (228, 252, 0.5, 300),  # low before 250 alone: 200 and 300 stay
         (256, 900, 0.0, 300),  # the weights say nothing
-        (256, 900, -0.5, 200),
     ],
 )
 def test_no_snapshot_is_certified_while_no_negative_competes(
@@ -286,36 +250,21 @@ def test_a_network_that_never_told_samples_apart_has_snapshots() -> None:
     assert course.go(400)[-1] == 350
 
 
-def test_a_sampler_that_fails_keeps_snapshots_away() -> None:
-    course = Course()
-    course.go(276)
-    assert course.go(400, active={"sampler_failing": Level.WARN})[-1] == 200
-    assert course.go(520)[-1] == 450
-
-
 def test_a_relapse_goes_deeper_and_never_forward() -> None:
     course = Course(keep=20, budget=20)
     course.go(256)
     course.go(276, scale=0.01)
-    course.go(455, scale=0.01, active={"sampler_failing": Level.WARN})
-    first = course.error()
-    assert (first.restored_step, first.relapse) == (200, False)
-    # It had broken 255 steps after 200: nothing before is farther, though 100 steps have passed.
-    course.go(301)
-    second = course.error()
-    assert (second.restored_step, second.relapse) == (150, True)
-    assert second.condemned == (200, 250)
-    course.go(290)
-    third = course.error()
-    assert (third.restored_step, third.relapse) == (100, True)
-    # Farther than it had come, but within twice that: a relapse still, and no step back.
-    course.go(320)
-    fourth = course.error()
-    assert (fourth.restored_step, fourth.relapse) == (250, True)
-    # More than twice as far: healthy.
-    course.go(480)
-    fifth = course.error()
-    assert (fifth.restored_step, fifth.relapse) == (400, False)
+    found = []
+    low: dict[str, Any] = {"scale": 0.01, "active": {"sampler_failing": Level.WARN}}
+    # After 301 it had broken 255 steps after 200: nothing before is farther, though 100 have
+    # passed. 320 is farther than it had come, but within twice that: a relapse still, and no step
+    # back. 480 is more than twice as far: healthy.
+    for to, settings in ((455, low), (301, {}), (290, {}), (320, {}), (480, {})):
+        course.go(to, **settings)
+        rollback = course.error()
+        found.append((rollback.restored_step, rollback.relapse, rollback.condemned))
+    assert found[:2] == [(200, False, ()), (150, True, (200, 250))]
+    assert [each[:2] for each in found[2:]] == [(100, True), (250, True), (400, False)]
 
 
 def test_a_relapse_from_the_oldest_snapshot_does_not_go_forward() -> None:

@@ -7,11 +7,10 @@ import dataclasses
 import datetime
 import decimal
 import enum
-import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,21 +20,12 @@ from torch.nn.utils import parametrizations
 
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import archive
-from tests.recovery.parts import Loop, Replay, kept
-from tests.runs import frozen, randomness
+from tests.recovery.parts import Loop, go_on, kept
+from tests.runs import frozen
 
 
 class Colour(enum.Enum):
     RED = 1
-
-
-class Number(enum.IntEnum):
-    ONE = 1
-
-
-class Pair(NamedTuple):
-    a: int
-    b: int
 
 
 @dataclasses.dataclass
@@ -62,10 +52,10 @@ class Holder:
 
 # -- what a snapshot may hold ----------------------------------------------------------------------
 
-PARTS = ["buffer", "scheduler", "ema"] * 20
+PARTS = ("buffer", "scheduler", "ema")
 GENERATOR = torch.Generator().manual_seed(1)
 READ: list[Any] = [
-    *(np.float64(1e-3), np.float32(0.1), np.float16(2), np.longdouble(1.5), np.complex128(1j)),
+    *(np.float64(1e-3), np.float32(0.1), np.longdouble(1.5), np.complex128(1j)),
     *(np.int64(3), np.uint8(3), np.bool_(True), np.str_("a")),
     *(np.zeros((2, 3)), np.arange(4)[::2], np.asfortranarray(np.ones((2, 3))), np.array(2.0)),
     *(
@@ -83,8 +73,8 @@ READ: list[Any] = [
     datetime.date.today(),
 ]
 REFUSED: list[Any] = [
-    *(collections.deque([1], maxlen=4), collections.defaultdict(list), Pair(1, 2), Named(a=1)),
-    *(Colour.RED, Number.ONE, {Colour.RED: 1}, Point(), GENERATOR, random.Random(1)),
+    *(collections.deque([1], maxlen=4), collections.defaultdict(list), Named(a=1)),
+    *(Colour.RED, {Colour.RED: 1}, Point(), GENERATOR, random.Random(1)),
     *(np.random.default_rng(0), np.random.RandomState(0), decimal.Decimal("1.5"), slice(1, 2)),
     *(range(4), frozenset([1]), len, lambda: 0, nn.Linear(1, 1), int, memoryview(b"a")),
 ]
@@ -100,25 +90,23 @@ def same(a: Any, b: Any) -> bool:
     return repr(a) == repr(b)
 
 
-def name_of(value: Any) -> str:
-    return f"{type(value).__name__}-{str(value)[:12]}"
-
-
-@pytest.mark.parametrize(("part", "value"), [*zip(PARTS, READ, strict=False)], ids=name_of)
-def test_what_is_read_back_as_it_was(part: str, value: Any, tmp_path: Path) -> None:
-    first = kept(tmp_path, **{part: Holder(value)})
+@pytest.mark.parametrize("part", PARTS)
+def test_what_is_read_back_as_it_was(part: str, tmp_path: Path) -> None:
+    first = kept(tmp_path, **{part: Holder(READ)})
     first.steps(10)
     first.g.close()
     holder = Holder()
     assert kept(tmp_path, **{part: holder}).g.resume() == 4
-    assert isinstance(value, type(holder.value))
-    assert same(holder.value, value)
+    for found, value in zip(holder.value, READ, strict=True):
+        assert isinstance(value, type(found))
+        assert same(found, value), value
 
 
-@pytest.mark.parametrize(("part", "value"), [*zip(PARTS, REFUSED, strict=False)], ids=name_of)
+@pytest.mark.parametrize("value", REFUSED, ids=type)
 def test_what_cannot_be_read_back_is_refused_before_the_first_step(
-    part: str, value: Any, tmp_path: Path
+    value: Any, tmp_path: Path
 ) -> None:
+    part = PARTS[REFUSED.index(value) % 3]
     loop = kept(tmp_path, **{part: Holder(value)})
     before = frozen(loop.f)
     for _ in range(2):
@@ -129,7 +117,7 @@ def test_what_cannot_be_read_back_is_refused_before_the_first_step(
     assert not [*tmp_path.glob("snapshot*")]
 
 
-@pytest.mark.parametrize("lr", [np.float64(1e-2), np.float32(1e-2), torch.tensor(1e-2)], ids=type)
+@pytest.mark.parametrize("lr", [np.float32(1e-2), torch.tensor(1e-2)], ids=type)
 def test_the_rate_of_a_sweep_is_the_same_in_the_next_process(
     lr: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,93 +161,47 @@ def test_the_first_file_is_read_back(
     assert not [*tmp_path.glob("snapshot*")]
 
 
-def test_a_whole_file_of_an_earlier_version_is_no_damaged_one(tmp_path: Path) -> None:
-    torch.save({"version": 3, "state": {"lr": Colour.RED}}, tmp_path / "snapshot-00000004.pt")
-    with pytest.raises(ConfigError, match=r"it is whole, but holds .*Colour.*earlier versions"):
-        kept(tmp_path).g.resume()
-    torch.save({"version": 3, "state": {"lr": np.float64(1)}}, tmp_path / "snapshot-00000004.pt")
-    with pytest.raises(ConfigError, match=r"its format is 3, that of this ebmguard 4. Go on with"):
-        kept(tmp_path).g.resume()
-
-
-@pytest.mark.parametrize("change", [{"version": 3}, {"more": 1}])
-def test_a_whole_file_with_another_version_or_key_is_refused(change: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"more": Colour.RED}, r"it is whole, but holds .*Colour.*earlier versions"),
+        (
+            {"version": 3},
+            r"no snapshot can be read[^;]*its format is 3, that of this ebmguard 4. Go on with",
+        ),
+        ({"more": 1}, "not a snapshot of this version"),
+    ],
+)
+def test_a_whole_file_of_another_version_is_no_damaged_one(
+    change: Any, said: str, tmp_path: Path
+) -> None:
     first = kept(tmp_path)
     first.steps(10)
     first.g.close()
     for file in tmp_path.glob("snapshot-*.pt"):
         torch.save(torch.load(file, weights_only=True) | change, file)
-    with pytest.raises(ConfigError, match="not a snapshot of this version"):
+    with pytest.raises(ConfigError, match=said):
         kept(tmp_path).g.resume()
 
 
 # -- a resumed run is the run ----------------------------------------------------------------------
 
-WHEN = {
-    "schedule": ("top", "data", "end"),
-    "average": ("top", "middle", "end"),
-    "push": ("middle", "end", "in place"),
-    "more": ("", "batch norm", "draws"),
-}
 
-
-def trained(folder: Path, stops: list[int], when: dict[str, str]) -> Any:
-    """A loop that is stopped, and gone on with by ``g.resume()`` alone."""
-    is_normed = when["more"] == "batch norm"
-    for stop in stops:
-        torch.manual_seed(0)
-        ema, replay = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)), Replay(32)
-        norm = nn.BatchNorm1d(16) if is_normed else nn.Dropout(0.2)
-        run = kept(folder, norm, buffer=replay, ema=ema)
-        schedule = torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda k: 1 / (1 + k))
-        own = nn.Linear(2, 1)
-        run.g.attach(scheduler=schedule)
-        run.g.resume()
-        loss_fn, sample = run.g
-
-        def at(
-            name: str, schedule: Any = schedule, ema: Any = ema, own: Any = own, run: Any = run
-        ) -> None:
-            if when["schedule"] == name and (run.g.step or name == "end"):
-                schedule.step()
-            if when["average"] == name:
-                with torch.no_grad():
-                    own.weight.copy_(run.f[0].weight[:1])
-                ema.update_parameters(own)
-
-        while run.g.step < stop:
-            at("top")
-            x = 0.5 * torch.randn(16, 2) + 1 + random.random() + np.random.rand()
-            rows = torch.randint(32, (16,))
-            at("data")
-            f_pos = run.f(x)
-            x_neg = sample(run.f, replay.x[rows], run.rng)
-            at("middle")
-            loss = loss_fn(f_pos, run.f(x_neg))
-            if when["push"] == "middle":
-                replay.push(x_neg)
-            run.optimizer.zero_grad()
-            loss.backward()
-            run.optimizer.step()
-            if when["push"] == "end":
-                replay.push(x_neg)
-            if when["push"] == "in place":
-                replay.x[rows] = x_neg
-            if when["more"] == "draws":
-                torch.randn(3, generator=run.rng)
-            at("end")
-        run.g.close()
-    parts = [run.f, run.optimizer, schedule, ema, replay, run.rng]
-    return frozen(parts), randomness()
-
-
-@pytest.mark.parametrize(("i", "j"), [*itertools.product(range(3), repeat=2)])
-def test_a_loop_that_was_stopped_is_the_loop(i: int, j: int, tmp_path: Path) -> None:
-    """Each two of these together once."""
-    places = zip(WHEN.items(), (i, j, i + j, i + 2 * j), strict=True)
-    told = {name: ways[k % 3] for (name, ways), k in places}
-    whole = trained(tmp_path / "whole", [17], told)
-    assert trained(tmp_path / "stopped", [2, 7, 13, 17], told) == whole
+@pytest.mark.parametrize(
+    ("schedule", "average", "push", "more"),
+    [
+        ("top", "top", "in place", "draws"),
+        ("data", "middle", "middle", "batch norm"),
+        ("end", "end", "end", ""),
+    ],
+)
+def test_a_loop_that_was_stopped_is_the_loop(
+    schedule: str, average: str, push: str, more: str, tmp_path: Path
+) -> None:
+    told = {"schedule": schedule, "average": average, "push": push, "more": more}
+    for stop in (2, 7, 13, 17):
+        state, _ = go_on(tmp_path / "stopped", stop, **told)
+    assert state == go_on(tmp_path / "whole", 17, **told)[0]
 
 
 # -- structure that changes ------------------------------------------------------------------------
@@ -274,37 +216,38 @@ def another_schedule(loop: Loop) -> None:
     loop.g.attach(scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(loop.optimizer, 100))
 
 
-CHANGES: dict[str, Callable[[Loop], object]] = {
-    "optimizer": unfrozen,
-    "model": lambda loop: parametrizations.weight_norm(loop.f[0]).requires_grad_(False),
-    "model ": lambda loop: parametrizations.spectral_norm(loop.f[0]),
-    "model  ": lambda loop: loop.f.add_module("more", nn.Linear(1, 1).requires_grad_(False)),
-    "model   ": lambda loop: loop.f[0].register_buffer("mask", torch.ones(2)),
-    "model    ": lambda loop: loop.f[1].register_buffer("mask", None),
-    "scheduler": another_schedule,
-    "buffer": lambda loop: loop.g.attach(buffer=torch.zeros(3, 2)),
-    "ema": lambda loop: loop.g.attach(ema=torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1))),
-    "generators": lambda loop: loop.g.attach(generators=[loop.rng, torch.Generator()]),
-}
+CHANGES: list[tuple[str, Callable[[Loop], object]]] = [
+    ("optimizer", unfrozen),
+    ("model", lambda loop: parametrizations.weight_norm(loop.f[0]).requires_grad_(False)),
+    ("model", lambda loop: parametrizations.spectral_norm(loop.f[2])),
+    ("model", lambda loop: loop.f.add_module("more", nn.Linear(1, 1).requires_grad_(False))),
+    ("model", lambda loop: loop.f[0].register_buffer("mask", torch.ones(2))),
+    ("model", lambda loop: loop.f[1].register_buffer("mask", None)),
+    ("scheduler", another_schedule),
+    ("buffer", lambda loop: loop.g.attach(buffer=torch.zeros(3, 2))),
+    ("ema", lambda loop: loop.g.attach(ema=torch.optim.swa_utils.AveragedModel(nn.Linear(2, 1)))),
+    ("generators", lambda loop: loop.g.attach(generators=[loop.rng, torch.Generator()])),
+]
 
 
-@pytest.mark.parametrize("name", CHANGES)
 def test_a_structure_that_changes_is_seen_and_can_be_taken_back_to(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loop = kept(tmp_path, scheduler=Holder())
-    loop.steps(30)
-    CHANGES[name](loop)
+    loop, wanted = kept(tmp_path, scheduler=Holder()), []
+    for name, change in CHANGES:
+        loop.steps(6)
+        change(loop)
+        wanted.append(f"Step {loop.g.step + 1}: the {name}")
     loop.steps(30)
     said = [x.getMessage() for x in caplog.records if "changed" in x.getMessage()]
-    assert len(said) == 1
-    assert said[0].startswith(f"Step 31: the {name.strip()} changed")
-    while not loop.g.rollbacks and loop.g.step < 100:
+    assert [x.split(" changed")[0] for x in said] == wanted
+    while not loop.g.rollbacks and loop.g.step < 140:
         loop.step(1e4)
-    assert loop.g.rollbacks[0].restored_step > 30
+    assert loop.g.rollbacks[0].restored_step > 6 * len(CHANGES)
     loop.g.close()
     then = kept(tmp_path, scheduler=Holder())
-    CHANGES[name](then)
+    for _, change in CHANGES:
+        change(then)
     assert then.g.resume() == loop.g.rollbacks[-1].restored_step
 
 
@@ -331,9 +274,3 @@ def test_what_cannot_be_put_back_whole_is_not_put_back_in_part(tmp_path: Path) -
     assert loop.g.attempt == 0
     steps = {int(x["step"]) for x in loop.optimizer.state.values()}
     assert steps == {loop.g.step}  # and not those of the snapshot
-    recoverer = loop.g._loop.actions.recoverer
-    assert recoverer is not None
-    best = recoverer._snapshots.best()
-    assert best is not None
-    assert best.step < loop.g.step - 1
-    assert frozen(best.state["model"]) != frozen(loop.f)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,10 @@ from ebmguard.recovery import Change
 from ebmguard.recovery.changes import LearningRate, reseed
 from ebmguard.retrofit.optimizer import OptimizerHooks
 from ebmguard.samplers import sgld
-from tests.recovery.parts import QUICK, SAME, Run, Scripted, run_until, scale_last_layer
+from tests.recovery.parts import QUICK, SAME, Loop, Run, Scripted, run_until, scale_last_layer
 
 
-@pytest.mark.parametrize("fused", [False, True])
-@pytest.mark.parametrize("judge_in_loss", [True, False])
+@pytest.mark.parametrize(("fused", "judge_in_loss"), [(False, True), (True, False)])
 def test_a_rollback_restores_bits(fused: bool, judge_in_loss: bool) -> None:
     """After a rollback the run goes on exactly as it once went on from the snapshot."""
     lag = 0 if judge_in_loss else 2
@@ -35,11 +35,6 @@ def test_a_rollback_restores_bits(fused: bool, judge_in_loss: bool) -> None:
     assert states[at] == states[restored - 1]
     for later in range(1, 6):
         assert states[at + later] == states[restored - 1 + later]
-
-
-def test_without_an_error_nothing_of_the_run_changes() -> None:
-    watched = run_until(Run(Recovery(**QUICK), detector=Scripted([])), 20)
-    assert watched == run_until(Run(None, detector=Scripted([])), 20)
 
 
 def test_the_policy_changes_what_it_says() -> None:
@@ -80,35 +75,23 @@ def test_new_random_numbers_follow_from_the_seed() -> None:
     assert after(0, True)["rng"] != after(1, True)["rng"]
 
 
-def test_the_first_snapshot_is_the_last_resort(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([2]))
-    run_until(run, 8)
+@pytest.mark.parametrize("at", [0, 2])
+def test_the_first_snapshot_is_the_last_resort(at: int, caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([at]))
+    before = run.state()["model"]
+    run_until(run, at + 1)
     (rollback,) = run.guard.rollbacks
     assert caplog.messages.count(rollback.message) == 1
     assert not rollback.certified
-    assert rollback.restored_step == 0
-
-
-def test_an_error_in_the_first_step_goes_back_to_before_it() -> None:
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([0]))
-    before = run.state()["model"]
-    run.step()
-    assert run.guard.rollbacks[0].restored_step == run.guard.step == 0
+    assert rollback.restored_step == run.guard.step == 0
     assert run.state()["model"] == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "lr"),
-    [(torch.optim.Adam, 3.0), (torch.optim.RMSprop, 0.3), (torch.optim.Adam, 10.0)],
-)
-def test_a_rate_that_ruins_the_first_update_is_lowered_from_the_initial_weights_on(
-    kind: Any, lr: float
-) -> None:
+def test_a_rate_that_ruins_the_first_update_is_lowered_from_the_initial_weights_on() -> None:
     """The README's ring: its first update is the damage, and a smaller rate trains."""
     torch.manual_seed(0)
-    layers = torch.nn.Linear(2, 64), torch.nn.SiLU(), torch.nn.Linear(64, 64), torch.nn.SiLU()
-    f = torch.nn.Sequential(*layers, torch.nn.Linear(64, 1))
-    optimizer, chains = kind(f.parameters(), lr=lr), torch.randn(128, 2)
+    f = Loop(torch.nn.Linear(16, 16), torch.nn.SiLU()).f
+    optimizer, chains = torch.optim.Adam(f.parameters(), lr=3.0), torch.randn(128, 2)
     loss_fn, sample = g = guard(
         None,
         lambda f, x: sgld(f, x, steps=20, step_size=0.01, noise_std=0.02**0.5),
@@ -133,7 +116,7 @@ def test_a_rate_that_ruins_the_first_update_is_lowered_from_the_initial_weights_
             taken_back = len(g.rollbacks)
     first = g.rollbacks[0]
     assert first.restored_step == 0
-    assert first.changes["lr"] == pytest.approx((lr, lr / 10))
+    assert first.changes["lr"] == pytest.approx((3, 0.3))
     assert 0.5 < float(chains.norm(dim=1).median()) < 1.5
 
 
@@ -151,7 +134,7 @@ def test_a_run_that_lives_goes_on_once_the_budget_is_spent() -> None:
     assert [each.get("action") for each in errors] == ["rollback", "rollback", None, None, None]
 
 
-@pytest.mark.parametrize("factor", [1e6, 1e-6, float("nan")])
+@pytest.mark.parametrize("factor", [1e6, 1e-6])
 def test_a_run_that_is_lost_ends_with_a_typed_error_once_the_budget_is_spent(
     factor: float,
 ) -> None:
@@ -165,77 +148,24 @@ def test_a_run_that_is_lost_ends_with_a_typed_error_once_the_budget_is_spent(
     assert caught.value.alert.rule == "energy_blowup"
 
 
-def test_trouble_after_a_snapshot_keeps_it_from_being_certified() -> None:
-    trouble = {i: {"energy_blowup": Level.WARN} for i in range(13, 15)}
+@pytest.mark.parametrize(
+    ("rule", "rows", "restored"),
+    [
+        # The snapshot of step 12 saw the warning at 13; that of 8 had been quiet for four steps.
+        ("energy_blowup", (13, 14), 8),
+        ("weights_degenerate", range(100), 12),  # of a slow rule
+    ],
+)
+def test_trouble_after_a_snapshot_keeps_it_from_being_certified(
+    rule: str, rows: Sequence[int], restored: int
+) -> None:
+    trouble = {i: {rule: Level.WARN} for i in rows}
     run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18], trouble))
     run_until(run, 20)
-    # The snapshot of step 12 saw the warning at 13; that of 8 had been quiet for four steps.
-    assert run.guard.rollbacks[0].restored_step == 8
-
-
-def test_a_lasting_warning_of_a_slow_rule_does_not_keep_snapshots_away() -> None:
-    lasting = {i: {"weights_degenerate": Level.WARN} for i in range(100)}
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([18], lasting))
-    run_until(run, 20)
-    assert run.guard.rollbacks[0].restored_step == 12
-
-
-def test_a_network_that_has_become_a_constant_is_not_gone_back_to() -> None:
-    run = Run(Recovery(**SAME, **QUICK), detector=Scripted([90]))
-    spreads: list[float] = []
-    while not run.guard.rollbacks:
-        if len(spreads) > 30:
-            scale_last_layer(run.model, 0.6)
-            run.optimizer.param_groups[0]["lr"] = 0.0  # which would make up for it
-        run.step()
-        spreads.append(run.guard.last["f_pos/std"])
-    (rollback,) = run.guard.rollbacks
-    assert rollback.certified
-    assert 12 <= rollback.restored_step < 60
-    assert spreads[90] < 1e-4 * max(spreads) < spreads[rollback.restored_step]
-
-
-def test_a_checkpoint_of_the_guard_remembers_what_was_changed() -> None:
-    ladder = (Change(beta_star=2.0, sgld_steps=2.0, lr=0.5),)
-    run = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([10]))
-    run_until(run, 15)
-    other = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([]))
-    other.guard.load_state_dict(run.guard.state_dict())
-    assert other.guard.attempt == 1
-    assert other.guard.sgld_steps == run.guard.sgld_steps == 6
-    other.step()
-    assert other.sgld_steps == [6]
-    assert other.guard.last["beta_star"] == 2.0
+    assert run.guard.rollbacks[0].restored_step == restored
 
 
 # -- changes that add up -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("beta_star", "changes"),
-    [
-        (torch.tensor(0.5), {"beta_star": (0.5, 2.0)}),
-        (-0.5, {"sgld_steps": (3.0, 6.0)}),  # never over to the side where all is reversed
-        (lambda step: 0.125 * step, {"beta_star": (1.0, 2.0)}),  # as it is where the run goes on
-    ],
-)
-def test_beta_star_is_raised_where_it_is_lower(beta_star: Any, changes: dict[str, Any]) -> None:
-    ladder = Change(beta_star=2.0), Change(sgld_steps=2.0)
-    run = Run(Recovery(ladder=ladder, **QUICK), detector=Scripted([12]), beta_star=beta_star)
-    run_until(run, 20)
-    assert run.guard.rollbacks[0].changes == changes
-
-
-def test_a_schedule_that_has_come_further_goes_on() -> None:
-    detector = Scripted([12], remedies=["raise beta_star"])
-    run = Run(Recovery(**QUICK), detector=detector, beta_star=lambda step: 0.125 * step)
-    seen: dict[int, float] = {}
-    for _ in range(40):
-        step = run.guard.step
-        run.step()
-        seen[step] = run.guard.last["beta_star"]
-    assert seen[10] == 2.0
-    assert seen[24] == 3.0
 
 
 def test_trouble_in_the_very_next_step_keeps_a_snapshot_from_being_certified() -> None:
@@ -282,16 +212,6 @@ def watch(optimizer: torch.optim.Optimizer) -> None:
     rate = LearningRate()
     rate.factor = 0.5
     OptimizerHooks(optimizer, None, lambda *_: None, lambda: False, lambda *_: None, None, rate)
-
-
-def test_each_group_takes_its_own_rate_times_the_factor() -> None:
-    p, q = parameter(), parameter()
-    optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1}, {"params": [q], "lr": 1.0}])
-    watch(optimizer)
-    optimizer.step()
-    assert p.item() == pytest.approx(-0.05)
-    assert q.item() == pytest.approx(-0.5)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 1.0]
 
 
 def test_a_step_that_raises_does_not_add_up() -> None:

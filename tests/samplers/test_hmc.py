@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from ebmguard.diagnostics import ChainState, metropolis_acceptance
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.samplers import Proposal, hmc, hmc_step, mala, mala_step, sgld_step, start_chains
+from ebmguard.samplers import Proposal, hmc, hmc_step, mala, mala_step, start_chains
 from ebmguard.samplers.hmc import leapfrog
-from tests.samplers.parts import PRECISION, bowl, normals, scale_of, seeded, wells
+from tests.samplers.parts import bowl, normals, scale_of, seeded, wells
 
 # -- exact: detailed balance, reversibility, energy ------------------------------------------------
 
@@ -72,37 +71,9 @@ def test_leapfrog_loses_what_the_hamiltonian_says_and_goes_back_the_way_it_came(
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_constant_force_costs_no_energy_whatever_the_precision_of_the_samples(dtype):
-    """As large as an image, at JEM's o = 20,000: nothing but rounding could be rejected."""
-    x, momentum = normals(2, 5, 3072).to(dtype)
-
-    def slope(x: Tensor) -> Tensor:
-        return x.double().sum(1)
-
-    settings: Any = {"steps": 3, "step_size": 1.0, "noise_std": 0.01}
-    _, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
-    assert gained.abs().max() < 1e-6
-
-
-def test_momenta_of_samples_in_half_precision_are_not_rounded_like_them():
-    """Of a slope: bfloat16 momenta, or a half kick of a bfloat16, would cost 1e-2 and more."""
-    x, momentum = normals(2, 50, 1).bfloat16()
-
-    def slope(x: Tensor) -> Tensor:
-        return x.sum(1)
-
-    settings: Any = {"steps": 4, "step_size": 0.1, "noise_std": 0.37}
-    end, _, gained = leapfrog(slope, start_chains(slope, x), momentum, **settings)
-    assert end.x.dtype == torch.bfloat16
-    assert gained.abs().max() < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("scale", "noise_std", "height", "steps"), [(20_000.0, 0.01, 0.05, 3), (1.0, 0.2, 1.0, 5)]
-)
-def test_float32_loses_no_more_than_f_itself_has_rounded(scale, noise_std, height, steps):
+def test_float32_loses_no_more_than_f_itself_has_rounded():
     """Of images, against the same trajectory in float64; momenta lose eps for each root of all."""
+    scale, noise_std, height, steps = 20_000.0, 0.01, 0.05, 3
     x, z = normals(2, 32, 3072).float()
     mixing, weights = normals(3072, 64, seed=1) / 3072**0.5, height * normals(64, seed=2)
 
@@ -118,24 +89,6 @@ def test_float32_loses_no_more_than_f_itself_has_rounded(scale, noise_std, heigh
     assert expected.abs().median() > 1e3 * (gained - expected).abs().median()
     momenta = torch.finfo(torch.float32).eps * (steps * 3072) ** 0.5
     assert (gained - expected).square().mean().sqrt() < 2 * rounded.square().mean().sqrt() + momenta
-
-
-def test_leapfrog_keeps_the_volume():
-    """On a quadratic it is a linear map of (x, p): the textbook's matrix, of determinant 1."""
-    step_size, noise_std, steps = 0.3, 0.5, 3
-    basis = torch.eye(4, dtype=torch.float64)
-    start = start_chains(bowl, basis[:, :2])
-    end, p, _ = leapfrog(
-        bowl, start, basis[:, 2:], steps=steps, step_size=step_size, noise_std=noise_std
-    )
-    eye, zero = torch.eye(2, dtype=torch.float64), torch.zeros(2, 2, dtype=torch.float64)
-    force = scale_of(step_size, noise_std) * PRECISION
-    kick = torch.cat([torch.cat([eye, zero], 1), torch.cat([-0.5 * noise_std * force, eye], 1)])
-    drift = torch.cat([torch.cat([eye, noise_std * eye], 1), torch.cat([zero, eye], 1)])
-    expected = torch.linalg.matrix_power(kick @ drift @ kick, steps)
-    found = torch.cat([end.x, p], 1).T
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    assert torch.linalg.det(found).item() == pytest.approx(1.0, abs=1e-12)
 
 
 @given(**sizes, steps=st.integers(1, 6))
@@ -158,17 +111,6 @@ def test_hmc_is_in_detailed_balance(step_size, noise_std, energy, seed, steps):
     sane = (back.chains.x - x).abs().amax(-1) < 1e-8  # far out on the wells, digits are lost
     ratio = (log_density(end.x, p) - log_density(x, momentum))[sane]
     balanced(there.acceptance[sane], back.acceptance[sane], ratio, rtol=1e-6, atol=1e-9)
-
-
-def test_mala_proposes_the_langevin_step():
-    z, u = normals(9, 2, seed=1), torch.rand(9, dtype=torch.float64)
-    settings: Any = {"step_size": 0.2, "noise_std": 0.7}
-    start = start_chains(wells, normals(9, 2))
-    _, proposal = mala_step(wells, start, **settings, noise=(z, u))
-    langevin, _ = sgld_step(wells, start, **settings, noise=z)
-    torch.testing.assert_close(proposal.chains.x, langevin.x, rtol=0, atol=1e-14)
-    ends = (ChainState(*chains) for chains in (start, proposal.chains))
-    torch.testing.assert_close(proposal.acceptance, metropolis_acceptance(*ends, **settings))
 
 
 def test_rare_moves_are_as_rare_in_half_precision():
@@ -205,8 +147,7 @@ def test_a_chain_goes_on_from_its_proposal_or_stays():
 # -- energies that are not finite ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lost", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("leapfrog_steps", [1, 4])
+@pytest.mark.parametrize(("lost", "leapfrog_steps"), [(math.nan, 1), (math.inf, 4), (-math.inf, 4)])
 def test_proposals_without_a_finite_energy_are_rejected_and_counted(lost, leapfrog_steps):
     def walled(x: Tensor) -> Tensor:
         return torch.where(x[:, 0] > 1, lost, bowl(x))

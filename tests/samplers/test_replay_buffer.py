@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -29,14 +27,6 @@ def test_starts_uniform_in_the_interval():
     assert make(1000, low=2.0, high=3.0).samples.min() >= 2
 
 
-def test_draws_are_rows_of_the_buffer():
-    buffer = make()
-    x, rows = buffer.sample(30)
-    assert torch.equal(x, buffer.samples[rows])
-    x.add_(100)  # a copy: the buffer does not see it
-    assert buffer.samples.max() < 1
-
-
 def test_duplicates_agree_with_sequential_writes():
     buffer = make(40)
     expected = buffer.samples.clone()
@@ -49,8 +39,7 @@ def test_duplicates_agree_with_sequential_writes():
         assert torch.equal(buffer.samples, expected)
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-@pytest.mark.parametrize("rate", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize(("rate", "labelled"), [(0.0, False), (0.05, True), (1.0, False)])
 def test_reinit_rate(rate, labelled):
     buffer = make(12, reinit_rate=rate, classes=3)
     buffer.samples.fill_(7.0)
@@ -85,29 +74,6 @@ def test_chains_stay_in_their_class(classes, chains, labels, seed):
     assert torch.equal(rows // chains, kept)
     buffer.write(rows, x)
     assert torch.equal(buffer.samples[:, 0, 0, 0], torch.arange(classes).repeat_interleave(chains))
-
-
-def test_draws_reach_all_rows_of_a_class_evenly():
-    buffer = make(12, classes=3)
-    n = 20_000
-    for label in range(3):
-        _, rows = buffer.sample(n, torch.full((n,), label))
-        counts = rows.bincount(minlength=12)
-        own = counts[4 * label : 4 * label + 4]
-        assert own.sum() == n
-        # Binomial: five standard deviations of a row with probability 1/4.
-        assert (own - n / 4).abs().max() < 5 * (n * 3 / 16) ** 0.5
-
-
-@pytest.mark.parametrize(("classes", "n"), [(1, 6), (3, 3)])
-def test_draws_repeat_rows_as_often_as_chance_does(classes, n):
-    """With replacement, also where the batch would fit: as in the birthday problem."""
-    buffer, rows, draws = make(12, classes=classes), 12 // classes, 1000
-    labels = torch.ones(n, dtype=torch.int64) if classes > 1 else None
-    unlike = sum(len(set(buffer.sample(n, labels)[1].tolist())) == n for _ in range(draws))
-    chance = math.perm(rows, n) / rows**n
-    # Binomial: five standard deviations.
-    assert abs(unlike / draws - chance) < 5 * (chance * (1 - chance) / draws) ** 0.5
 
 
 def test_a_buffer_keeps_its_own_dtype_and_no_graph():
@@ -159,10 +125,8 @@ def test_state_goes_on_with_the_same_bits():
     [
         (lambda: make(0), "size is 0"),
         (lambda: make(50, classes=3), "size is 50 and classes is 3"),
-        (lambda: make(classes=0), "classes is 0"),
         (lambda: make(reinit_rate=1.5), "reinit_rate is 1.5"),
         (lambda: make(low=1.0, high=1.0), "low < high"),
-        (lambda: make(low=-math.inf), "finite low < high"),
         (lambda: make().sample(0), "n is 0"),
         (lambda: make().write(torch.zeros(2).int(), torch.zeros(3, 1, 2, 2)), r"\(n, 1, 2, 2\)"),
         (lambda: make(4).load_state_dict(make().state_dict()), "settings of the saved run"),
@@ -208,19 +172,6 @@ def test_ages_are_those_of_chains_followed_one_by_one(classes):
         for row, age in zip(rows.tolist(), drawn, strict=True):
             ages[row] = age + 1  # the last of several stays
         assert buffer.ages.tolist() == ages
-
-
-def test_mean_age_settles_where_chains_are_restarted_as_often_as_they_age():
-    """Of a row drawn at rate p per draw: its age has mean (1 - r) / r, as in a geometric law."""
-    buffer = make(40, reinit_rate=0.2)
-    found = []
-    for step in range(3000):
-        x, rows = buffer.sample(8)
-        buffer.write(rows, x)
-        if step > 500:
-            found.append(read(buffer)["age"])
-    # Of a drawn chain: (1 - r) (1 + mean), that is mean = (1 - r) / r = 4.
-    assert sum(found) / len(found) == pytest.approx(4.0, rel=0.05)
 
 
 def test_draws_that_are_not_written_age_nothing():

@@ -14,12 +14,9 @@ from typing import Any, TypeAlias
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
-from torch.nn import functional as F
 
 from ebmguard import guard
 from ebmguard.errors import LossError, SamplerError
-from ebmguard.sampling.sampler_update import followed_function
 from tests.parts import gradient_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # in torch's forward mode
@@ -63,15 +60,10 @@ def weighted(energy: Function, x: Tensor) -> Tensor:
     return torch.autograd.grad(energy(x).flatten(), x, weights)[0] / weights[:, None]
 
 
-def apart(energy: Function, x: Tensor) -> Tensor:
-    """Two experts, each with its gradient."""
-    return gradient_at(energy, x) + gradient_at(OTHER, x)
-
-
-def twice(energy: Function, x: Tensor, *, is_last: bool = True) -> Tensor:
+def twice(energy: Function, x: Tensor) -> Tensor:
     """Two experts, whose backward passes add up in the samples' gradient."""
     x = x.detach().requires_grad_()
-    for each in (energy, OTHER) if is_last else (OTHER, energy):
+    for each in (energy, OTHER):
         each(x).sum().backward()
     assert x.grad is not None
     return x.grad
@@ -107,9 +99,9 @@ def half_past(f: Any) -> Any:
     return lambda x: f(x) + kept(x)
 
 
-def in_turn(f: Any, past: Any = lambda f: nn.Sequential(*f), *, is_first: bool = True) -> Any:
+def in_turn(f: Any, past: Any = lambda f: nn.Sequential(*f)) -> Any:
     """By calls of f and, every other time, by its layers or by a copy."""
-    ways = itertools.cycle([f, past(f)] if is_first else [past(f), f])
+    ways = itertools.cycle([f, past(f)])
     return lambda x: next(ways)(x)
 
 
@@ -190,58 +182,39 @@ EXACT = {
     "in forward mode": Case(moves=in_forward_mode),
     "logsumexp, in forward mode": Case(logsumexp, heads=5, moves=in_forward_mode),
     "with a weight for each chain": Case(moves=weighted),
-    "one chain": Case(chains=1),
     "of a pair": Case(lambda f, x: f(x) + f(-x)),
-    "of two augmentations": Case(lambda f, x: f(x + 0.1) + f(x.flip(1))),
     "of another shape": Case(lambda f, x: f(x.reshape(2, -1).reshape(-1, 2))),
     "of scaled samples": Case(lambda f, x: f(2 * x - 1)),
     "forward by its name": Case(lambda f, x: getattr(f, "forward", f)(x)),
     "behind a square": Case(hook=lambda out: -(out**2)),
-    "behind softplus": Case(hook=F.softplus),
     "behind a logsumexp": Case(hook=lambda out: out.logsumexp(1), heads=5),
     "through a wrapper": Case(uses=Wrapper),
     "logsumexp": Case(logsumexp, heads=5),
-    "logsumexp by backward": Case(logsumexp, heads=5, moves=by_backward),
-    "logsumexp, one at a time": Case(logsumexp, heads=5, moves=one_by_one),
     "logsumexp in a wrapper": Case(uses=lambda f: Wrapper(f, lambda x: x.logsumexp(1)), heads=5),
     "logsumexp of two calls": Case(lambda f, x: torch.cat([f(x), f(-x)], 1).logsumexp(1), heads=5),
     "one logit": Case(lambda f, x: f(x)[:, 3], heads=5),
     "a label's log-probability": Case(lambda f, x: f(x).log_softmax(1)[:, 0], heads=5),
-    "the largest logit": Case(lambda f, x: f(x).amax(1), heads=5),
     "a sum of heads": Case(lambda f, x: f(x).sum(1), heads=5),
-    "a mean of heads": Case(lambda f, x: f(x).mean(1), heads=5),
-    "squares of heads": Case(lambda f, x: -f(x).square().sum(1), heads=5),
 }
 # What is said, of which samplers.
 REFUSED: dict[str, dict[str, Case]] = {
     "not linear": {
         "a square": Case(lambda f, x: -(f(x) ** 2)),
         "a square, flat": Case(lambda f, x: -(f(x) ** 2), hook=lambda out: out.squeeze(1)),
-        "a square, one chain": Case(lambda f, x: -(f(x) ** 2), chains=1),
-        "softplus": Case(lambda f, x: F.softplus(f(x))),
-        "log-sigmoid, by backward": Case(lambda f, x: F.logsigmoid(f(x)), moves=by_backward),
         "logsumexp over chains": Case(lambda f, x: f(x).logsumexp(0)),
         "a wrapper that bends": Case(uses=lambda f: Wrapper(f, lambda out: -(out**2))),
     },
     "other terms": {
         "two experts": (experts := Case(lambda f, x: f(x) + OTHER(x))),
-        "two experts, heads": Case(lambda f, x: logsumexp(f, x)[:, None] + OTHER(x), heads=5),
-        "two experts apart": Case(moves=apart, beside=OTHER),
         "two experts, in two passes": (passes := Case(moves=twice, beside=OTHER)),
-        "the other one first": Case(moves=partial(twice, is_last=False), beside=OTHER),
         "a prior": (prior := Case(lambda f, x: f(x).sum(1) - x.square().sum(1) / 2)),
-        "a prior behind a view": Case(
-            lambda f, x: f(x.reshape(-1, 2)).sum(1) - x.square().sum(1) / 2
-        ),
         "half past the guard": Case(uses=half_past),
     },
     "did not come through": {
         "layers every other time": Case(uses=in_turn),
         "a copy every other time": Case(uses=partial(in_turn, past=copy.deepcopy)),
-        "layers first": Case(uses=partial(in_turn, is_first=False)),
         "a kept forward": Case(uses=lambda f: f.forward),
         "a copy": Case(uses=copy.deepcopy, moves=by_backward),
-        "layer by layer": Case(uses=lambda f: nn.Sequential(*f)),
         "a compiled twin": Case(uses=traced),
     },
     "a decay of x": {"a prior by hand": (by_a_prior := Case(moves=with_a_prior, beside=Prior()))},
@@ -279,21 +252,6 @@ def test_a_base_measure_goes_on_and_is_told(
         loss(*(by * f(x) for x in sides)).backward()
     told = sum("no part of the loss's energies" in each for each in caplog.messages)
     assert told == (case is not by_a_prior)
-
-
-@pytest.mark.parametrize(
-    ("name", "function"),
-    [
-        ("logsumexp", lambda out: out.logsumexp(1)),
-        ("sum", lambda out: out.sum(1)),
-        ("one output", lambda out: out.amax(1)),
-        ("another function", lambda out: out[:, :2].sum(1)),
-    ],
-)
-def test_the_function_of_several_outputs_is_named(name: str, function: Any) -> None:
-    out = torch.randn(8, 5, requires_grad=True)
-    (cotangent,) = torch.autograd.grad(function(out).sum(), out)
-    assert followed_function(out, cotangent) == name
 
 
 # -- values: of a Metropolis test ------------------------------------------------------------------
@@ -359,28 +317,10 @@ def by_hand(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
     return x
 
 
-def begins(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
-    """The first state of an independence sampler, whose later ones are tested against it."""
-    y = 2 * torch.randn_like(x)
-    seen.append(energy(y).detach())
-    return y
-
-
 def by_differences(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
     """A step by finite differences along each axis."""
     by = 1e-5 * torch.eye(2).double()
     rises = [(energy(x + by[i]) - energy(x - by[i])).reshape(-1).detach() / 2e-5 for i in (0, 1)]
-    seen.append(torch.stack(rises, 1))
-    return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
-
-
-def forward(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
-    """A step in forward mode."""
-    rises = []
-    for axis in torch.eye(2).double():
-        with forward_ad.dual_level():
-            y = forward_ad.make_dual(x, axis.expand_as(x).contiguous())
-            rises.append(forward_ad.unpack_dual(energy(y)).tangent.reshape(-1).detach())
     seen.append(torch.stack(rises, 1))
     return x + 0.02 * seen[-1] + 0.2 * torch.randn_like(x)
 
@@ -390,19 +330,10 @@ def forward(energy: Function, x: Tensor, seen: list[Tensor]) -> Tensor:
 ALONE: dict[str, tuple[Any, Callable[[Any, Tensor], Tensor], int, tuple[str, str]]] = {
     "one number": (walk, lambda f, x: f(x), 1, ("", "")),
     "logsumexp": (walk, logsumexp, 5, ("no gradient", "the values of each")),
-    "a log-probability": (
-        walk,
-        lambda f, x: f(x).log_softmax(1)[:, 0],
-        5,
-        ("no gradient", "the values of each"),
-    ),
     "a sum of heads": (walk, lambda f, x: f(x).sum(1), 5, ("no gradient", "")),
     "one output": (walk, lambda f, x: f(x)[:, 2], 5, ("no gradient", "")),
     "by hand": (by_hand, lambda f, x: f(x), 1, ("by hand", "by hand")),
-    "where chains begin": (begins, lambda f, x: f(x), 1, ("", "")),
     "finite differences": (by_differences, lambda f, x: f(x), 1, ("", "")),
-    "forward mode": (forward, lambda f, x: f(x), 1, ("", "")),
-    "logsumexp, in forward mode": (forward, logsumexp, 5, ("", "")),
     "a draw among outputs": (gibbs, lambda f, x: f(x), 5, ("no gradient", "")),
 }
 

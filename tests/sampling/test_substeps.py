@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from ebmguard.sampling import Recording, SamplerUpdate, Substeps, Tempering
-from tests.parts import Bowl, gradient_at, unit_langevin
+from tests.parts import gradient_at
 from tests.runs import frozen, randomness
 from tests.sampling.loops import (
     LOOPS,
@@ -22,7 +22,6 @@ from tests.sampling.loops import (
     STEPS,
     Sampler,
     all_at_once,
-    in_place,
     network,
     plain,
     starts,
@@ -103,7 +102,6 @@ def of_energy(energy: Callable[[Any, Tensor], Tensor], **differs: Any) -> Any:
 # What differs from x + (A g + C n): of the gradient at z, of x, and of step t.
 CASES: dict[str, tuple[Sampler, dict[str, Any]]] = {
     "functional": (stepping(plain), {}),
-    "in place on .data": (in_place, {}),
     "backward() of a mean, low energies, normal_ with a std": (mean_of_energies, {}),
     "noise before the gradient": (noise_first, {}),
     "gradient after noise": (
@@ -111,7 +109,6 @@ CASES: dict[str, tuple[Sampler, dict[str, Any]]] = {
         {"ends": ENDS, "is_after": True, "spread": 0.1},
     ),
     "noise of all steps at once": (all_at_once, {}),
-    "clamp": (stepping(lambda x, g, t: plain(x, g).clamp(*ENDS)), {"ends": ENDS}),
     "clip and clamp": (
         stepping(lambda x, g, t: plain(x, by_value(g)).clamp(*ENDS)),
         {"cut": by_value, "ends": ENDS},
@@ -123,7 +120,6 @@ CASES: dict[str, tuple[Sampler, dict[str, Any]]] = {
     "labels, a keyword": of_energy(lambda f, z: f(z, LABELS, scale=1.5)),
     "a normal prior outside": of_energy(lambda f, z: f(z) - 0.5 * z.square().sum(1)),
     "logsumexp of logits outside": of_energy(lambda f, z: f(z).logsumexp(1), heads=10),
-    "one logit each": of_energy(lambda f, z: f(z)[range(64), LABELS], heads=4),
 }
 
 
@@ -201,7 +197,7 @@ def reference(
 
 @pytest.mark.parametrize(
     ("name", "n"),
-    [*((name, 4) for name in CASES), *((name, n) for name in [*CASES][:2] for n in (1, 16))],
+    [*((name, 4) for name in CASES), *((name, 1) for name in [*CASES][:2])],
 )
 def test_finer_steps_are_those_of_the_sampler_written_with_finer_steps(name: str, n: int) -> None:
     sample, told = CASES[name]
@@ -263,29 +259,6 @@ def test_looking_changes_nothing_and_what_moves_is_brought_where_finer_steps_lea
         assert substeps.missed is None or substeps.missed < 0.1
 
 
-def test_the_variance_of_long_steps_comes_near_the_true_one() -> None:
-    """Of Langevin at o = 1 it is 1 / (1 - a k / 2N) of the true one for a curvature k."""
-    curvatures = torch.tensor([0.5, 2.0, 6.0], dtype=torch.float64)
-
-    class Valley(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return -0.5 * (curvatures * x * x).sum(1)
-
-    def sample(f: Any, x: Tensor) -> Tensor:
-        return unit_langevin(f, x, 60, step=step)
-
-    f, many, step = Valley(), 20_000, 0.3
-    torch.manual_seed(0)
-    moves = look(f, sample, torch.randn(64, 3, dtype=torch.float64))
-    assert isinstance(moves, SamplerUpdate)
-    for n in (1, 4):
-        x = torch.randn(many, 3, dtype=torch.float64)
-        x = finer(f, sample, x, moves, n)[0]
-        right = 1 / (1 - step * curvatures / (2 * n))
-        torch.testing.assert_close(x.var(0) * curvatures, right, rtol=6 * (2 / many) ** 0.5, atol=0)
-        assert (x.mean(0).abs() < 6 * x.std(0) / many**0.5).all()
-
-
 class Noisy(Net):
     """With batch norm, dropout and a counter, as networks in training mode have them."""
 
@@ -330,15 +303,6 @@ def batched(f: Any, x: Tensor) -> Tensor:
     return torch.autograd.grad(f(x), x, each, is_grads_batched=True)[0].sum(0)
 
 
-def two_inputs(f: Any, x: Tensor) -> Tensor:
-    z = torch.zeros_like(x)
-    for _ in range(STEPS):
-        x, z = x.detach().requires_grad_(), z.detach().requires_grad_()
-        g, h = torch.autograd.grad(f(x, z).sum(), (x, z))
-        x, z = plain(x, g), plain(z, h)
-    return x.detach()
-
-
 def metropolis(f: Any, x: Tensor) -> Tensor:
     for _ in range(STEPS):
         new = plain(x, gradient_at(f, x))
@@ -357,7 +321,6 @@ LEFT: dict[str, Sampler] = {
         lambda x, g, t: plain(x, g).detach(), gradient=with_graph
     ),
     "it batches its gradient": stepping(plain, gradient=batched),
-    "it moves several inputs": two_inputs,
     "Metropolis test": metropolis,
     "other terms join": stepping(plain, lambda f, z: f(z) + z.sin().sum(1)),
     "a function of the network's output": stepping(plain, lambda f, z: softplus(f(z))),
@@ -384,17 +347,6 @@ def test_what_cannot_be_divided_is_left_as_it_is(why: str) -> None:
             assert frozen(got) == frozen(plain)
         else:
             assert why in found
-
-
-def test_the_bound_is_that_of_the_steps_that_reach_it() -> None:
-    def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(8):  # in a bowl whose gradients shrink to a tenth
-            x = x + 0.3 * gradient_at(f, x).clamp(-0.5, 0.5) + 0.01 * torch.randn_like(x)
-        return x
-
-    moves = look(Bowl(), sample, torch.rand(64, 8))
-    assert isinstance(moves, SamplerUpdate), moves
-    assert moves.bound == pytest.approx(0.5, rel=1e-6)
 
 
 def test_rounding_of_large_samples_is_no_miss() -> None:

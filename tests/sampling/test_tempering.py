@@ -37,7 +37,7 @@ def test_another_method_than_forward():
 # -- the factor ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("beta", [2.5e-5, 1e-10, 0.3, 0.9999])
+@pytest.mark.parametrize("beta", [1e-10, 0.3])
 def test_factor_is_exact_in_float64(beta):
     f = Energy(dtype=torch.float64)
     with Tempering(f).active(1 - beta):
@@ -46,17 +46,6 @@ def test_factor_is_exact_in_float64(beta):
     taken = (f(X) - tempered) / f(X)
     torch.testing.assert_close(taken, torch.full_like(taken, beta), rtol=0, atol=4e-16)
     torch.testing.assert_close(tempered, (1 - beta) * f(X), rtol=1e-15, atol=0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("factor", [0.5, torch.tensor(0.5), torch.tensor([[0.5], [0.5]])])
-def test_dtype_of_the_output_stays(dtype, factor):
-    f, x = Bowl(), torch.ones(2, 3, 4, dtype=dtype)
-    f.forward = lambda x: x.sum(-1)  # type: ignore[method-assign]
-    expected = torch.full((2, 3), 2.0, dtype=dtype)
-    with Tempering(f).active(factor):
-        torch.testing.assert_close(f(x), expected, rtol=0, atol=0)
-    torch.testing.assert_close(scale(x.sum(-1), factor), expected, rtol=0, atol=0)
 
 
 def test_factors_of_members_and_of_one():
@@ -88,7 +77,7 @@ def test_later_changes_of_a_given_tensor_do_not_reach_the_graph():
     torch.testing.assert_close(x.grad, -0.75 * X, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("output", [(1, 2), {"f": 1}, None, 3.0])
+@pytest.mark.parametrize("output", [(1, 2), None])
 def test_only_tensors_are_tempered(output):
     with pytest.raises(SamplerError, match=rf"returned a {type(output).__name__}.*g\.temper"):
         scale(output, 0.5)
@@ -99,8 +88,10 @@ def test_only_tensors_are_tempered(output):
 # -- coming and going ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("own", [None, lambda x: -x.square().sum(1)])  # twice as steep
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, GeneratorExit])
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [(ValueError, None), (KeyboardInterrupt, lambda x: -x.square().sum(1))],  # twice as steep
+)
 def test_restored_after_an_exception(error, own):
     f, plain = Bowl(), -X if own is None else -2 * X
     if own is not None:
@@ -119,34 +110,21 @@ def test_restored_after_an_exception(error, own):
 
 
 def test_module_is_as_before_inside_and_after():
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-
-        def forward(self, x):
-            return self.net(x).squeeze(1)
-
-    f = Net()
-    seen = list[object]()
-    f.register_forward_pre_hook(lambda module, args: seen.append("pre"))
+    f = Energy(nn.BatchNorm1d(8))
+    seen = list[torch.Tensor]()
     f.register_forward_hook(lambda module, args, output: seen.append(output))
-    keys, parameters = list(f.state_dict()), list(f.parameters())
-    x = X.float()
+    keys, parameters, x = list(f.state_dict()), list(f.parameters()), X.float()
     with Tempering(f).active(0.5):
         f.eval()
         assert list(f.state_dict()) == keys
         assert all(a is b for a, b in zip(f.parameters(), parameters, strict=True))
         assert next(iter(f.modules())) is f
         tempered = f(x)
-        modes = [module.training for module in f.modules()]
+        modes = {module.training for module in f.modules()}
         f.train()
-    modes += [module.training for module in f.modules()]
-    assert modes == [False] * 5 + [True] * 5
-    assert seen[0] == "pre"
-    plain = seen[1]
-    assert isinstance(plain, torch.Tensor)
-    torch.testing.assert_close(tempered, 0.5 * plain)  # tempered behind its hooks
+    assert modes == {False}
+    assert all(module.training for module in f.modules())
+    torch.testing.assert_close(tempered, 0.5 * seen[0])  # tempered behind its hooks
     f.eval()
     torch.testing.assert_close(tempered, 0.5 * f(x))
 
@@ -205,13 +183,11 @@ F, OTHER, OWNER = Bowl(), Bowl(), Owner()
     ("call", "args", "kwargs", "found"),
     [
         (sampler, (F,), {}, F),
-        (sampler, (1, F, "x"), {}, F),
         (sampler, (F, F), {"again": F}, F),
         (sampler, (), {"f": F}, F),
         (sampler, (F.forward,), {}, F),
         (sampler, (F.forward, F), {}, F),
         (OWNER.draw, (), {}, OWNER),
-        (OWNER.draw, (OWNER,), {}, OWNER),
         (functools.partial(sampler, f=F), (), {"f": OTHER}, OTHER),  # replaces what was bound
     ],
 )
@@ -226,7 +202,7 @@ def test_found(call, args, kwargs, found):
         (OWNER.draw, (F,), r"2 modules .*\(Bowl, Owner\)"),
         *(
             (sampler, args, r"No energy module.*guard\(\.\.\., model=f\)")
-            for args in [(), (1, "x", None), (len,), (X,), ([F],)]
+            for args in [(), (1, "x", len, X), ([F],)]
         ),
     ],
 )
@@ -259,7 +235,6 @@ def _through_numpy(g):
 OVERWRITES = {
     "nothing": lambda g: None,
     "zero_": lambda g: g.zero_(),
-    "clamp_ of .data": lambda g: g.data.clamp_(-0.01, 0.01),
     "mul_ of detach()": lambda g: g.detach().mul_(3.0),
     "numpy": _through_numpy,
     "set_ of another": lambda g: g.set_(torch.full_like(g, 7.0)),
@@ -267,8 +242,10 @@ OVERWRITES = {
 
 
 @pytest.mark.parametrize("overwrite", OVERWRITES.values(), ids=OVERWRITES)
-@pytest.mark.parametrize("way", ["grad", "backward", "create_graph"])
-@pytest.mark.parametrize(("steps", "shape"), [(1, (2,)), (3, (2, 2)), (1, (2, 1, 2, 1))])
+@pytest.mark.parametrize(
+    ("way", "steps", "shape"),
+    [("grad", 1, (2,)), ("backward", 3, (2, 2)), ("create_graph", 1, (2, 1, 2, 1))],
+)
 def test_norms_are_those_of_the_gradient_before_samplers_overwrite_it(overwrite, way, steps, shape):
     f, x = Bowl(), torch.linspace(-3, 4, math.prod(shape), dtype=torch.float64).reshape(shape)
     f.forward = lambda x: -0.5 * x.square().reshape(len(x), -1).sum(1)  # type: ignore[method-assign]
