@@ -5,7 +5,6 @@ Also with a sampler that knows its own density, and with temperatures apart.
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from pathlib import Path
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from ebmguard import contrastive_loss, guard
-from ebmguard.diagnostics import pareto_k, weight_diagnostics
+from ebmguard.diagnostics import pareto_k
 from ebmguard.errors import ConfigError, ShapeError
-from tests.parts import Energy, Memory, climb, difference, energies, rising_difference, slopes
+from tests.parts import Energy, Memory, climb, difference, rising_difference, slopes
 from tests.parts import gradients as closed_form
 
 N, M, K = 5, 7, 3
@@ -40,16 +39,15 @@ def close(actual: Tensor, expected: Tensor | float) -> None:
     torch.testing.assert_close(actual.double(), expected, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("beta_star", [0.3, 2.0, -0.7])
 @pytest.mark.parametrize(
-    ("heads", "convention", "has_proposal"),
+    ("heads", "convention", "has_proposal", "beta_star"),
     [
-        ((), "log_density", False),
-        ((), "energy", False),
-        ((1,), "log_density", False),
-        ((K,), "log_density", False),
-        ((), "log_density", True),
-        ((), "energy", True),  # of the proposal, high stays high
+        ((), "log_density", False, -0.7),
+        ((), "energy", False, 2.0),
+        ((1,), "log_density", False, 0.3),
+        ((K,), "log_density", False, 2.0),
+        ((), "log_density", True, 2.0),
+        ((), "energy", True, 0.3),  # of the proposal, high stays high
     ],
 )
 def test_layouts(gradients, heads, convention, has_proposal, beta_star):
@@ -72,10 +70,9 @@ def test_layouts(gradients, heads, convention, has_proposal, beta_star):
 @pytest.mark.parametrize(
     ("variant", "options"),
     [
-        *((variant, []) for variant in ("default", "no_pos", "batch", "true")),
         *((variant, ["log_q"]) for variant in ("default", "no_pos", "batch", "true")),
         *((variant, ["groups"]) for variant in ("default", "no_pos")),
-        *((variant, ["groups", "log_q"]) for variant in ("default", "no_pos")),
+        ("true", []),
     ],
     ids=str,
 )
@@ -124,21 +121,9 @@ def test_exponent_as_tensor_and_as_schedule():
         assert g.last["beta_star"] == 0.75
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_short_floats(dtype):
-    pos, neg = (x.detach().to(dtype).requires_grad_() for x in leaves((N,), (M,)))
-    loss = guard(None, None, beta_star=1.0).loss_fn(pos, neg)
-    assert loss.dtype == torch.float32
-    to_pos, _ = slopes(loss, pos, neg)
-    assert to_pos.dtype == dtype
-    expected, _ = closed_form(pos.double(), neg.double(), 1.0)
-    torch.testing.assert_close(to_pos.double(), expected, rtol=0, atol=torch.finfo(dtype).eps)
-
-
 def test_energies_without_a_graph():
     g = guard(None, None, beta_star=1.0)
-    loss = g.loss_fn(torch.ones(3), torch.ones(4))
-    assert not loss.requires_grad
+    assert not g.loss_fn(torch.ones(3), torch.ones(4)).requires_grad
     assert g.reweight(torch.ones(3), torch.ones(4))[0].tolist() == [1.0, 1.0, 1.0]
 
 
@@ -160,13 +145,10 @@ def test_training_goes_on_after_a_first_loss_in_inference_mode():
     ("loss_fn", "shape", "options", "weight"),
     [
         (difference, (N,), {}, 1.0),
-        (lambda p, n: 0.3 * (n.mean() - p.mean()), (N,), {}, 0.3),
-        (lambda p, n: n.sum() - p.sum(), (N,), {}, N),
+        (lambda p, n: 0.3 * (n.sum() - p.sum()), (N,), {}, 0.3 * N),
         (lambda p, n: (n - p).mean(), (N, 1), {}, 1.0),
-        (lambda p, n: n.sum(1).mean() - p.sum(1).mean(), (N, K), {}, 1.0),
         (difference, (N, K), {}, 1 / K),
         (rising_difference, (N,), {"convention": "energy"}, 1.0),
-        (lambda p, n: (n - p).mean(-1).sum(), (2, N), {"beta_star": torch.ones(2)}, 1.0),
         (difference, (2, N), {"beta_star": torch.ones(2)}, 0.5),
     ],
 )
@@ -209,7 +191,7 @@ def test_ramped_weight_follows_the_trainers_counter():
 def test_weight_does_not_train_what_it_is_made_of():
     weight = torch.tensor(2.0, requires_grad=True)
     pos, neg = leaves((N,), (M,))
-    g = guard(lambda p, n: weight * (n.mean() - p.mean()), None, beta_star=1.0)
+    g = guard(lambda p, n: weight * (n.mean() - p.mean()), beta_star=1.0)
     g.loss_fn(pos, neg).backward()
     assert weight.grad is None
     assert pos.grad is not None
@@ -232,25 +214,6 @@ def test_last_row_holds_everything_once():
     }
     assert g.last["loss"] == pytest.approx(loss.item())
     assert g.last["energy_gap_scaled"] == pytest.approx(20_000 * g.last["energy_gap"])
-
-
-@pytest.mark.parametrize("beta_star", [0.0, 1.0, torch.tensor(1.0)])
-def test_energies_are_checked_once(monkeypatch, beta_star):
-    calls: list[int] = []
-    modules = ("ebmguard.retrofit.ensemble", "ebmguard.objective.losses")
-    for module in map(importlib.import_module, modules):
-        check = module.check_energies
-
-        def counted(*args, check=check, **kwargs):
-            calls.append(1)
-            return check(*args, **kwargs)
-
-        monkeypatch.setattr(module, "check_energies", counted)
-    g = guard(None, None, beta_star=beta_star)
-    g.loss_fn(*energies())
-    assert calls == [1]
-    g.reweight(*energies())
-    assert calls == [1, 1]
 
 
 # -- conditional energies --------------------------------------------------------------------------
@@ -276,7 +239,7 @@ def conditional(f: Any, x: Tensor, y: Tensor) -> Tensor:
     return y.detach()
 
 
-@pytest.mark.parametrize("shape", ["columns", "vectors", "reweighted"])
+@pytest.mark.parametrize("shape", ["vectors", "reweighted"])
 def test_the_density_of_y_for_each_x_is_that_of_the_data(shape: str) -> None:
     """By quadrature, with 4 negatives for each x."""
     f, x, means = Conditional(), torch.linspace(-2, 2, 64)[:, None], list[Tensor]()
@@ -313,16 +276,6 @@ def test_the_density_of_y_for_each_x_is_that_of_the_data(shape: str) -> None:
 # -- proposals that know their density -------------------------------------------------------------
 
 
-def test_weights_of_the_row_have_the_proposal_and_those_of_the_reference_do_not():
-    (pos, neg), log_q = leaves((N,), (M,)), proposal()
-    g = guard(None, None, beta_star=2.0)
-    g.loss_fn(pos, neg, log_q=log_q)
-    for tag, expected in weight_diagnostics(pos, neg, 2.0, log_q=log_q).items():
-        assert g.last[tag] == pytest.approx(expected.item()), tag
-    for tag, expected in weight_diagnostics(pos, neg, 0.5).items():
-        assert g.last[f"ref/{tag}"] == pytest.approx(expected.item()), tag
-
-
 def test_pareto_shape_is_that_of_the_weights_in_force_through_a_checkpoint_too():
     memory = Memory()
     g = guard(None, None, beta_star=1.25, sinks=[memory])
@@ -346,10 +299,9 @@ def test_pareto_shape_is_that_of_the_weights_in_force_through_a_checkpoint_too()
         assert row[tag] == pytest.approx(expected.item(), rel=1e-6), tag
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_lost_log_density_is_counted_and_alerts(bad):
+def test_a_lost_log_density_is_counted_and_alerts():
     (pos, neg), (q_pos, q_neg) = leaves((N,), (M,)), proposal()
-    q_neg[2] = bad
+    q_neg[2] = math.nan
     g = guard(None, None, beta_star=1.0)
     found = slopes(g.loss_fn(pos, neg, log_q=(q_pos, q_neg)), pos, neg)
     assert all(side.isfinite().all() for side in found)
@@ -360,23 +312,19 @@ def test_a_lost_log_density_is_counted_and_alerts(bad):
     assert [alert.rule for alert in g.alerts] == ["nonfinite"]
 
 
-@pytest.mark.parametrize("call", ["loss", "reweight"])
-def test_a_proposal_is_refused_before_anything_is_counted(call):
+def test_a_proposal_is_refused_before_anything_is_counted():
     (pos, neg), (q_pos, q_neg) = leaves((N,), (M,)), proposal()
-    on, off = (guard(None, None, beta_star=beta_star) for beta_star in (1.0, 0.0))
-    with pytest.raises(ConfigError, match=r"with beta_star = 0 there are none. Pass beta_star="):
-        getattr(off, call)(pos, neg, log_q=(q_pos, q_neg))
-    with pytest.raises(ShapeError, match=r"log_q_pos has shape \(7,\); expected \(5,\)"):
-        getattr(on, call)(pos, neg, log_q=(q_neg, q_pos))
-    for g in (off, on):
-        assert g.step == 0
-        assert not g.last
     # A schedule that reaches zero is refused there.
-    g = guard(None, None, beta_star=lambda step: 1.0 - step)
-    g.loss_fn(pos, neg, log_q=(q_pos, q_neg))
-    with pytest.raises(ConfigError, match="with beta_star = 0"):
-        getattr(g, call)(pos, neg, log_q=(q_pos, q_neg))
-    assert g.loss_fn(pos, neg).isfinite()
+    on, off = (guard(None, None, beta_star=x) for x in (lambda step: 1.0 - step, 0.0))
+    with pytest.raises(ShapeError, match=r"log_q_pos has shape \(7,\); expected \(5,\)"):
+        on.loss_fn(pos, neg, log_q=(q_neg, q_pos))
+    assert on.step == 0
+    assert not on.last
+    on.loss_fn(pos, neg, log_q=(q_pos, q_neg))
+    for call in (off.loss_fn, off.reweight, on.loss_fn):
+        with pytest.raises(ConfigError, match=r"with beta_star = 0 .* Pass beta_star="):
+            call(pos, neg, log_q=(q_pos, q_neg))
+    assert on.loss_fn(pos, neg).isfinite()
 
 
 def test_the_program_on_the_page(capsys):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from itertools import cycle
@@ -15,11 +14,11 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebmguard import Level, errors, guard
+from ebmguard import Level, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Recovery
 from ebmguard.retrofit.optimizer import OptimizerHooks
-from tests.parts import Energy, Memory, energies, langevin
+from tests.parts import Energy, Memory, langevin
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 OPTIMIZERS: dict[str, Any] = {
@@ -154,24 +153,6 @@ def test_only_fused_optimizers_decide_on_the_device(name):
     assert seen == (on_device if name.startswith("fused") else by_host)
 
 
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("name", ["adam", "fused adam"])
-def test_skips_obey_the_lag_and_the_action(name, judge_in_loss):
-    g, opt, parameters, _ = make(OPTIMIZERS[name], judge_in_loss=judge_in_loss, action="raise")
-
-    def step(bad=None):
-        g.loss_fn(*energies())
-        set_gradients(parameters, bad)
-        opt.step()
-
-    step()
-    if not judge_in_loss:
-        step(torch.inf)
-        step()
-    with pytest.raises(errors.NonFiniteError, match="step 1: nonfinite/gradients"):
-        step(torch.inf if judge_in_loss else None)
-
-
 def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
     # Their squares are infinite in float32, and the sum of two of them nearly is.
     g, opt, parameters, memory = make(OPTIMIZERS["sgd"])
@@ -186,19 +167,17 @@ def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
 
 
 def test_gradients_of_several_dtypes():
-    parameters = [
-        nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)
-    ]
-    opt = SGD(parameters, lr=1e-300)
+    ps = [nn.Parameter(torch.ones(2, dtype=x)) for x in (torch.float64, torch.bfloat16)]
+    opt = SGD(ps, lr=1e-300)
     g = guard(None, None, beta_star=1.0, optimizer=opt)
-    parameters[0].grad = torch.full((2,), 1e300, dtype=torch.float64)  # not finite in float32
-    parameters[1].grad = torch.ones(2, dtype=torch.bfloat16)
+    ps[0].grad = torch.full((2,), 1e300, dtype=torch.float64)  # not finite in float32
+    ps[1].grad = torch.ones(2, dtype=torch.bfloat16)
     opt.step()
-    moved = parameters[0].detach().clone()
+    moved = ps[0].detach().clone()
     torch.testing.assert_close(moved, torch.zeros_like(moved))
-    parameters[1].grad[0] = torch.nan
+    ps[1].grad[0] = torch.nan
     opt.step()
-    assert torch.equal(parameters[0], moved)
+    assert torch.equal(ps[0], moved)
     assert len(g.alerts) == 1
 
 
@@ -235,21 +214,6 @@ def test_closure_that_is_called_often_is_left_alone():
     assert g.step == 2
     assert parameters[0].abs().max() < 1
     assert not g.alerts
-
-
-def test_nan_that_comes_through_a_withheld_loss():
-    """A weight of 0 does not stop 0 * inf inside the network; the skipped step does."""
-    f = nn.Linear(1, 1)
-    opt = Adam(f.parameters(), lr=0.1)
-    g = guard(None, None, beta_star=1.0, model=f, optimizer=opt)
-    before = copy.deepcopy(f.state_dict())
-    x_neg = torch.tensor([[torch.inf], [1.0]])
-    g.loss_fn(f(torch.ones(2, 1)).squeeze(1), f(x_neg).squeeze(1)).backward()
-    assert f.weight.grad is not None
-    assert torch.isnan(f.weight.grad).any()
-    opt.step()
-    assert all(torch.equal(value, before[key]) for key, value in f.state_dict().items())
-    assert {alert.tag for alert in g.alerts} == {"nonfinite/energies"}
 
 
 # -- several optimizers ----------------------------------------------------------------------------
@@ -303,16 +267,9 @@ def step(
         each.step()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("which", "reverse"), [(0, False), (1, True)])
 @pytest.mark.parametrize(
-    "kind",
-    [
-        lambda: split(Muon, AdamW),
-        lambda: split(Adam, SGD, fused=True),
-        embedded,
-    ],
-    ids=["Muon and AdamW", "fused", "sparse and dense"],
+    "kind", [lambda: split(Muon, AdamW), lambda: split(Adam, SGD, fused=True), embedded]
 )
 def test_they_skip_a_step_together_and_end_it_together(kind: Any, reverse: bool, which: int):
     f, optimizers = kind()
@@ -362,8 +319,8 @@ def test_a_rollback_takes_all_of_them_back() -> None:
     other = nn.Linear(3, 3)
     optimizers[1].add_param_group({"params": other.parameters()})
     schedulers = [ExponentialLR(each, 0.99) for each in optimizers]
-    told: dict[str, Any] = {"scheduler": schedulers, "buffer": torch.zeros(1, 2)}
-    told["recovery"] = Recovery(every=1000, certify_after=2, reseed=False)
+    recovery = Recovery(every=1000, certify_after=2, reseed=False)
+    told: Any = {"scheduler": schedulers, "buffer": torch.zeros(1, 2), "recovery": recovery}
     g = several(f, optimizers, action="rollback", beta_star=0, **told)
     parts = [f, other, *optimizers, *schedulers]
 
@@ -372,10 +329,9 @@ def test_a_rollback_takes_all_of_them_back() -> None:
 
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in state()[:6]]
     g.sampler(f, X)
-    for i in range(60):
-        if i == 50:
-            with torch.no_grad():
-                [p.mul_(1e4) for p in (*f.parameters(), *other.parameters())]
+    for i in range(20):
+        if i == 10:
+            other.weight.data.fill_(math.nan)
         more: Any = {"more": lambda: other(torch.ones(3)).square().sum(), "schedulers": schedulers}
         step(g, f, optimizers, **more)
         if g.rollbacks:

@@ -5,7 +5,6 @@ Under a GradScaler the scaler skips, which the guard counts and reports as INFO.
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard import Level, errors, guard
+from ebmguard import Level, guard
 from ebmguard.errors import ConfigError
 from ebmguard.retrofit.optimizer import total_norm
 from tests.parts import Memory, energies, take
@@ -79,9 +78,8 @@ def adam(groups: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, betas=(0.0, 0.5), eps=0)
 
 
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-def test_descent_goes_as_far_as_the_gradient(judge_in_loss):
-    run = Run(sgd, judge_in_loss=judge_in_loss)
+def test_descent_goes_as_far_as_the_gradient():
+    run = Run(sgd, judge_in_loss=False)
     run.step(apart=2.0)
     norm = run.gradient()
     run.step()
@@ -107,12 +105,9 @@ def test_adam_undoes_what_grad_scale_has_done(make, undoes):
     assert rise == pytest.approx(fall if undoes else 1.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("as_tensor", [True, False])
-def test_every_group_has_its_own_learning_rate(as_tensor):
+def test_every_group_has_its_own_learning_rate():
     run = Run(sgd, beta_star=0.0, groups=3)
-    if as_tensor:
-        for group in run.optimizer.param_groups:
-            group["lr"] = torch.tensor(group["lr"])
+    run.optimizer.param_groups[1]["lr"] = torch.tensor(run.lrs[1])
     run.step()
     norm = run.gradient()
     moved = [
@@ -151,22 +146,6 @@ def test_a_step_that_was_left_out_has_no_amplification(fused):
     run.step()
     expected = dict(zip(TAGS, (math.nan, 0.0, math.nan), strict=True))
     assert run.rows()[1] == pytest.approx(expected, nan_ok=True)
-
-
-def test_gradients_of_a_closure_that_is_called_first_of_all():
-    run = Run(adam)
-    run.guard.loss_fn(*energies())
-
-    def closure():
-        for p in run.parameters:
-            p.grad = torch.full_like(p, 2.0)
-        return torch.tensor(0.0)
-
-    moved = run.moved(closure)
-    run.step()
-    row = run.rows()[1]
-    assert row["optim/grad_norm"] == pytest.approx(2 * math.sqrt(6))
-    assert row["optim/update_norm"] == pytest.approx(moved, rel=1e-5)
 
 
 def test_gradients_of_a_closure_that_is_called_often_are_not_known():
@@ -239,16 +218,6 @@ def test_other_optimizers_and_gradients(make, gradient, expected):
     assert found == pytest.approx([*(expected or ())], nan_ok=True)
 
 
-def test_what_waits_for_its_row_is_part_of_the_state():
-    first, second = Run(sgd), Run(sgd)
-    first.step()
-    state = json.loads(json.dumps(first.guard.state_dict()))
-    second.guard.load_state_dict(state)
-    for run in (first, second):
-        run.step()
-    assert second.rows() == first.rows() != {}
-
-
 def test_a_norm_of_several_types_is_that_of_everything_together():
     assert total_norm([torch.empty(3, device="meta")] * 2).shape == ()  # nothing is read
     wide = torch.full((2,), 1e150, dtype=torch.float64)
@@ -275,8 +244,9 @@ KINDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    ("name", "judge_in_loss"), [*((name, True) for name in KINDS), ("fused adam", False)]
+)
 def test_skip_is_counted_and_is_no_alarm(name, judge_in_loss):
     run = Run(KINDS[name], scaler=new_scaler(), judge_in_loss=judge_in_loss, action="raise")
     for factor in (1.0, torch.inf, 1.0, 1.0):
@@ -297,14 +267,6 @@ def test_skip_is_counted_and_is_no_alarm(name, judge_in_loss):
     assert not {"found_inf", "grad_scale"} & set(vars(run.optimizer))
 
 
-def test_a_first_step_that_the_scaler_left_out_says_nothing():
-    run = Run(sgd, scaler=new_scaler())
-    run.step(scale=torch.inf)
-    run.step()
-    assert run.guard.step == 2
-    assert run.rows() == {}
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_bit_identical_to_the_scaler_alone_and_other_optimizers_of_it_do_not_count(name):
     scalers, ps = (new_scaler(), new_scaler()), [nn.Parameter(torch.ones(3)) for _ in range(2)]
@@ -323,27 +285,15 @@ def test_bit_identical_to_the_scaler_alone_and_other_optimizers_of_it_do_not_cou
     assert len(g.alerts) == alerts
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_amp_scale_is_taken_out_of_the_gradient(fused):
+def test_amp_scale_is_taken_out_of_the_gradient():
     rows = []
     for scaler in (None, new_scaler()):
         torch.manual_seed(0)
-        run = Run(lambda groups: torch.optim.Adam(groups, fused=fused), scaler=scaler)
+        run = Run(lambda groups: torch.optim.Adam(groups, fused=True), scaler=scaler)
         run.step()
         run.step()
         rows.append(run.rows()[1])
     assert rows[1] == pytest.approx(rows[0], rel=1e-5)
-
-
-def test_a_scaler_that_is_switched_off_leaves_the_check_to_the_guard():
-    p = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.Adam([p], lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    g = guard(None, None, beta_star=1.0, action="raise", optimizer=optimizer, scaler=scaler)
-    with pytest.raises(errors.NonFiniteError):
-        take(torch.nan * p.sum(), optimizer, scaler)
-    assert torch.equal(p, torch.ones(3))
-    assert g.step == 1
 
 
 def test_scaler_may_come_later_and_is_let_go():
@@ -361,5 +311,3 @@ def test_scaler_may_come_later_and_is_let_go():
     assert g.trainer.scaler is scaler
     take(torch.inf * p.sum(), second, scaler)
     assert g.step == 1
-    with pytest.raises(ConfigError, match="GradScaler"):
-        g.attach(scaler=object())  # type: ignore[arg-type]
