@@ -16,8 +16,8 @@ from torch import Tensor
 from ebmguard import Guard, guard
 from ebmguard.errors import ConfigError
 from ebmguard.retrofit.strength import Strength
-from ebmguard.samplers import ReplayBuffer, sgld
-from tests.parts import Energy, Memory, energies
+from ebmguard.samplers import sgld
+from tests.parts import Energy, energies
 from tests.runs import Run, begin, train
 from tests.sampling.loops import LOOPS, network, starts
 
@@ -33,26 +33,18 @@ def at(step: int = 0, **arguments: Any) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "beta_star", "factor"),
     [
-        ({"beta_star": 2}, 2.0, 1.0),
         ({"beta_star": 2, "output_scale": JEM}, 2.0, 1 - 2 / JEM),
-        ({"beta": 1e-4, "output_scale": JEM}, 2.0, 1 - 1e-4),
         ({"beta": 0.25, "step_size": 1.0, "noise_std": 0.01}, 5000.0, 0.75),
         ({"beta_star": 2, "step_size": 10.0, "noise_std": 0.005}, 2.0, 1 - 2 / 8e5),  # IGEBM
         ({"beta_star": 1, "step_size": 0.005, "noise_std": 0.1}, 1.0, 0.0),
-        ({"beta_star": 0, "output_scale": JEM}, 0.0, 1.0),
         ({"beta_star": -2, "output_scale": 10}, -2.0, 1.2),
-        ({"beta_star": 2, "sampler_scale": 0.5}, 2.0, 0.5),
         ({}, 0.0, 1.0),
-        ({"output_scale": JEM}, 0.0, 1.0),
         ({"output_scale": 0.01}, 0.0, 1.0),
         ({"output_scale": 3, "sampler_scale": 0.25}, 0.0, 0.25),
         ({"beta_star": 2, "output_scale": JEM, "sampler_scale": 0.5}, 2.0, 0.5),
         ({"beta_star": 2, "sampler_scale": 0}, 2.0, 0.0),
-        ({"beta_star": 2, "sampler_scale": 1}, 2.0, 1.0),
-        ({"beta_star": np.float32(0.5)}, 0.5, 1.0),
         ({"beta_star": np.int64(2)}, 2.0, 1.0),
         ({"beta_star": Fraction(1, 4), "output_scale": np.float64(2)}, 0.25, 0.875),
-        ({"beta_star": torch.tensor(1.0)}, 1.0, 1.0),
         ({"beta_star": 2.0 * (1 + 1e-12), "output_scale": 2.0}, 2.0, 0.0),  # β = 1, rounded up
     ],
 )
@@ -105,7 +97,7 @@ def test_off_and_tempering(arguments, off, tempers):
     assert strength.tempers is tempers
 
 
-@pytest.mark.parametrize("change", [{}, {"at_least": 3.0}, {"times": 3.0}])
+@pytest.mark.parametrize("change", [{}, {"times": 3.0}])
 def test_schedules_are_asked_once_per_step_and_for_that_step(change):
     """Once β* was rolled back, step 0 was asked for again in every step."""
     steps: list[int] = []
@@ -125,9 +117,7 @@ def test_schedules_are_asked_once_per_step_and_for_that_step(change):
     ("at_three", "message"),
     [
         (torch.tensor(50.0), "beta = .*50 / 10 = 5 at step 3 is above 1"),
-        (torch.tensor([1.0, 50.0]), "above 1"),
         (torch.tensor(math.nan), "not finite at step 3"),
-        (50.0, "above 1"),
         (math.nan, r"beta_star\(step=3\)=nan"),
     ],
 )
@@ -186,19 +176,16 @@ def test_a_number_that_was_given_is_checked_once(given: float, warns: bool) -> N
 
 
 @pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if loop.step is not None])
-@pytest.mark.parametrize("is_right", [True, False])
 def test_a_convention_that_the_sampler_contradicts_is_an_error(
-    name: str, is_right: bool, caplog: pytest.LogCaptureFixture
+    name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = LOOPS[name]
     f, x = network(loop), starts(loop)
     assert loop.step is not None
-    convention: Any = "log_density" if (loop.step > 0) == is_right else "energy"
+    convention: Any = "energy" if loop.step > 0 else "log_density"
     loss_fn, sample = guard(None, loop.sample, beta_star=0.0, convention=convention, model=f)
     x_neg = sample(f, x)
-    if is_right:
-        loss_fn(f(x), f(x_neg))
-    elif name in ("logsumexp of logits", "one logit each"):  # the loss gets their sum: said first
+    if name in ("logsumexp of logits", "one logit each"):  # the loss gets their sum: said first
         loss_fn(f(x), f(x_neg))
         assert "and the loss gets the sum of them" in caplog.text
     else:
@@ -210,61 +197,16 @@ def test_a_convention_that_the_sampler_contradicts_is_an_error(
 # -- the rest of the trainer -----------------------------------------------------------------------
 
 
-def all_told(at_once: bool) -> list[str]:
-    """The rows of a guard that is told all of a trainer, by ``guard()`` or by ``attach()``."""
-    torch.manual_seed(0)
-    f, rng, memory = Energy(), torch.Generator().manual_seed(1), Memory()
-    buffer = ReplayBuffer(16, (2,), reinit_rate=0.1, generator=rng)
-    optimizer = torch.optim.Adam(f.parameters(), lr=1e-2)
-    told: dict[str, Any] = {
-        "model": f,
-        "optimizer": optimizer,
-        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 7),
-        "ema": torch.optim.swa_utils.AveragedModel(f),
-        "scaler": torch.amp.GradScaler("cpu", enabled=False),
-        "buffer": buffer,
-        "generators": [rng],
-        "clamp": (-2.0, 2.0),
-        "sgld_steps": 4,
-        "steps_argument": "steps",
-        **STEPS,
-    }
-
-    def sampler(f: Any, steps: int) -> Tensor:
-        x, rows = buffer.sample(8)
-        x = sgld(f, x, steps=steps, **STEPS)
-        buffer.write(rows, x)
-        return x
-
-    options: Any = {"beta_star": 0.5, "output_scale": 4.0, "sinks": [memory], "action": "rollback"}
-    g = guard(None, sampler, **options, **(told if at_once else {}))
-    if not at_once:
-        g.attach(**told)
-    for _ in range(3):
-        x = g.sampler(f)
-        optimizer.zero_grad()
-        g.loss_fn(f(torch.randn(8, 2)), f(x)).backward()
-        optimizer.step()
-    assert g.trainer.sgld_steps == 4
-    assert g.trainer.clamp == (-2.0, 2.0)
-    for tag in ("sampler/drift_to_noise", "sampler/clamped", "buffer/age", "sampler/steps"):
-        assert math.isfinite(memory.column(tag)[-1]), tag
-    return [repr(row) for _, row in memory.rows]
-
-
-def test_it_takes_what_attach_takes_and_does_the_same():
+def test_it_takes_what_attach_takes():
     taken, attached = (inspect.signature(x).parameters["parts"] for x in (guard, Guard.attach))
     assert taken == attached
-    rows = all_told(at_once=True)
-    assert len(rows) == 3
-    assert rows == all_told(at_once=False)
+    assert len(str(inspect.signature(guard))) < 1500  # it fits on a screen
 
 
-@pytest.mark.parametrize("scale", [{}, {"output_scale": 4.0}])
-def test_the_steps_that_give_the_output_scale_are_known_everywhere(scale):
+def test_the_steps_that_give_the_output_scale_are_known_everywhere():
     """They were forgotten: no drift to noise, no acceptance."""
     f = Energy()
-    g = guard(None, lambda f, x: sgld(f, x, steps=3, **STEPS), beta_star=1.0, **STEPS, **scale)
+    g = guard(None, lambda f, x: sgld(f, x, steps=3, **STEPS), beta_star=1.0, **STEPS)
     g.sampler(f, torch.ones(5, 2))
     g.loss_fn(*energies())
     assert g.last["energy_gap_scaled"] == pytest.approx(4.0 * g.last["energy_gap"])
@@ -328,7 +270,6 @@ CALM, OFF, WEIGHS = "Nothing changes", "beta_star=0, substeps", "The loss weight
     ("given", "shown"),
     [
         ({}, f"{CALM} until the sampler's steps are too long ({OFF}=auto)"),
-        ({"substeps": 1}, f"{CALM} ({OFF}=1)"),
         ({"substeps": 4}, f"The sampler's steps are taken 4 times finer ({OFF}=4)"),
         (
             {"beta": 0.0025, "step_size": 1.0, "noise_std": 0.1},
@@ -357,10 +298,6 @@ def test_what_a_run_begins_with_in_short_numbers_and_a_nested_functions_own_name
     caplog.clear()
     guard(None, None, beta_star=torch.tensor(0.5))
     assert "(beta_star=0.5, substeps=auto, output_scale=unknown)" in caplog.text
-
-
-def test_the_signature_fits_on_a_screen():
-    assert len(str(inspect.signature(guard))) < 1500
 
 
 class Convention(str, Enum):  # noqa: UP042  as in settings that were written for Python 3.10
