@@ -83,13 +83,9 @@ def test_what_a_device_has_is_not_read_before_its_row_is():
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        *(({name: 1.0}, "the guard writes it itself") for name in ("energy_gap", "ref/ess")),
-        *(({name: 1.0}, "the guard writes it itself") for name in ("step", "guard/x")),
-        *(({f"sampler/{x}": 1.0}, "the guard writes it itself") for x in ("grad_norm", "mine")),
+        *(({x: 1.0}, "the guard writes it itself") for x in ("ref/ess", "step", "sampler/mine")),
         ({"": 1.0}, "empty"),
-        ({"a\nb": 1.0}, "no text"),
-        ({"\ud800": 1.0}, "no text"),
-        ({1: 1.0}, "no text"),
+        *(({x: 1.0}, "no text") for x in ("a\nb", "\ud800", 1)),
         ({"x": "0.93"}, "is a str"),
         ({"x": torch.zeros(3)}, "a mean"),
         ({"x": torch.zeros((), dtype=torch.complex64)}, "complex64"),
@@ -144,8 +140,7 @@ RUNS: dict[str, tuple[list[float | None], int | None]] = {
 }
 
 
-@pytest.mark.parametrize("by", [1, 100])
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(("name", "by"), [*((x, 1) for x in RUNS), ("loses a third", 100)])
 def test_a_fifth_that_is_lost_is_said_in_the_verdict(name: str, by: float, tmp_path: Path) -> None:
     numbers, since = RUNS[name]
     g = run([x if x is None else by * x for x in numbers], log_dir=tmp_path)
@@ -176,7 +171,7 @@ def test_a_name_that_was_never_logged_is_said_once(caplog: pytest.LogCaptureFixt
         assert all("skill='accuracy'" in x for x in said)
 
 
-@pytest.mark.parametrize("name", ["", "a\nb", 3, ["accuracy"], "energy_gap", "guard/x", b"acc"])
+@pytest.mark.parametrize("name", ["", "a\nb", 3, "energy_gap", "guard/x"])
 def test_what_g_log_would_not_take_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match=r"no name of a number|expected a text"):
         guard(None, None, skill=name)

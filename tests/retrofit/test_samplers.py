@@ -14,7 +14,7 @@ from torch import nn
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError, SamplerError
-from tests.parts import Bowl, Energy, energies, gradient_at
+from tests.parts import Bowl, gradient_at
 
 # beta = 1/4, so that the sampler runs on 3/4 of the energy.
 QUARTER: Any = {"beta_star": 0.5, "output_scale": 2.0}
@@ -139,13 +139,6 @@ def test_method_guarded_in_the_body_of_its_class():
     assert g.step == 0
 
 
-def test_decorator_like_use_on_a_module_level_name():
-    sample_q = functools.wraps(gradient_at)(lambda f, x: gradient_at(f, x))
-    loss_fn, sample_q = guard(None, sample_q, **QUARTER)
-    assert is_tempered(sample_q(Bowl(), X))
-    assert loss_fn.guard.sampler is sample_q
-
-
 def test_an_objects_methods_are_tempered_and_its_attributes_pass_through_both_ways():
     chains = Chains(Bowl())
     told: Any = {"methods": ("sample_new", "generate"), "model": chains.model}
@@ -192,33 +185,6 @@ def test_sampler_is_left_as_it_is_where_only_beta_star_is_given():
     assert is_plain(guard(None, gradient_at, beta_star=2.0).sampler(f, X))
     two = guard(None, lambda f, h, x: gradient_at(f, x), beta_star=2.0)
     assert is_plain(two.sampler(f, Bowl(), X))
-
-
-def test_schedule_is_asked_once_per_step():
-    f, asked = Bowl(), []
-
-    def schedule(step):
-        asked.append(step)
-        return 0.5
-
-    g = guard(None, gradient_at, beta_star=schedule, output_scale=2.0)
-    pos, neg = energies()
-    for _ in range(3):
-        g.sampler(f, X)
-        g.sampler(f, X)
-        g.loss_fn(pos, neg)
-    assert asked == [0, 0, 1, 2]  # once more at construction
-
-
-def test_classify_stays_plain_inside_the_sampler():
-    f, seen = Energy(), []
-
-    def sampler(f, x):
-        seen.append(f.classify(x))
-        return gradient_at(f, x)
-
-    guard(None, sampler, **QUARTER).sampler(f, X.float())
-    assert torch.equal(seen[0], f.net(X.float()))
 
 
 # -- pauses, nested calls and several modules ----------------------------------------------------
