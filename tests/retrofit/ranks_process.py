@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import io
 import logging
-import math
 import re
 import shutil
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
@@ -99,22 +97,6 @@ CASES: dict[str, Case] = {
 }
 
 
-class Climbs:
-    """As :func:`climb`, with the sharpness of its last call: of moves, as there is no noise."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps, self.sharpness = steps, math.nan
-
-    def __call__(self, f: nn.Module, x: Tensor) -> Tensor:
-        points = [x]
-        for _ in range(self.steps):
-            points.append(climb(f, points[-1], steps=1))
-        moves = [(after - before).flatten() for before, after in pairwise(points)]
-        same = sum(float(one @ other) for one, other in pairwise(moves))
-        self.sharpness = 1 - same / sum(float(one @ one) for one in moves[:-1])
-        return points[-1]
-
-
 class Members(nn.Module):
     """An ensemble of energies, as one module."""
 
@@ -138,7 +120,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
     group = None if rank is None else dist.group.WORLD
     model = net if rank is None else DistributedDataParallel(net, process_group=group)
     beta_star: Any = torch.tensor(case.betas, dtype=torch.float64) if case.betas else 0.7
-    sampler = Climbs(3 if case.is_measured else 2)
+    sampler = partial(climb, steps=3 if case.is_measured else 2)
     optimizer = OPTIMIZERS[case.optimizer](net.parameters())
     g = guard(
         None,
@@ -149,7 +131,7 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
         process_group=group,
     )
     g.attach(optimizer=optimizer, step_size=0.1, noise_std=0.1, clamp=(-1.5, 2.0))
-    kept: dict[str, list[Any]] = {"rows": [], "members": [], "sharpness": [], "gradients": []}
+    kept: dict[str, list[Any]] = {"rows": [], "members": [], "gradients": []}
     for step in range(STEPS):
         xs = x_pos, x_neg = case.batch(step, rank)
         # A class for each point: where on the first axis it is.
@@ -175,7 +157,6 @@ def train(case: Case, rank: int | None = None) -> dict[str, Any]:
         optimizer.step()
         kept["rows"].append(dict(g.last))
         kept["members"].append(g.members)
-        kept["sharpness"].append((sampler.sharpness, len(x_neg)))
     parameters = [p.detach() for p in net.parameters()]
     return {**kept, "parameters": parameters, "alerts": [alert.record() for alert in g.alerts]}
 
@@ -378,8 +359,6 @@ def goes_on(rank: int, folder: Path) -> dict[str, Any]:
         run.states[12] = run.state()
         found[name] = {"step": step, "states": run.states}
     found["lacks all"] = refused(make("lacks all").guard.resume)
-    found["begins"] = refused(make("lacks all").step)
-    found["nothing"] = make("nothing").guard.resume()
     return found
 
 

@@ -304,8 +304,6 @@ def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
     training.go()
     rule.said = reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
     training.go()
-    training.g.state_dict()
     training.g.close()
-    warned, failed = read_jsonl(tmp_path / "alerts.jsonl")
-    assert (warned["level"], warned["value"], warned["window"]) == ("WARN", 1.5, 3)
-    assert (failed["level"], failed["value"], failed["limit"]) == ("ERROR", 2.5, 1.0)
+    found = [(x["level"], x["value"]) for x in read_jsonl(tmp_path / "alerts.jsonl")]
+    assert found == [("WARN", 1.5), ("ERROR", 2.5)]

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from ebmguard import Level, guard
-from tests.parts import (
-    Energy,
-    Memory,
-    Script,
-    difference,
-    get_sample_q,
-    gradient_at,
-    rising_difference,
-)
-from tests.runs import Run, begin, frozen, randomness, train
+from tests.parts import Script, difference, get_sample_q, gradient_at, rising_difference
+from tests.runs import Run, begin, randomness, train
 
 N_STEPS = 52
 
@@ -108,53 +98,3 @@ def test_no_global_random_number_is_drawn(tmp_path):
     g.load_state_dict(g.state_dict())
     g.close()
     assert randomness() == before
-
-
-# -- nothing is asked of the guard -----------------------------------------------------------------
-
-STEPS = 14
-
-
-def sampler(o: float, size: float = 0.02) -> Any:
-    """Langevin chains for exp(o f), without noise where o is infinite."""
-
-    def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(5):
-            x = x + size * gradient_at(f, x) + (2 * size / o) ** 0.5 * torch.randn_like(x)
-        return x
-
-    return sample
-
-
-CASES: dict[str, tuple[Any, Any, float | None]] = {  # the network, the sampler, the largest S
-    "true scale": (Energy, sampler(1), 0.5),
-    "JEM": (Energy, sampler(20_000, 1.0), 1.0),
-    "no noise": (Energy, sampler(math.inf), 0.5),
-    "no gradient": (Energy, lambda f, x: x * f(x).mean().detach(), None),
-}
-
-
-def ended(network: Any, sample: Any, memory: Memory | None) -> tuple[Any, ...]:
-    """What a run ends with; with a guard if there is where it writes to."""
-    torch.manual_seed(0)
-    f = network()
-    run = Run(f, torch.optim.Adam(f.parameters(), lr=0.01), sampler=sample)
-    if memory is not None:
-        told: Any = {"model": f, "optimizer": run.optimizer, "sinks": [memory]}
-        run.loss_fn, run.sampler = guard(None, sample, **told)
-    for _ in range(STEPS):
-        data, start = (torch.bernoulli(torch.full((8, 2), p)) for p in (0.8, 0.5))
-        run.step(data, start)
-    return frozen([*f.parameters()]), run.state()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_guard_of_which_nothing_is_asked_changes_no_bit(case: str) -> None:
-    network, sample, largest = CASES[case]
-    memory = Memory()
-    assert ended(network, sample, memory) == ended(network, sample, None)
-    assert memory.column("beta_star") == [0] * STEPS
-    assert memory.column("sampler/substeps") == [1] * STEPS
-    sharpness = memory.column("sampler/sharpness")
-    assert [math.isnan(x) for x in sharpness] == [largest is None] * STEPS
-    assert largest is None or max(sharpness) < largest

@@ -11,6 +11,7 @@ from torch._dynamo.utils import counters
 from ebmguard import guard
 from ebmguard.objective import contrastive_loss
 from tests.parts import Energy, energies, gradient_at, langevin
+from tests.runs import Training
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -105,14 +106,8 @@ def counted_in_training(beta_star, *, in_place: bool) -> dict[str, dict[str, Any
     if in_place:
         f.compile(backend="eager")
         net = f
-    optimizer = torch.optim.Adam(f.parameters())
-    g = guard(None, langevin, beta_star=beta_star, output_scale=4.0).attach(optimizer=optimizer)
-    x_pos = torch.randn(6, 2)
-    for _ in range(6):
-        loss = g.loss_fn(net(x_pos), net(g.sampler(net, x_pos)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    training = Training(langevin, f=net, model=None, beta_star=beta_star, output_scale=4.0)
+    training.go(6)
     return counted()
 
 

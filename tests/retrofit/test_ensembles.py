@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -83,20 +84,9 @@ def test_equals_a_loop_over_the_models(gradients, models, options):
     close(found, slopes(total, pos, neg))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"beta_star": 1.0}, "beta_star has no model dimensions"),
-        ({"beta_star": torch.ones(2)}, "has 3 names, but beta_star has model dimensions"),
-        ({"variant": ["default", "best"]}, r"\['default', 'best'\]; expected one"),
-    ],
-)
-def test_refused_when_it_is_built(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ensemble(**arguments)
-
-
-def test_a_schedule_keeps_the_model_dimensions():
+def test_a_schedule_keeps_the_model_dimensions_and_a_variant_has_them():
+    with pytest.raises(ValueError, match="has 3 names, but beta_star has model dimensions"):
+        ensemble(beta_star=torch.ones(2))
     g = guard(None, None, beta_star=lambda step: torch.ones(4 - step))
     pos, neg = torch.randn(4, N), torch.randn(4, M)
     g.loss_fn(pos, neg)
@@ -130,12 +120,8 @@ def alone(i: int, sampler: Any = None, **options: Any) -> Guard:
 
 
 def attach(g: Guard, kind: str = "sgd") -> torch.optim.Optimizer:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer: torch.optim.Optimizer = (
-        torch.optim.SGD([parameter], lr=0.1)
-        if kind == "sgd"
-        else torch.optim.Adam([parameter], lr=0.1, fused=True)
-    )
+    kinds: Any = {"sgd": torch.optim.SGD, "fused adam": partial(torch.optim.Adam, fused=True)}
+    optimizer: torch.optim.Optimizer = kinds[kind]([nn.Parameter(torch.ones(2))], lr=0.1)
     g.attach(optimizer=optimizer)
     return optimizer
 

@@ -118,13 +118,6 @@ def check_variance(x: Tensor, height: float, n: int, size: float = A) -> None:
     assert float(x.var()) == pytest.approx(right, rel=6 * (2 / x.numel()) ** 0.5)
 
 
-class Shared(Bowls):
-    """Whose members share their samples: (B, d) to (members, B)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.expand(len(self.curvatures), *x.shape))
-
-
 class Run:
     """A guarded run on a bowl of these heights, or one without a guard."""
 
@@ -301,19 +294,6 @@ def test_members_have_their_own_sharpness_and_no_finer_steps() -> None:
         assert own["sampler/sharpness"] == pytest.approx(right, abs=0.01)
         assert own["sampler/substeps"] == 1
     assert g.alerts == []
-
-
-@pytest.mark.parametrize("sizes", [(3, 4), (4, 4), (3, 3)])
-def test_samples_as_many_as_members_or_not_are_no_fault(sizes: tuple[int, int]) -> None:
-    """The members share their samples. Three are taken for one of each member."""
-
-    def in_parts(f: Any, x: Tensor) -> Tensor:
-        return torch.cat([langevin(f, part) for part in x.split(sizes)])
-
-    g = guard(None, in_parts, beta_star=torch.zeros(3), rules=[])
-    g.sampler(Shared(torch.ones(3)), torch.randn(sum(sizes), 2, dtype=torch.float64))
-    g.loss_fn(torch.randn(3, 8), torch.randn(3, 8))
-    assert math.isfinite(g.last["sampler/sharpness"]) == (sizes[0] == sizes[1])
 
 
 # -- two ranks -----------------------------------------------------------------------------------

@@ -21,15 +21,7 @@ from ebmguard.recovery.archive import Archive
 from ebmguard.sinks import read_jsonl
 from tests.parts import Energy, climb
 from tests.ranks import rank_fixtures
-from tests.retrofit.ranks_process import (
-    CASES,
-    FAULTS,
-    FAULTY_STEP,
-    RESTORED,
-    STEPS,
-    WORLD,
-    train,
-)
+from tests.retrofit.ranks_process import CASES, FAULTS, FAULTY_STEP, RESTORED, STEPS, WORLD, train
 
 started, folder, seen = rank_fixtures("tests.retrofit.ranks_process", WORLD)
 
@@ -75,13 +67,8 @@ def test_all_ranks_have_the_parameters_gradients_and_rows_of_one_process(seen, n
             rel = 1e-6 if tag.startswith("sampler/") or tag == "nonfinite/samples" else 1e-8
             assert row[tag] == pytest.approx(right[tag], rel=rel, abs=1e-9, nan_ok=True), tag
     assert CASES[name].betas or "optim/amplification" in alone["rows"][1]
-    # The sharpness is the mean of the ranks, weighted by their chains.
-    for found, own in ((ranks[0], ranks), (alone, [alone])):
-        by_step = zip(*(x["sharpness"] for x in own), strict=True)
-        for row, told in zip(found["rows"], by_step, strict=True):
-            right = sum(x * n for x, n in told) / sum(n for _, n in told)
-            assert row["sampler/sharpness"] == pytest.approx(right, rel=1e-6, nan_ok=True)
-    assert any(abs(x) > 1e-4 for x, _ in alone["sharpness"])
+    # Otherwise the numbers of classes would be nothing but zeros.
+    assert name != "default, classes" or 0 < max(row["unpaired"] for row in rows) < 10
 
 
 def test_what_one_rank_loses_alerts_all(seen):
@@ -95,13 +82,6 @@ def test_what_one_rank_loses_alerts_all(seen):
         assert row["nonfinite/energies"] == 1 / sum(map(sum, case.sizes))
         assert all(math.isnan(row[name]) for name in ("ess", "grad_scale", "f_neg/mean"))
         assert not math.isnan(row["f_pos/mean"])
-
-
-def test_classes_leave_positives_out_on_all_ranks(seen):
-    """Otherwise the tests above would compare nothing but zeros."""
-    unpaired = [row["unpaired"] for row in seen[0]["default, classes"]["rows"]]
-    assert any(unpaired)
-    assert all(count < 10 for count in unpaired)
 
 
 # -- one rank stops all, or takes all back ---------------------------------------------------------
@@ -192,19 +172,15 @@ def test_the_step_is_left_out_on_all_ranks(seen, by, rule):
 def test_all_go_on_from_the_newest_snapshot_that_all_have(folder, seen):
     for rank in seen:
         found = rank["goes on"]
-        assert found["nothing"] is None
         for name, step in (("whole", 10), ("lacks one", 8)):
             assert found[name]["step"] == step
             states = found[name]["states"]
             assert set(states) == set(range(step, 13))
             assert all(same(state, found["first"][at]) for at, state in states.items())
         assert f"no snapshot that all {WORLD} ranks can read" in found["lacks all"]
-        assert "holds snapshots of a run, the newest of step 10" in found["begins"]
-    assert len({(rank["goes on"]["lacks all"], rank["goes on"]["begins"]) for rank in seen}) == 1
+    assert len({rank["goes on"]["lacks all"] for rank in seen}) == 1
     # As many ranks must go on.
     whole = folder / "snapshots" / "whole"
-    with pytest.raises(ConfigError, match="holds snapshots of a run, the newest of step 10"):
-        Archive(whole, 1, Ranks()).check_empty()
     with pytest.raises(ConfigError, match=f"a run on {WORLD} ranks, but this one is on 1"):
         Archive(whole / "rank0", 1, Ranks()).newest(lambda found: None)
 

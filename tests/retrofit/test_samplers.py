@@ -72,16 +72,13 @@ class Chains:
 KINDS: dict[str, Callable[[Model], tuple[Any, Any, tuple[Any, ...]]]] = {
     "function": lambda f: (gradient_at, None, (f, X)),
     "method of an object that has the energy": lambda f: (Chains(f).sample_new, None, (X,)),
-    "callable object that has the energy": lambda f: (Chains(f), None, (X,)),
     "closure": lambda f: (lambda x: gradient_at(f, x), f, (X,)),
     "method of an object": lambda f: (Chains(f).untouched, f, (X,)),
     "method of the energy": lambda f: (f.sample, None, (X,)),
     "partial of the samples": lambda f: (functools.partial(gradient_at, x=X), None, (f,)),
-    "partial of the energy": lambda f: (functools.partial(gradient_at, f), None, (X,)),
     "callable object": lambda f: (Chains(f), f, (X,)),
     "module": lambda f: (Proposal(), None, (f, X)),
-    "forward passed as the energy": lambda f: (gradient_at, None, (f.forward, X)),
-    "forward called by name": lambda f: (
+    "forward by name": lambda f: (
         lambda f, x: gradient_at(lambda x: f.forward(x), x),
         None,
         (f, X),
@@ -182,9 +179,6 @@ def test_sampler_is_left_as_it_is_where_only_beta_star_is_given():
     f = Bowl()
     g = guard(None, lambda x: gradient_at(f, x), beta_star=2.0)
     assert is_plain(g.sampler(X))  # a closure, and no model= needed
-    assert is_plain(guard(None, gradient_at, beta_star=2.0).sampler(f, X))
-    two = guard(None, lambda f, h, x: gradient_at(f, x), beta_star=2.0)
-    assert is_plain(two.sampler(f, Bowl(), X))
 
 
 # -- pauses, nested calls and several modules ----------------------------------------------------
@@ -202,18 +196,6 @@ def test_pause_gives_plain_samples():
     with pytest.raises(RuntimeError, match="stop"), g.paused():
         raise RuntimeError("stop")
     assert is_tempered(g.sampler(f, X))
-
-
-def test_nested_calls_do_not_square_the_factor():
-    f = Bowl()
-
-    def recursive(f, x, depth=2):
-        return g.sampler(f, x, depth - 1) if depth else gradient_at(f, x)
-
-    g = guard(None, recursive, **QUARTER)
-    assert is_tempered(g.sampler(f, X))
-    assert is_plain(gradient_at(f, X))
-    assert g.state_dict()["sampler_calls"] == 1
 
 
 def test_temper_inside_a_guarded_sampler_is_refused():
