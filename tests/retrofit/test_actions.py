@@ -148,20 +148,6 @@ def test_lag_raises_where_the_step_ends_that_is_two_later(place):
 # -- what alerts do besides --------------------------------------------------------------------
 
 
-def test_error_of_the_rule():
-    for rule, error in (
-        ("nonfinite", errors.NonFiniteError),
-        ("sampler_failing", errors.SamplerFailingError),
-        ("weights_degenerate", errors.WeightsDegenerateError),
-        ("a_rule_of_ones_own", errors.DivergenceError),
-    ):
-        g, _, sgd, _ = make({0: Level.ERROR}, rule=rule, optimizer=True)
-        gradient(g)
-        with pytest.raises(RuntimeError) as caught:
-            sgd.step()
-        assert type(caught.value) is error
-
-
 def test_warnings_never_raise():
     g, _, sgd, _ = make({0: Level.WARN, 1: Level.INFO}, optimizer=True)
     for _ in range(3):

@@ -270,20 +270,6 @@ def test_misuse(error, mistake, message, tmp_path):
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_a_method_that_the_sampler_does_not_call():
-    f = Energy()
-    cases: Any = (
-        ("score", gradient_at, ConfigError, "energy='score' names the.*Energy has none of that"),
-        ("classify", lambda f, x: gradient_at(f.net, x), SamplerError, r"never called Energy\.cla"),
-    )
-    for energy, sampler, error, says in cases:
-        g = guard(None, sampler, energy=energy, beta_star=1.0, output_scale=10.0)
-        with pytest.raises(error, match=says):
-            g.sampler(f, X)
-        assert not vars(f).keys() & {"classify", "forward"}
-        assert g.state_dict()["sampler_calls"] == 0
-
-
 def test_the_guard_works_after_a_mistake():
     f = Energy()
     g = guard(None, gradient_at, beta_star=1.0, output_scale=10.0)

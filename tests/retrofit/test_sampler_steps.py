@@ -124,19 +124,6 @@ def test_norms_are_of_the_untempered_energy(options, mean, largest):
     assert found["sampler/grad_norm_max"] == near(largest)
 
 
-def test_norms_are_of_the_last_step_where_the_number_of_steps_changes():
-    def sampler(f, x, steps):
-        x = x.clone().requires_grad_()
-        for _ in range(steps):
-            (grad,) = torch.autograd.grad(f(x).sum(), x)
-            x.data += (1 / 0.75) * 0.5 * grad  # halves x
-        return x.detach()
-
-    g, f, counts = attached(sampler), Bowl(), (3, 5, 2, 2, 4)
-    norms = [row_of(g, f, POINTS, steps)["sampler/grad_norm"] for steps in counts]
-    assert norms == pytest.approx([MEAN / 2 ** (steps - 1) for steps in counts], rel=1e-6)
-
-
 def without_gradients(f: Any, x: Tensor) -> Tensor:
     with torch.no_grad():
         f(x)

@@ -153,15 +153,6 @@ def test_an_objects_methods_are_tempered_and_its_attributes_pass_through_both_wa
     assert copy.copy(sampler).original is chains
 
 
-def test_inline():
-    f = Bowl()
-    g = guard(None, None, **QUARTER)
-    assert g.sampler is None
-    assert is_tempered(gradient_at(lambda x: g.temper(f(x)), X))
-    with g.paused():
-        assert is_plain(gradient_at(lambda x: g.temper(f(x)), X))
-
-
 def test_results_arguments_and_side_effects_are_the_samplers_own():
     seen = SimpleNamespace(calls=[])
 

@@ -327,12 +327,3 @@ def test_a_rollback_refuses_parameters_that_nobody_would_skip() -> None:
     q = g.sampler(f, X)
     with pytest.raises(ConfigError, match=r"net\.0\.bias, net\.2\.bias.*optimizer=\[a, b\]"):
         g.loss_fn(f(X), f(q))
-
-
-def test_what_is_no_list_of_optimizers() -> None:
-    for optimizer, words in (
-        ([], "expected a torch Optimizer"),
-        ([SGD, 1], "expected a torch|SGD"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            guard(None, langevin, optimizer=optimizer)  # type: ignore[arg-type]

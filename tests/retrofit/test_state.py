@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ebmguard import Level, guard
+from ebmguard import guard
 from ebmguard.errors import ConfigError
-from tests.parts import Bowl, Memory, Script, gradient_at
+from tests.parts import Bowl, Memory, gradient_at
 
 STEPS, SAVED_AFTER = 60, 45
 
@@ -119,23 +119,6 @@ def test_continued_run_is_the_uninterrupted_one(options, saved_after, via, tmp_p
     first.guard.close()
     assert first.rows() == whole.rows()
     assert first.alerts == whole.alerts
-
-
-def test_own_hold_wins_over_the_saved_one():
-    held = Run(judge_in_loss=True, optimizer=True)
-    held.go(0, 5)
-    lagging = Run(judge_in_loss=False, optimizer=True)
-    lagging.guard.load_state_dict(held.guard.state_dict())
-    lagging.go(5, 9)
-    assert lagging.memory.steps == [5, 6]
-    # And the other way round: rows that were under way are judged when they come.
-    back = Run(judge_in_loss=True, optimizer=True)
-    back.guard.load_state_dict(lagging.guard.state_dict())
-    script = Script({8: Level.WARN}).watches(back.guard)
-    back.go(9, 10)
-    assert sorted(step for step, _ in script.seen) == [7, 8, 9]
-    assert back.memory.steps == [7, 8, 9]
-    assert back.memory.column("alert_level") == [0.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("optimizer", [True, False])
