@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 HEAVY = (
     *("adapters", "frameworks", "never_silent", "recovery", "reference_training", "trace", "whole"),
     *("alerts/test_sampler_rules.py", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
-    *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "sinks/test_logs.py"),
+    *("retrofit/test_ensembles.py", "sinks/test_logs.py"),
 )
 """Rooms and files whose tests train, or take long otherwise."""
 HEAVY_WORDS = re.compile(
@@ -57,8 +57,7 @@ COVERED_ELSEWHERE = (
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
     "reference_training/test_trainers.py::test_the_same_seed_is_the_same_bits",
     "reference_training/toy/test_train.py::test_each_member_is_as_if_trained_alone",
-    *("report/test_fuzz.py", "retrofit/test_bit_identity.py", "retrofit/test_compiled.py"),
-    *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),
+    *("report/test_fuzz.py", "retrofit/test_bit_identity.py", "retrofit/test_ensembles.py"),
     *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
     "test_rules_stamp.py",
     *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),

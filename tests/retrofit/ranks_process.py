@@ -372,8 +372,7 @@ def of_rank(_: Any, folder: Path) -> dict[str, Any]:
         found[f"stops, {fault}"] = stops(rank, fault)
     found["climbs"], found["goes on"] = climbs(rank, folder), goes_on(rank, folder)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    found["leaves out, by scaler"] = leaves_out(rank, scaler=scaler)
-    found["leaves out, fused"] = leaves_out(rank, fused=True)
+    found["leaves out"] = leaves_out(rank, scaler=scaler)
     found["page"] = page()
     return found
 

@@ -11,12 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import ebmguard
-from ebmguard.alerts import DEFAULT_RULES, FloorRule, Level, Reading
+from ebmguard.alerts import DEFAULT_RULES, Level, Reading
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.recovery import Recovery
 from ebmguard.sinks import read_jsonl
@@ -294,16 +293,3 @@ def test_a_rule_that_misspeaks_is_named_at_its_first_row(said, words, tmp_path):
     rule.said = said
     with pytest.raises(EbmguardError, match=rf"Rule 'mine': read\(row\) should .* but {words}"):
         training.go()
-
-
-def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
-    rule = Rule()
-    training = begun(tmp_path, rules=[FloorRule(), rule])
-    of_numpy = (np.float32(1.5), np.float64(1), np.int64(3))
-    rule.said = reading(np.int64(1), np.False_, "energy_gap", *of_numpy, ["lower it"])
-    training.go()
-    rule.said = reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
-    training.go()
-    training.g.close()
-    found = [(x["level"], x["value"]) for x in read_jsonl(tmp_path / "alerts.jsonl")]
-    assert found == [("WARN", 1.5), ("ERROR", 2.5)]

@@ -201,21 +201,6 @@ def test_the_steps_that_give_the_output_scale_are_known_everywhere():
     assert [problem.name for problem in g.check() if problem.name == "output_scale"] == []
 
 
-@pytest.mark.parametrize("follows", [False, True])
-def test_reading_a_property_never_changes_the_record(follows):
-    """Only a sampler that asks for its steps has their number in the rows."""
-
-    def sampler(f: Any, x: Tensor) -> Tensor:
-        return sgld(f, x, steps=g.next_steps() if follows else 3, **STEPS)
-
-    g = guard(None, sampler, beta_star=1.0, output_scale=4.0, sgld_steps=3, **STEPS)
-    for _ in range(3):
-        assert g.sgld_steps == 3
-        g.sampler(Energy(), torch.ones(5, 2))
-        g.loss_fn(*energies())
-    assert g.last.get("sampler/steps") == (3.0 if follows else None)
-
-
 def test_a_sampler_gets_the_number_of_its_steps_by_name():
     seen = []
 

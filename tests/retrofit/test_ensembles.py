@@ -184,15 +184,6 @@ def test_samples_of_each_member_and_samples_that_all_share(samples, expected):
     assert [row["nonfinite/samples"] for row in g.members] == expected
 
 
-def test_members_are_counted_along_the_flattened_model_dimensions():
-    g = guard(None, None, beta_star=torch.arange(6.0).reshape(2, 3))
-    pos, neg = torch.randn(2, 3, 5), torch.randn(2, 3, 4)
-    neg[1, 1, 0] = torch.nan
-    g.loss_fn(pos, neg)
-    assert [row["beta_star"] for row in g.members] == [0, 1, 2, 3, 4, 5]
-    assert [alert.member for alert in g.alerts] == [4]
-
-
 # -- alerts --------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ebmguard import Guard, Level, Recovery, guard
 from ebmguard.retrofit.finer_steps import FinerSteps
 from ebmguard.sampling import SamplerUpdate
-from tests.parts import Bowl, Bowls, Memory, gradient_at
+from tests.parts import Bowl, Memory, gradient_at
 from tests.ranks import be_rank, rank_fixtures
 from tests.runs import frozen, randomness
 
@@ -277,23 +277,6 @@ def test_a_size_that_the_trainer_changes_is_looked_at_anew() -> None:
     assert run.column("substeps") == fineness
     for x, n in zip(run.samples[17:], fineness[17:], strict=True):
         check_variance(x, 11.0, n, 0.6 * A)
-
-
-def test_members_have_their_own_sharpness_and_no_finer_steps() -> None:
-    curvatures, x = torch.tensor([12.0, 3.0]), torch.randn(2, CHAINS, 3, dtype=torch.float64)
-    g = guard(None, langevin, beta_star=torch.zeros(2), rules=[])
-    for _ in range(14):
-        g.sampler(Bowls(curvatures), x)
-        g.loss_fn(torch.randn(2, 8), torch.randn(2, 8))
-    for own, curvature, start in zip(g.members, curvatures, x, strict=True):
-        alone = guard(None, langevin, rules=[])
-        alone.sampler(Bowls(curvature), start)
-        alone.loss_fn(torch.randn(8), torch.randn(8))
-        right = alone.last["sampler/sharpness"]
-        assert right == pytest.approx(A * float(curvature), abs=0.01)
-        assert own["sampler/sharpness"] == pytest.approx(right, abs=0.01)
-        assert own["sampler/substeps"] == 1
-    assert g.alerts == []
 
 
 # -- two ranks -----------------------------------------------------------------------------------

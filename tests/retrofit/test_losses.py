@@ -174,25 +174,6 @@ def test_weight_does_not_train_what_it_is_made_of():
     assert pos.grad is not None
 
 
-def test_last_row_holds_everything_once():
-    pos, neg = leaves((N,), (M,))
-    g = guard(difference, None, beta_star=1.0, output_scale=20_000)
-    loss = g.loss_fn(pos, neg)
-    weights = ["grad_scale", "weight_entropy", "ess", "max_weight", "positive_weight_entropy"]
-    weights += ["reweighting_angle", "pareto_k"]
-    summary = ["mean", "std", "min", "q05", "median", "q95", "max"]
-    assert set(g.last) == {
-        *weights,
-        *(f"ref/{name}" for name in weights),
-        *(f"{side}/{name}" for side in ("f_pos", "f_neg") for name in summary),
-        *("energy_gap", "energy_gap_scaled", "energy_overlap", "output_scale"),
-        *("nonfinite/energies", "nonfinite/pos", "nonfinite/neg"),
-        *("beta_star", "loss", "loss_weight"),
-    }
-    assert g.last["loss"] == pytest.approx(loss.item())
-    assert g.last["energy_gap_scaled"] == pytest.approx(20_000 * g.last["energy_gap"])
-
-
 # -- conditional energies --------------------------------------------------------------------------
 
 

@@ -148,11 +148,9 @@ def test_the_first_rank_alone_writes(folder, seen):
     assert read_jsonl(log / "recovery.jsonl") == seen[0]["climbs"]["rollbacks"]
 
 
-@pytest.mark.parametrize(("by", "rule"), [("by scaler", "amp_skip"), ("fused", "nonfinite")])
-def test_the_step_is_left_out_on_all_ranks(seen, by, rule):
-    found = told_alike(seen, f"leaves out, {by}")
-    (alert,) = found[0]["alerts"]
-    assert (alert["rule"], alert["step"]) == (rule, 1)
+def test_the_step_is_left_out_on_all_ranks(seen):
+    found = told_alike(seen, "leaves out")
+    assert [(alert["rule"], alert["step"]) for alert in found[0]["alerts"]] == [("amp_skip", 1)]
     for rank in found:
         before, after = (rank["states"][step][:-1] for step in (1, 2))  # but for the buffer
         assert same(before, after)

@@ -32,12 +32,6 @@ class Steep(Energy):
         return 20 * super().forward(x)
 
 
-class Minus(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = -super().forward(x)
-        return out
-
-
 class Recorded:
     """Langevin steps whose every point is kept: of what the acceptance is expected to be."""
 
@@ -54,7 +48,6 @@ class Recorded:
             c, total = {
                 "sum": (1.0, f(x).sum()),
                 "energy": (-1.0, -f(x).sum()),
-                "descent": (-1.0, f(x).sum()),
                 "mean": (1 / len(x), f(x).mean()),
             }[self.objective]
             if self.move == "backward":
@@ -172,15 +165,6 @@ def test_acceptance_is_that_of_the_last_step_with_both_ends(move, objective, c):
     assert found["sampler/evaluations"] == 4
 
 
-def test_networks_that_return_energies():
-    """-f for f, whose sampler descends."""
-    f = Steep()
-    found = row(Recorded(objective="descent"), Minus(f), convention="energy")
-    expected = row(Recorded(), f)
-    for tag in ("acceptance", "drift_to_noise", "evaluations"):
-        assert found[f"sampler/{tag}"] == near(expected[f"sampler/{tag}"])
-
-
 def test_members_of_an_ensemble_have_their_own():
     star = torch.full((3,), 0.5, dtype=torch.float64)
     g = attached(Recorded(), beta_star=star)
@@ -231,15 +215,6 @@ def test_unknown_where_there_is_no_such_step(sampler, network):
 def _grad(f, x):
     x = x.clone().requires_grad_()
     return torch.autograd.grad(f(x), x)[0]
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_energies():
-    torch.compiler.reset()
-    f, sampler = Steep(), Recorded()
-    compiled = torch.compile(f, backend="eager")
-    assert row(sampler, compiled)["sampler/acceptance"] == near(sampler.acceptance(f))
-    torch.compiler.reset()
 
 
 def test_a_call_in_which_a_step_ends_measures_what_it_began_to_measure():

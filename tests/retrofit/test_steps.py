@@ -110,27 +110,6 @@ def test_an_update_without_a_loss_as_a_classifiers_counts_as_a_step():
     loop.check(factors=[0, 2], losses=[0, 2], rows=[0, 1, 2])
 
 
-@pytest.mark.parametrize("step", ["sb", "sbu"])
-def test_plotting_calls_between_steps_do_no_harm(step):
-    loop = Loop(optimizer=adam if "u" in step else None)
-    for _ in range(2):
-        loop.go(step)
-        loop.go("s")  # a plot, tempered; it belongs to the next step
-        with loop.guard.paused():
-            loop.go("sl")
-    loop.guard.close()
-    assert loop.memory.steps == [0, 1]
-    assert loop.factors[2::3] == pytest.approx([1.0, 1.0])
-    assert loop.factors[3] == pytest.approx(0.98, rel=1e-5)
-
-
-def test_unpacks_into_loss_and_sampler():
-    loss_fn, sample_q = g = guard(None, gradient_at, beta_star=1.0)
-    assert (loss_fn, sample_q, loss_fn.guard) == (g.loss_fn, g.sampler, g)
-    assert repr(g) == "<ebmguard.Guard step=0 alerts=0>"
-    assert not any(isinstance(part, torch.nn.Module) for part in (g, loss_fn, sample_q))
-
-
 # -- one judgement -------------------------------------------------------------------------------
 
 LOST: Any = (torch.zeros(6), torch.full((6,), -20.0))  # GradScale 0: no negative is competitive
@@ -261,30 +240,6 @@ def test_sampler_without_its_loss(said, train):
     assert "g.paused()" in message
 
 
-def test_what_is_left_in_peace(said):
-    g, f, other = make(), Bowl(), Bowl()
-    train(other)
-    for _ in range(50):  # in turn, and neither is trained
-        g.sampler(f, POINTS)
-        g.sampler(other, POINTS)
-    g, f = make(), Bowl()
-    with g.paused():
-        for _ in range(50):
-            g.sampler(f, POINTS)
-    for _ in range(9):  # long-run chains before the first step, say
-        g.sampler(f, POINTS)
-    g.loss_fn(*energies())
-    for _ in range(9):
-        g.sampler(f, POINTS)
-    for options in ({"beta_star": 0.0}, {"sampler_scale": 1.0}):  # which is not tempered
-        g, f = make(**options), Bowl()
-        g.sampler(f, POINTS)
-        g.loss_fn(*energies())
-        for _ in range(50):
-            g.sampler(f, POINTS)
-    assert said() == []
-
-
 def one_more(g, f):
     for _ in range(101):
         g.sampler(f, POINTS)
@@ -334,14 +289,3 @@ def test_schedule_that_starts_late(said):
         g.sampler(f, POINTS)
         assert len(said()) == (step >= 15)
         optimizer.step()
-
-
-def test_loss_without_its_sampler_is_an_error():
-    g = make()
-    with g.paused():
-        g.sampler(Bowl(), POINTS)
-        g.loss_fn(*energies())  # evaluation: any energies will do
-    assert g.step == 0
-    assert g.last == {}
-    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
-        g.loss_fn(*energies())
