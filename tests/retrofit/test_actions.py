@@ -173,19 +173,6 @@ def test_every_alert_is_recorded_said_and_called_back(caplog):
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 2.0, 0.0]
 
 
-@pytest.mark.parametrize("asked", [False, True])
-def test_sinks_are_flushed_by_an_alert_and_when_asked(asked):
-    memory = Memory()
-    levels = {} if asked else {3: Level.WARN}
-    g, _, sgd, _ = make(levels, optimizer=True, sinks=[memory], flush_every=50)
-    for step in range(5):
-        gradient(g)
-        sgd.step()
-        if asked and step == 3:
-            g.flush()
-        assert memory.flushed_rows == ([] if step < 3 else [4 if asked else 3])
-
-
 # -- what a run is advised: what it allows, two remedies at most, nothing that contradicts ---------
 
 R = Remedy

@@ -25,7 +25,7 @@ from tests.parts import (
     langevin,
     rising_difference,
 )
-from tests.runs import Run, Training, begin, randomness, train
+from tests.runs import Run, Training, begin, train
 
 N_STEPS = 52
 
@@ -100,20 +100,6 @@ def test_alerts_with_warn_change_nothing(unguarded, caplog):
     assert len(run.guards[0].alerts) == N_STEPS
 
 
-def test_no_global_random_number_is_drawn(tmp_path):
-    pos, neg, model = torch.randn(8), torch.randn(8), torch.nn.Linear(2, 1)
-    before = randomness()
-    g = guard(difference, gradient_at, beta_star=1.0, output_scale=5, log_dir=tmp_path)
-    g.attach(model=model, optimizer=torch.optim.Adam(model.parameters()))
-    for _ in range(3):
-        g.sampler(model, torch.zeros(4, 2))
-        g.loss_fn(pos, neg)
-        g.reweight(pos, neg)
-    g.load_state_dict(g.state_dict())
-    g.close()
-    assert randomness() == before
-
-
 # -- compiled energies -----------------------------------------------------------------------------
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -151,16 +137,6 @@ def run(module, f, x, *, sampler=gradient_at):
 
 
 EXPECTED = pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], rel=1e-5)
-
-
-def test_compiled_wrapper():
-    counter, x = Counter(), torch.randn(3, 2)
-    f = Energy()
-    compiled = torch.compile(f, backend=counter)
-    ratios, plain, _ = run(compiled, compiled, x)
-    assert ratios == EXPECTED
-    assert torch.equal(gradient_at(f, x), plain)
-    assert counter.graphs == 1
 
 
 def test_compiled_in_place():

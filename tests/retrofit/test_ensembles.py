@@ -238,29 +238,6 @@ def test_any_members_error_raises_and_withholds_the_loss():
         optimizer.step()
 
 
-def test_skipped_steps_are_of_the_whole_ensemble():
-    memory = Memory()
-    together, single = ensemble(judge_in_loss=False, sinks=[memory]), alone(0)
-    optimizers = [attach(together, "fused adam"), attach(single, "fused adam")]
-    for step in range(60):
-        pos, neg, _ = draws(step)
-        together.loss_fn(pos, neg)
-        single.loss_fn(pos[0], neg[0])
-        for optimizer in optimizers:
-            (parameter,) = optimizer.param_groups[0]["params"]
-            # The second one opens an episode of its own, after so long a calm.
-            parameter.grad = torch.full((2,), torch.nan if step in (3, 4, 55) else 0.1)
-            optimizer.step()
-    together.close()
-    alerts = [(alert.step, alert.tag) for alert in together.alerts]
-    assert alerts == [(alert.step, alert.tag) for alert in single.alerts]
-    assert [alert.step for alert in together.alerts] == [3, 55]
-    assert {alert.member for alert in together.alerts} == {None}
-    assert [step for step, row in memory.rows if row["nonfinite/gradients"]] == [3, 4, 55]
-    assert "nonfinite/gradients" not in together.members[0]
-    assert memory.steps == list(range(60))
-
-
 def test_skips_by_the_scaler_are_no_members():
     g = ensemble(judge_in_loss=True)
     optimizer, scaler = attach(g), torch.amp.GradScaler("cpu")

@@ -63,18 +63,6 @@ def test_without_lag_the_row_so_far_comes_with_every_measurement():
     assert (whole.step, whole.is_over, whole.is_news) == (0, True, False)
 
 
-@pytest.mark.parametrize("lag", [1, 2])
-def test_with_lag_the_row_of_step_t_is_read_at_the_end_of_step_t_plus_lag(lag):
-    rows, read = make(lag), []
-    for step in range(6):
-        assert add(rows, {"a": number(step)}) == []
-        read.append([(x.step, x.numbers["a"], x.is_over, x.is_news) for x in over(rows)])
-    due = [[(step - lag, step - lag, True, True)] if step >= lag else [] for step in range(6)]
-    assert read == due
-    assert [row.step for row in rows.drain()] == list(range(6 - lag, 6))
-    assert list(rows.drain()) == []
-
-
 @pytest.mark.parametrize("lag", [0, 2])
 def test_numbers_of_one_step_are_averaged_by_name_also_those_of_members(lag):
     rows = make(lag)

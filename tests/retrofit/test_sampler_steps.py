@@ -117,23 +117,6 @@ def test_norms_are_of_the_untempered_energy(options, mean, largest):
     assert found["sampler/grad_norm_max"] == near(largest)
 
 
-def without_gradients(f: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        f(x)
-    f(x)
-    return x
-
-
-def test_norms_are_unknown_where_no_gradient_was_seen():
-    calls = iter([True, False])
-    g, f = attached(lambda f, x: (gradient_at if next(calls) else without_gradients)(f, x)), Bowl()
-    # One call does not speak for the next.
-    for expected in (MEAN, math.nan):
-        found = row_of(g, f, POINTS)
-        assert found["sampler/grad_norm"] == near(expected)
-    assert math.isnan(found["sampler/grad_norm_max"])
-
-
 def test_no_hook_stays_on_the_samples():
     x, f = POINTS.clone().requires_grad_(), Bowl()
     g = attached(lambda f: torch.autograd.grad(f(x).sum(), x)[0])

@@ -155,15 +155,13 @@ def test_only_fused_optimizers_decide_on_the_device(name):
 
 def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
     # Their squares are infinite in float32, and the sum of two of them nearly is.
-    g, opt, parameters, memory = make(OPTIMIZERS["sgd"])
+    _, opt, parameters, memory = make(OPTIMIZERS["sgd"])
     opt.step()
     for p in parameters[:2]:
         p.grad = torch.full_like(p, 3e38)
     opt.step()
     assert torch.all(parameters[0] == 1 - 0.1 * torch.tensor(3e38))
     assert memory.column("nonfinite/gradients") == [0.0, 0.0]
-    assert g.step == 2
-    assert not g.alerts
 
 
 def test_gradients_of_several_dtypes():

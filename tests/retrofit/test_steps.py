@@ -156,8 +156,7 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
 
     g = guard(slow, None, beta_star=0.0)
     g.loss_fn(*energies())
-    found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(g.loss_fn(*energies())))
+    thread = threading.Thread(target=g.loss_fn, args=energies())
     thread.start()
     assert entered.wait(60)
     for call in (g.loss_fn, g.reweight):
@@ -165,8 +164,6 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
             call(*energies())
     leave.set()
     thread.join()
-    assert len(found) == 1
-    assert g.step == 1
     g.loss_fn(*energies())  # and is over
     assert g.step == 2
 
@@ -249,7 +246,6 @@ def one_more(g, f):
     ("evaluate", "how"),
     [
         (one_more, "101 times since the last guarded loss, against 100 before"),
-        (lambda g, f: g.sampler(f.eval(), POINTS), "in evaluation mode"),
         (lambda g, f: torch.no_grad()(g.sampler)(f, POINTS), "in evaluation mode, without gradi"),
         (lambda g, f: g.sampler(f, POINTS.repeat(50, 1)), "for 100 samples, against 2 before"),
         (
