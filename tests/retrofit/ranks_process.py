@@ -78,14 +78,12 @@ class Case:
 
 EQUAL = ((6, 4), (6, 4))
 UNEQUAL = ((8, 3), (2, 5))  # both halve evenly, as the joined batch does
-MANY = tuple((10 * n, 10 * m) for n, m in UNEQUAL)
 LAST = ((3, 1), (1, 2))
 # Three shared samples would look like samples of three members.
 MEMBERS: Any = {"sizes": ((8, 4), (2, 5)), "betas": (0.5, 0.0, -1.0)}
 CASES: dict[str, Case] = {
     "true, equal": Case(EQUAL, "true"),
     **{f"{variant}, unequal": Case(UNEQUAL, variant) for variant in VARIANTS},
-    "ten times as many": Case(MANY, "true"),
     "ensemble": Case(**MEMBERS),
     "NaN on one rank": Case(UNEQUAL, spoiled=STEPS - 1),
     "default, classes": Case(UNEQUAL, last=LAST, has_classes=True),

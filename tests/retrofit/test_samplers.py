@@ -226,7 +226,6 @@ class Trainer:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.kept = folder, list[Guard]()
-        self.sampler: Any = gradient_at
         self.new()
 
     def new(self) -> None:
@@ -253,9 +252,6 @@ class Trainer:
                 loss(self.f(torch.randn(4, 2)), self.f(sample(self.f, torch.randn(4, 2))))
             self.optimizer.step()
 
-    def rebound(self) -> None:
-        self.sampler = self.epoch(self.sampler, **self.told).sampler
-
     def another_run(self) -> None:
         self.new()
         self.kept.append(self.epoch(**self.told))
@@ -270,7 +266,6 @@ class Trainer:
 KEPT = Sampler()
 REFUSED: dict[str, tuple[Callable[[Trainer], Any], str]] = {
     "kept": (lambda t: t.kept.append(t.epoch(**t.told)), "The optimizer, Adam, has a guard"),
-    "the sampler's name bound anew": (Trainer.rebound, "The sampler is guarded already"),
     "nothing told, dropped": (lambda t: t.epoch() and None, "The sampler, gradient_at, has"),
     "a sampler's object": (lambda t: t.kept.append(t.epoch(KEPT)), "The sampler, Sampler, has"),
     "its method": (lambda t: t.epoch(KEPT.sample) and None, r"The sampler, Sampler\.sample, has"),
