@@ -10,7 +10,6 @@ import io
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
@@ -87,7 +86,6 @@ CASES: dict[str, Case] = {
     "ensemble": Case(**MEMBERS),
     "NaN on one rank": Case(UNEQUAL, spoiled=STEPS - 1),
     "default, classes": Case(UNEQUAL, last=LAST, has_classes=True),
-    "no_pos, proposal": Case(UNEQUAL, "no_pos", last=LAST, has_proposal=True),
     "no output_scale given": Case(UNEQUAL, is_measured=True),
     "classes of an ensemble and a proposal": Case(**MEMBERS, has_classes=True, has_proposal=True),
     "a pass for each side": Case(UNEQUAL, "no_pos", passes=2, optimizer="momentum"),
@@ -313,13 +311,6 @@ def climbs(rank: int, folder: Path) -> dict[str, Any]:
     return {**run.told(), "draws": draws, "beta_star": run.guard.last["beta_star"], "said": said}
 
 
-def leaves_out(rank: int, **options: Any) -> dict[str, Any]:
-    """A run that goes on where one rank's backward pass is not finite."""
-    run = Run(rank, **options)
-    run.go(3, "backward", at=1)
-    return {**run.told(), "states": run.states}
-
-
 def goes_on(rank: int, folder: Path) -> dict[str, Any]:
     """A run that writes snapshots, and others that go on with it or are refused."""
     folder, made = folder / "snapshots", list[Run]()
@@ -331,13 +322,6 @@ def goes_on(rank: int, folder: Path) -> dict[str, Any]:
         options: dict[str, Any] = {"action": "rollback", "recovery": recovery}
         made[:] = [Run(rank, seed=seed, kept_from=8, **options)]
         return made[0]
-
-    def refused(act: Callable[[], object]) -> str:
-        try:
-            act()
-        except ConfigError as error:
-            return str(error).replace(str(folder), "FOLDER")
-        return "accepted"
 
     first = make("whole")
     first.go(12)
@@ -356,7 +340,10 @@ def goes_on(rank: int, folder: Path) -> dict[str, Any]:
         run.go(12)
         run.states[12] = run.state()
         found[name] = {"step": step, "states": run.states}
-    found["lacks all"] = refused(make("lacks all").guard.resume)
+    try:
+        make("lacks all").guard.resume()
+    except ConfigError as error:
+        found["lacks all"] = str(error).replace(str(folder), "FOLDER")
     return found
 
 
@@ -370,7 +357,9 @@ def of_rank(_: Any, folder: Path) -> dict[str, Any]:
         found[f"stops, {fault}"] = stops(rank, fault)
     found["climbs"], found["goes on"] = climbs(rank, folder), goes_on(rank, folder)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    found["leaves out"] = leaves_out(rank, scaler=scaler)
+    run = Run(rank, scaler=scaler)
+    run.go(3, "backward", at=1)  # one rank's pass is not finite
+    found["leaves out"] = {**run.told(), "states": run.states}
     found["page"] = page()
     return found
 
@@ -383,7 +372,6 @@ def page() -> str:
     printed, met = io.StringIO(), {"init_process_group": Mock(), "destroy_process_group": Mock()}
     with redirect_stdout(printed), patch.multiple(dist, **met):
         exec(script, {"__name__": "__main__"})
-    assert all(each.called for each in met.values())
     return printed.getvalue()
 
 
