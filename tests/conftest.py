@@ -40,7 +40,7 @@ HERE = Path(__file__).parent
 HEAVY = (
     *("adapters", "frameworks", "never_silent", "recovery", "reference_training", "trace", "whole"),
     *("alerts/test_sampler_rules.py", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
-    *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "sinks/test_logs.py"),
+    *("retrofit/test_ensembles.py", "sinks/test_logs.py"),
 )
 """Rooms and files whose tests train, or take long otherwise."""
 HEAVY_WORDS = re.compile(
@@ -49,17 +49,15 @@ HEAVY_WORDS = re.compile(
 )
 """In a file: its tests train, compile or start processes."""
 COVERED_ELSEWHERE = (
-    *("adapters/test_conformance.py", "alerts/test_conformance.py", "alerts/test_sampler_rules.py"),
+    *("alerts/test_conformance.py", "alerts/test_sampler_rules.py"),
     *("never_silent/test_optimizers.py", "never_silent/test_right_trainers.py"),
     *("never_silent/test_steps.py", "never_silent/test_validations.py"),
     *("never_silent/test_ties.py", "objective/test_closed_forms.py"),
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
-    "reference_training/",
-    *("report/test_fuzz.py", "retrofit/test_bit_identity.py", "retrofit/test_compiled.py"),
-    *("retrofit/test_ensembles.py", "retrofit/test_faults.py", "retrofit/test_state.py"),
-    *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
-    "test_rules_stamp.py",
+    *("reference_training/", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
+    *("retrofit/test_ensembles.py", "test_gpu_benchmarks.py", "test_grid.py", "test_package.py"),
+    *("test_population.py", "test_rules_stamp.py"),
     *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),
 )
 """What runs of the core in these runs in its own tests too; the tracer doubles a test's time."""

@@ -215,7 +215,7 @@ class Training:
 
     def __init__(self, sampler: Any = None, *, f: Any = None, make: Any = None, **options: Any):
         torch.manual_seed(0)
-        self.f = f or Energy()
+        self.f = Energy() if f is None else f
         parameters = [*self.f.parameters()]
         self.optimizer = make(parameters) if make else torch.optim.SGD(parameters, lr=0.01)
         told: Any = {"model": self.f, "optimizer": self.optimizer, "beta_star": 0.5}

@@ -38,17 +38,6 @@ def gradient(g: Guard) -> torch.Tensor:
 # -- judged in the loss (a CPU's default) -----------------------------------------------------
 
 
-@pytest.mark.parametrize("judge_in_loss", [None, True])
-def test_judging_inside_the_loss(judge_in_loss):
-    g, script, sgd, _ = make({1: Level.WARN}, optimizer=True, judge_in_loss=judge_in_loss)
-    for step in range(3):
-        gradient(g)
-        assert [seen for seen, _ in script.seen] == list(range(step + 1))
-        assert len(g.alerts) == (step >= 1)
-        assert g.last == script.seen[-1][1]
-        sgd.step()
-
-
 def test_raise_withholds_at_once_and_raises_after_the_update():
     memory = Memory()
     g, _, sgd, f = make(optimizer=True, sinks=[memory])
@@ -83,8 +72,7 @@ def test_raise_withholds_at_once_and_raises_after_the_update():
     assert g.step == 4
 
 
-@pytest.mark.parametrize("losses", [1, 2])
-@pytest.mark.parametrize("place", ["sampler", "inline", "loss"])
+@pytest.mark.parametrize(("place", "losses"), [("sampler", 2), ("inline", 1), ("loss", 1)])
 def test_raise_before_what_comes_next(place, losses):
     """A sampler call, an inline evaluation, or where there is neither the next loss."""
     calls: list[Any] = []
@@ -143,55 +131,25 @@ def test_lag_judges_exactly_two_steps_later():
     assert memory.column("alert_level") == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("place", ["optimizer", "sampler", "loss"])
+@pytest.mark.parametrize("place", ["optimizer", "loss"])
 def test_lag_raises_where_the_step_ends_that_is_two_later(place):
-    calls: list[Any] = []
-    options: dict[str, Any] = {"sampler": calls.append if place == "sampler" else None}
-    options |= {"optimizer": place == "optimizer", "judge_in_loss": False}
-    g, _, sgd, _ = make({0: Level.ERROR}, **options)
+    g, _, sgd, _ = make({0: Level.ERROR}, optimizer=place == "optimizer", judge_in_loss=False)
     for step in range(3):
-        if place == "sampler":
-            g.sampler(X)
         assert gradient(g).abs().sum() > 0
-        if place == "optimizer" and step < 2:
+        if sgd and step < 2:
             sgd.step()
     if place == "loss":
         assert gradient(g).abs().sum() == 0  # here step 2 ended, and step 0 was judged
-    ends = {"optimizer": lambda: sgd.step(), "sampler": lambda: g.sampler(X)}
     with pytest.raises(errors.EnergyBlowupError):
-        ends.get(place, lambda: gradient(g))()
-    assert len(calls) == (3 if place == "sampler" else 0)
-    assert place != "optimizer" or g.step == 3
+        sgd.step() if sgd else gradient(g)
+    assert g.step == 3
 
 
 # -- what alerts do besides --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "error"),
-    [
-        ("nonfinite", errors.NonFiniteError),
-        ("energy_blowup", errors.EnergyBlowupError),
-        ("sampler_failing", errors.SamplerFailingError),
-        ("weights_degenerate", errors.WeightsDegenerateError),
-        ("a_rule_of_ones_own", errors.DivergenceError),
-    ],
-)
-def test_error_of_the_rule(rule, error):
-    g, _, sgd, _ = make({0: Level.ERROR}, rule=rule, optimizer=True)
-    gradient(g)
-    with pytest.raises(errors.DivergenceError) as caught:
-        sgd.step()
-    assert type(caught.value) is error
-    assert isinstance(caught.value, RuntimeError)
-
-
-@pytest.mark.parametrize(
-    ("levels", "action"),
-    [({0: Level.WARN, 1: Level.INFO}, "raise"), ({0: Level.ERROR}, "warn")],
-)
-def test_warnings_never_raise_and_errors_only_with_raise(levels, action):
-    g, _, sgd, _ = make(levels, optimizer=True, action=action)
+def test_warnings_never_raise():
+    g, _, sgd, _ = make({0: Level.WARN, 1: Level.INFO}, optimizer=True)
     for _ in range(3):
         assert gradient(g).abs().sum() > 0
         sgd.step()
@@ -213,19 +171,6 @@ def test_every_alert_is_recorded_said_and_called_back(caplog):
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [(a.level.name.replace("WARN", "WARNING"), a.message) for a in called[1:]]
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 2.0, 0.0]
-
-
-@pytest.mark.parametrize("asked", [False, True])
-def test_sinks_are_flushed_by_an_alert_and_when_asked(asked):
-    memory = Memory()
-    levels = {} if asked else {3: Level.WARN}
-    g, _, sgd, _ = make(levels, optimizer=True, sinks=[memory], flush_every=50)
-    for step in range(5):
-        gradient(g)
-        sgd.step()
-        if asked and step == 3:
-            g.flush()
-        assert memory.flushed_rows == ([] if step < 3 else [4 if asked else 3])
 
 
 # -- what a run is advised: what it allows, two remedies at most, nothing that contradicts ---------
@@ -266,7 +211,6 @@ def advised(g: Guard, steps: int = 4, shift: float = 0.0) -> list[Any]:
     ("options", "expected"),
     [
         ({}, (BACK, R.RAISE_BETA)),
-        ({"output_scale": 1.0}, (BACK, R.LOWER_LR)),
         ({"output_scale": 1.0, "beta_star": 0.2}, (BACK, R.RAISE_BETA)),
         ({"output_scale": 1.0, "sampler_scale": 0.5}, (BACK, R.LOWER_LR)),
         ({"output_scale": 1.4, "beta_star": lambda _: torch.tensor(0.7)}, (BACK, R.LOWER_LR)),
@@ -280,20 +224,16 @@ def test_two_at_most_that_the_run_allows(options, expected):
     assert record["message"].endswith(f"{expected[0]}; {expected[1]}.")
 
 
-@pytest.mark.parametrize(("shift", "expected"), [(9.0, (R.MORE_STEPS,)), (-9.0, ())])
-def test_no_more_steps_for_samples_that_lie_above_the_data(shift, expected):
-    assert advised(advising({0: (R.MORE_STEPS,)}), 1, shift) == [expected]
+def test_no_more_steps_for_samples_that_lie_above_the_data():
+    for shift, expected in ((9.0, (R.MORE_STEPS,)), (-9.0, ())):
+        assert advised(advising({0: (R.MORE_STEPS,)}), 1, shift) == [expected]
 
 
 @pytest.mark.parametrize(
     ("beta_star", "expected"),
     [
         (None, [(R.RAISE_BETA,), (R.LOWER_LR,), (R.RAISE_BETA,)]),
-        # Something has changed in between.
-        (
-            lambda step: 0.5 if step < 2 else 1.0,
-            [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()],
-        ),
+        (lambda t: 0.5 if t < 2 else 1.0, [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()]),
         # By a hundredth only.
         (lambda step: 0.5 + 0.002 * step, [(R.RAISE_BETA,), (R.LOWER_LR,), (R.RAISE_BETA,)]),
     ],
@@ -316,35 +256,17 @@ def test_a_rate_that_changes_is_a_change_and_a_guard_that_rolls_back_does_not_sa
     training.go()
     training.optimizer.param_groups[0]["lr"] = 0.001
     training.go(3)
-    training.g.close()
     found = [alert.remedies for alert in training.g.alerts]
     assert found == [(R.RAISE_BETA,), (R.LOWER_BETA, R.LOWER_LR), ()]
     rolls_back = Training(f=slope, action="rollback")
     Advising({0: LONG}).watches(rolls_back.g)
     rolls_back.go()
-    (alert,) = rolls_back.g.alerts
-    assert alert.remedies == (R.RAISE_BETA, R.LOWER_LR)
+    assert rolls_back.g.alerts[0].remedies == (R.RAISE_BETA, R.LOWER_LR)
 
 
-@pytest.mark.parametrize(
-    ("options", "advice", "expected"),
-    [
-        # At 0 there is nothing to lower; the other may do so, and is not told both.
-        (
-            {"beta_star": torch.tensor([0.0, 2.0])},
-            (R.LOWER_BETA, R.RAISE_BETA),
-            [(R.RAISE_BETA,), (R.LOWER_BETA,)],
-        ),
-        # 0.7 in float32 is less than half of 1.4, which is as far as it may be raised.
-        (
-            {"beta_star": torch.tensor([0.7, 0.2]), "output_scale": 1.4},
-            (R.RAISE_BETA, R.LOWER_LR),
-            [(R.LOWER_LR,), (R.RAISE_BETA, R.LOWER_LR)],
-        ),
-    ],
-)
-def test_members_are_advised_apart(options, advice, expected):
-    g = guard(None, None, **options)
-    Advising({0: advice}, members=(0, 1)).watches(g)
+def test_members_are_advised_apart():
+    """At 0 there is nothing to lower; the other may do so, and is not told both."""
+    g = guard(None, None, beta_star=torch.tensor([0.0, 2.0]))
+    Advising({0: (R.LOWER_BETA, R.RAISE_BETA)}, members=(0, 1)).watches(g)
     g.loss_fn(torch.randn(2, 4), torch.randn(2, 4))
-    assert [alert.remedies for alert in g.alerts] == expected
+    assert [alert.remedies for alert in g.alerts] == [(R.RAISE_BETA,), (R.LOWER_BETA,)]

@@ -7,17 +7,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import ebmguard
-from ebmguard.alerts import DEFAULT_RULES, FloorRule, Level, Reading
+from ebmguard.alerts import DEFAULT_RULES, Level, Reading
 from ebmguard.errors import ConfigError, EbmguardError
 from ebmguard.recovery import Recovery
 from ebmguard.sinks import read_jsonl
@@ -35,8 +33,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def traced(act: Callable[[], object], visit: Callable[[str, int, str], Any]) -> None:
-    """Call ``act``, and in every line of the guard ``visit`` with its file, number and event.
+def traced(act: Callable[[], object], visit: Callable[[str, int, str], Any], files: Any) -> None:
+    """Call ``act``, and in every line of these files ``visit`` with its file, number and event.
 
     If that returns a function, this is called there, as a signal's handler would be.
     """
@@ -50,7 +48,9 @@ def traced(act: Callable[[], object], visit: Callable[[str, int, str], Any]) -> 
         return each
 
     def called(frame: FrameType, event: str, _: Any) -> Any:
-        return each(frame, event, _) if frame.f_code.co_filename.startswith(ROOT) else None
+        file = frame.f_code.co_filename
+        is_ours = file.startswith(ROOT) and file.removeprefix(ROOT) in files
+        return each(frame, event, _) if is_ours else None
 
     before = sys.gettrace()
     sys.settrace(called)
@@ -60,10 +60,24 @@ def traced(act: Callable[[], object], visit: Callable[[str, int, str], Any]) -> 
         sys.settrace(before)
 
 
+def places_of(training: Training, kind: str, files: Any) -> list[tuple[str, int]]:
+    """Every line of these files that a step begins, or calls."""
+    seen = dict[tuple[str, int], None]()
+    traced(training.go, lambda *at: seen.setdefault(at[:2]) if at[2] == kind else None, files)
+    return [*seen]
+
+
+def interrupted(training: Training, at: tuple[str, int], kind: str, act: Any) -> None:
+    """A step, in which this is done where it first comes to a place."""
+    once = iter([act])
+    traced(training.go, lambda *now: next(once, None) if now == (*at, kind) else None, at[:1])
+
+
 # -- handlers ------------------------------------------------------------------------------------
 
 FILES = {f"retrofit/{name}.py" for name in ("loop", "rows")}
 FILES |= {f"sinks/{name}.py" for name in ("jsonl", "call_queue", "writer")}
+EVERY = {str(path.relative_to(ROOT)) for path in Path(ROOT).rglob("*.py")}
 
 
 def written(folder: Path) -> list[int]:
@@ -74,34 +88,19 @@ def begun(folder: Path, **options: Any) -> Training:
     return Training(log_dir=folder, **{"flush_every": 1, **options})
 
 
-def interrupted(training: Training, call: Callable[[Any], Any], at: int, kind: str) -> int:
-    """Take a step, in which ``call`` is made at the ``at``-th line; how many lines there are."""
-    number, seen = count(1), 0
-
-    def visit(file: str, _: int, event: str) -> Any:
-        nonlocal seen
-        if file not in FILES or event != kind:
-            return None
-        seen = next(number)
-        return (lambda: call(training.g)) if seen == at else None
-
-    traced(training.go, visit)
-    return seen
-
-
 @pytest.mark.parametrize("name", CALLS)
 def test_a_signals_handler_may_call_them_at_any_line(name, tmp_path):
-    lines = interrupted(begun(tmp_path / "0"), CALLS[name], -1, "line")
-    assert lines > 100
-    for at in range(1, lines + 1, 3):
-        training = begun(tmp_path / str(at), thin_log=False)
+    places = places_of(begun(tmp_path), "line", FILES)
+    assert len(places) > 100
+    for i, at in enumerate(places):
+        training = begun(tmp_path / str(i), thin_log=False)
         training.go(2)
         with suppress(ConfigError):  # which says that the guard is closed
-            interrupted(training, CALLS[name], at, "line")
+            interrupted(training, at, "line", lambda g=training.g: CALLS[name](g))
             training.go(2)
         training.g.close()
         steps = training.g.step
-        assert written(tmp_path / str(at)) in ([*range(steps)], [*range(steps + 1)]), at
+        assert written(tmp_path / str(i)) in ([*range(steps)], [*range(steps + 1)]), at
 
 
 def test_a_handler_may_close_and_exit_at_any_call(tmp_path):
@@ -111,16 +110,16 @@ def test_a_handler_may_close_and_exit_at_any_call(tmp_path):
         g.close()
         raise SystemExit
 
-    calls = interrupted(begun(tmp_path / "0"), CALLS["last"], -1, "call")
-    assert calls > 40
-    for at in range(1, calls + 1):
-        training = begun(tmp_path / str(at))
+    places = places_of(begun(tmp_path), "call", FILES)
+    assert len(places) > 20
+    for i, at in enumerate(places):
+        training = begun(tmp_path / str(i))
         training.go(2)
         with suppress(SystemExit):
-            interrupted(training, leave, at, "call")
-        del training.g  # as at the end of the process
+            interrupted(training, at, "call", lambda g=training.g: leave(g))
+        del training  # as at the end of the process
         gc.collect()
-        assert written(tmp_path / str(at)) in ([0, 1], [0, 1, 2]), at
+        assert written(tmp_path / str(i)) in ([0, 1], [0, 1, 2]), at
 
 
 # -- Ctrl-C --------------------------------------------------------------------------------------
@@ -137,18 +136,6 @@ def trained(steps: int, **options: Any) -> Training:
     return training
 
 
-def lines_of(training: Training) -> list[tuple[str, int]]:
-    lines = dict[tuple[str, int], None]()
-    traced(training.go, lambda file, line, _: lines.setdefault((file, line)))
-    return [*lines]
-
-
-def stopped(training: Training, at: tuple[str, int]) -> None:
-    """One step, which is interrupted before a line."""
-    with suppress(KeyboardInterrupt):
-        traced(training.go, lambda *place: stop if place == (*at, "line") else None)
-
-
 def check(training: Training) -> None:
     """Nothing of a call is left, and the run goes on."""
     f, x = training.f, torch.randn(3, 2)
@@ -163,35 +150,42 @@ def check(training: Training) -> None:
     assert training.g.step - step in (2, 3)  # an optimizer's step that was made may end late
 
 
-@pytest.mark.parametrize("options", [{}, {"beta_star": 0}, {"substeps": 4}], ids=str)
-def test_ctrl_c_before_each_line_of_a_step(options: dict[str, Any]) -> None:
-    training = trained(6, **options)
-    lines = lines_of(training)
-    assert len(lines) > 500
-    for line in lines:
-        stopped(training, line)
-        check(training)
+def test_ctrl_c_before_each_line_of_a_step() -> None:
+    """Each line once: of another kind of run those that the ones before it do not have."""
+    tried = set[tuple[str, int]]()
+    for options in ({}, {"beta_star": 0}, {"substeps": 4}):
+        training = trained(6, **options)
+        for at in places_of(training, "line", EVERY):
+            if at not in tried:
+                tried.add(at)
+                with suppress(KeyboardInterrupt):
+                    interrupted(training, at, "line", stop)
+                check(training)
+    assert len(tried) > 500
 
 
-def blown_up() -> Training:
+def lost() -> Training:
+    """Its next step is a rollback."""
     recovery = Recovery(every=5, certify_after=5)
-    training = trained(60, action="rollback", recovery=recovery)
-    [*training.f.parameters()][2].data.mul_(1e4)  # of the last layer
+    training = trained(12, action="rollback", recovery=recovery)
+    state = [x["exp_avg"] for x in training.optimizer.state.values()]
+    for x in (*state, *training.f.parameters()):
+        x.data.fill_(torch.nan)
     return training
 
 
 def test_ctrl_c_before_lines_of_a_rollback() -> None:
     """What is put back is put back whole, by the step that follows where the first could not."""
-    lines = [line for line in lines_of(blown_up()) if line[0].startswith("recovery/snapshots")]
-    assert len(lines) > 20
-    for line in lines:
-        training = blown_up()
-        stopped(training, line)
+    places = places_of(lost(), "line", {"recovery/snapshots.py"})
+    assert len(places) > 20
+    for at in places:
+        training = lost()
+        with suppress(KeyboardInterrupt):
+            interrupted(training, at, "line", stop)
         training.go(2)
         assert training.g.rollbacks
-        assert all(p.abs().max() < 100 for p in training.f.parameters())
-        moments = training.optimizer.state.values()
-        assert all(x["exp_avg"].abs().max() < 100 for x in moments)
+        moments = [x["exp_avg"] for x in training.optimizer.state.values()]
+        assert all(x.isfinite().all() for x in (*moments, *training.f.parameters()))
 
 
 # -- threads, sinks and rules --------------------------------------------------------------------
@@ -225,39 +219,14 @@ def test_other_threads_may_call_them(name, tmp_path):
     assert training.g.step <= len(sink.steps) <= training.g.step + 1
 
 
-class Calling(Memory):
-    """A sink that calls a method of its guard at everything that it is given."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.call, self.g = call, None
-
+class Failing(Memory):
     def write_row(self, *args):
-        super().write_row(*args)
-        self.call(self.g)
-
-    def flush(self):
-        self.call(self.g)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_sinks_may_call_them(name, tmp_path):
-    sink = Calling(CALLS[name])
-    training = begun(tmp_path, sinks=[sink])
-    sink.g = training.g
-    with suppress(ConfigError):
-        training.go(5)
-    training.g.close()
-    assert sink.steps == written(tmp_path) == [*range(len(sink.steps))]
-    assert len(sink.steps) == {"close": 1, "log": 6}.get(name, 5)
+        raise KeyError("accuracy")
 
 
 def test_a_sinks_error_names_it_and_the_row_is_in_the_files(tmp_path):
-    def fail(_):
-        raise KeyError("accuracy")
-
-    training = begun(tmp_path, sinks=[Calling(fail), other := Memory()])
-    with pytest.raises(ConfigError, match="Calling raised KeyError: 'accuracy'"):
+    training = begun(tmp_path, sinks=[Failing(), other := Memory()])
+    with pytest.raises(ConfigError, match="Failing raised KeyError: 'accuracy'"):
         training.go(3)
     training.g.close()
     assert written(tmp_path) == other.steps == [0]
@@ -287,12 +256,9 @@ class Rule:
     ("said", "words"),
     [
         (None, "returned None"),
-        (2, "returned 2"),
         (reading("LOUD", False), "raised ValueError: 'LOUD' is not a valid Level"),
         (reading(Level.WARN, False, "t", "high", 1.0), "raised ValueError"),
-        (reading(Level.WARN, False, 3, 1.0, 1.0), "returned Reading"),
         (reading(Level.WARN, False, "t", 1.0, 1.0, 0, "lower it"), "returned Reading"),
-        (reading(Level.WARN, False, "t", torch.zeros(2), 1.0), "raised ValueError"),
         (KeyError("energy_gap"), "raised KeyError: 'energy_gap'"),
     ],
 )
@@ -302,18 +268,3 @@ def test_a_rule_that_misspeaks_is_named_at_its_first_row(said, words, tmp_path):
     rule.said = said
     with pytest.raises(EbmguardError, match=rf"Rule 'mine': read\(row\) should .* but {words}"):
         training.go()
-
-
-def test_numbers_of_numpy_and_torch_are_taken(tmp_path):
-    rule = Rule()
-    training = begun(tmp_path, rules=[FloorRule(), rule])
-    of_numpy = (np.float32(1.5), np.float64(1), np.int64(3))
-    rule.said = reading(np.int64(1), np.False_, "energy_gap", *of_numpy, ["lower it"])
-    training.go()
-    rule.said = reading(Level.ERROR, False, "t", torch.tensor(2.5), torch.tensor(1), 0)
-    training.go()
-    training.g.state_dict()
-    training.g.close()
-    warned, failed = read_jsonl(tmp_path / "alerts.jsonl")
-    assert (warned["level"], warned["value"], warned["window"]) == ("WARN", 1.5, 3)
-    assert (failed["level"], failed["value"], failed["limit"]) == ("ERROR", 2.5, 1.0)

@@ -1,30 +1,33 @@
-"""At beta* = 0, told or by default, a guarded run is the unguarded one, bit for bit."""
+"""At beta* = 0 a guarded run is the unguarded one, bit for bit.
+
+Compiled energies are tempered too, and a new beta or a new call compiles nothing.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch._dynamo.utils import counters
 
 from ebmguard import Level, guard
+from ebmguard.objective import contrastive_loss
 from tests.parts import (
     Energy,
-    Memory,
     Script,
     difference,
+    energies,
     get_sample_q,
     gradient_at,
+    langevin,
     rising_difference,
 )
-from tests.runs import Run, begin, frozen, randomness, train
+from tests.runs import Run, Training, begin, train
 
 N_STEPS = 52
-STRONG: Any = {"beta_star": 2.0, "output_scale": 100}
 
 
 def begun(
@@ -89,21 +92,6 @@ def test_off(unguarded, tmp_path, name):
         assert watched <= set(run.guards[0].last)
 
 
-def test_off_later_than_the_start_is_another_run(unguarded):
-    assert not trained(beta_star=lambda step: 1.0 if step < 3 else 0.0).equals(unguarded)
-
-
-def test_reweighting_is_the_guarded_loss():
-    # The same gradients in another order of operations: equal up to rounding.
-    by_loss, by_gradient = trained(5, **STRONG), trained(5, reweights=True, **STRONG)
-    pairs = zip(by_loss.model.parameters(), by_gradient.model.parameters(), strict=True)
-    assert all(torch.allclose(a, b, rtol=0, atol=1e-5) for a, b in pairs)
-
-
-def test_inline_and_wrapped_samplers_are_the_same_run():
-    assert trained(20, inline=True, **STRONG).equals(trained(20, **STRONG))
-
-
 def test_alerts_with_warn_change_nothing(unguarded, caplog):
     run = begun(beta_star=0, told={}, action="warn")
     Script(dict.fromkeys(range(N_STEPS), Level.ERROR)).watches(run.guards[0])
@@ -112,84 +100,121 @@ def test_alerts_with_warn_change_nothing(unguarded, caplog):
     assert len(run.guards[0].alerts) == N_STEPS
 
 
-def test_no_global_random_number_is_drawn(tmp_path):
-    pos, neg, model = torch.randn(8), torch.randn(8), torch.nn.Linear(2, 1)
-    before = randomness()
-    g = guard(difference, gradient_at, beta_star=1.0, output_scale=5, log_dir=tmp_path)
-    g.attach(model=model, optimizer=torch.optim.Adam(model.parameters()))
-    for _ in range(3):
-        g.sampler(model, torch.zeros(4, 2))
-        g.loss_fn(pos, neg)
-        g.reweight(pos, neg)
-    g.load_state_dict(g.state_dict())
-    g.close()
-    assert randomness() == before
+# -- compiled energies -----------------------------------------------------------------------------
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 
-# -- nothing is asked of the guard -----------------------------------------------------------------
-
-STEPS = 14
-
-
-def sampler(o: float, size: float = 0.02) -> Any:
-    """Langevin chains for exp(o f), without noise where o is infinite."""
-
-    def sample(f: Any, x: Tensor) -> Tensor:
-        for _ in range(5):
-            x = x + size * gradient_at(f, x) + (2 * size / o) ** 0.5 * torch.randn_like(x)
-        return x
-
-    return sample
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
 
 
-class Boltzmann(nn.Module):
-    """The free energy of binary units over hidden ones."""
+class Counter:
+    """The eager backend, counting what it is given."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.between, self.bias = nn.Linear(2, 4), nn.Linear(2, 1, bias=False)
+    def __init__(self):
+        self.graphs = 0
 
-    def forward(self, v: Tensor) -> Tensor:
-        f: Tensor = self.bias(v).squeeze(1) + nn.functional.softplus(self.between(v)).sum(1)
-        return f
-
-
-@torch.no_grad()
-def gibbs(f: Boltzmann, v: Tensor) -> Tensor:
-    h = torch.bernoulli(f.between(v).sigmoid())
-    return torch.bernoulli((h @ f.between.weight + f.bias.weight).sigmoid())
+    def __call__(self, graph, example_inputs):
+        self.graphs += 1
+        return graph.forward
 
 
-CASES: dict[str, tuple[Any, Any, float | None]] = {  # the network, the sampler, the largest S
-    "true scale": (Energy, sampler(1), 0.5),
-    "JEM": (Energy, sampler(20_000, 1.0), 1.0),
-    "no noise": (Energy, sampler(math.inf), 0.5),
-    "no gradient": (Energy, lambda f, x: x * f(x).mean().detach(), None),
-    "Boltzmann machine": (Boltzmann, gibbs, None),
-}
+def run(module, f, x, *, sampler=gradient_at):
+    """Five steps of a beta that moves; returns gradient over untempered gradient, per step."""
+    betas = [0.1, 0.2, 0.3, 0.4, 0.5]
+    g = guard(None, sampler, beta_star=lambda t: betas[min(t, 4)], output_scale=1.0, model=module)
+    ratios = []
+    plain = gradient_at(f, x)
+    for _ in betas:
+        ratios.append((g.sampler(f, x) / plain).mean().item())
+        g.loss_fn(*energies())
+    return ratios, plain, g
 
 
-def ended(network: Any, sample: Any, memory: Memory | None) -> tuple[Any, ...]:
-    """What a run ends with; with a guard if there is where it writes to."""
-    torch.manual_seed(0)
-    f = network()
-    run = Run(f, torch.optim.Adam(f.parameters(), lr=0.01), sampler=sample)
-    if memory is not None:
-        told: Any = {"model": f, "optimizer": run.optimizer, "sinks": [memory]}
-        run.loss_fn, run.sampler = guard(None, sample, **told)
-    for _ in range(STEPS):
-        data, start = (torch.bernoulli(torch.full((8, 2), p)) for p in (0.8, 0.5))
-        run.step(data, start)
-    return frozen([*f.parameters()]), run.state()
+EXPECTED = pytest.approx([0.9, 0.8, 0.7, 0.6, 0.5], rel=1e-5)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_guard_of_which_nothing_is_asked_changes_no_bit(case: str) -> None:
-    network, sample, largest = CASES[case]
-    memory = Memory()
-    assert ended(network, sample, memory) == ended(network, sample, None)
-    assert memory.column("beta_star") == [0] * STEPS
-    assert memory.column("sampler/substeps") == [1] * STEPS
-    sharpness = memory.column("sampler/sharpness")
-    assert [math.isnan(x) for x in sharpness] == [largest is None] * STEPS
-    assert largest is None or max(sharpness) < largest
+def test_compiled_in_place():
+    counter, x = Counter(), torch.randn(3, 2)
+    f = Energy()
+    f.compile(backend=counter)
+    before = vars(f)["_compiled_call_impl"]
+    ratios, plain, g = run(f, f, x)
+    assert ratios == EXPECTED
+    # One graph without the factor and one with it, whatever its value.
+    assert counter.graphs == 2
+    assert torch.equal(gradient_at(f, x), plain)
+    assert counter.graphs == 2
+    assert vars(f)["_compiled_call_impl"] is before
+    assert "forward" not in vars(f)
+    norm = plain.norm(dim=1).mean().item()
+    assert g.last["sampler/grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+def test_module_inside_a_compiled_function():
+    counter, x = Counter(), torch.randn(3, 2)
+    f = Energy()
+    score = torch.compile(lambda x: f(x), backend=counter)
+    ratios, plain, g = run(f, score, x)
+    assert ratios == EXPECTED
+    assert counter.graphs == 2
+    assert torch.equal(gradient_at(score, x), plain)
+    # Nothing inside compiled code can be watched.
+    assert g.last["sampler/grad_norm"] != g.last["sampler/grad_norm"]
+
+
+# -- what torch.compile counts ---------------------------------------------------------------------
+
+
+def counted() -> dict[str, dict[str, Any]]:
+    """Frames, graphs, captured calls and breaks since the last reset."""
+    return {name: dict(own) for name, own in counters.items() if own}
+
+
+def counted_in_training(beta_star, *, in_place: bool) -> dict[str, dict[str, Any]]:
+    """The same of six guarded steps of sampling and training."""
+    torch.compiler.reset()
+    counters.clear()
+    f = Energy()
+    net = torch.compile(f, backend="eager")
+    if in_place:
+        f.compile(backend="eager")
+        net = f
+    training = Training(langevin, f=net, model=None, beta_star=beta_star, output_scale=4.0)
+    training.go(6)
+    return counted()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "in_place"),
+    [
+        (lambda step: 0.1 * step, True),  # from the standard loss on
+        (lambda step: torch.tensor(0.5 + 0.1 * step), False),
+    ],
+)
+def test_a_schedule_compiles_what_a_constant_does(schedule, in_place):
+    constant = counted_in_training(1.0, in_place=in_place)
+    assert constant["stats"]["unique_graphs"] > 0
+    assert counted_in_training(schedule, in_place=in_place) == constant
+
+
+def test_a_compiled_loss_takes_beta_star_as_a_tensor():
+    compiled = torch.compile(contrastive_loss, backend="eager")
+    found = []
+    for beta_star in (0.5, 0.7, 0.0, 1.1):
+        pos, neg = energies()
+        loss = compiled(pos, neg, torch.tensor(beta_star))
+        right = contrastive_loss(pos, neg, torch.tensor(beta_star))
+        torch.testing.assert_close(loss, right)
+        torch.testing.assert_close(
+            torch.autograd.grad(loss, (pos, neg)), torch.autograd.grad(right, (pos, neg))
+        )
+        found.append(counted())
+    assert found == found[:1] * 4
+    assert found[0]["stats"]["unique_graphs"] == 1
+    assert "graph_break" not in found[0]

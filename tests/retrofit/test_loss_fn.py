@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 
 from ebmguard import guard
 from ebmguard.errors import ConfigError, LossError
-from ebmguard.samplers import hmc, sgld
 from tests.parts import Bowl, difference, gradient_at, rising_difference
 
 
@@ -25,14 +23,10 @@ def check(loss_fn: Any, convention: Any = "log_density", n: int = 6, m: int = 6)
 
 OF_ANY_SIZES: list[Any] = [
     lambda p, n: n.mean() - p.mean(),
-    lambda p, n: -(p.mean() - n.mean()),
-    lambda p, n: 0.1 * (n.mean() - p.mean()),
     lambda p, n: 1e-6 * (n.mean() - p.mean()),
     lambda p, n: 2e4 * (n.mean() - p.mean()),
     lambda p, n: n.mean() - p.mean() + 3.0,
     lambda p, n: F.l1_loss(n, n + 1) * 2 + n.mean() - p.mean(),
-    lambda p, n: (n.double().mean() - p.double().mean()).float(),
-    lambda p, n: torch.stack([n.mean(), -p.mean()]).sum(),
 ]
 OF_EQUAL_SIZES: list[Any] = [lambda p, n: (n - p).mean(), lambda p, n: n.sum() - p.sum()]
 
@@ -51,60 +45,41 @@ def bce(pos, neg):
 
 
 NOT_AFFINE = {
-    "softplus of the difference": lambda p, n: F.softplus(n.mean() - p.mean()),
     "softplus per pair": lambda p, n: F.softplus(n - p).mean(),
-    "softplus of each side": lambda p, n: (F.softplus(n) + F.softplus(-p)).mean(),
     "binary cross-entropy (NCE)": bce,
     "InfoNCE": lambda p, n: -(p - torch.logsumexp(torch.cat([p, n]), 0)).mean(),
     "hinge": lambda p, n: F.relu(1 + n - p).mean(),
-    "hinge of the means": lambda p, n: F.relu(1 + n.mean() - p.mean()),
     "distant hinge": lambda p, n: F.relu(1000 + n.mean() - p.mean()),
-    "hinge that never acts here": lambda p, n: F.relu(n.mean() - p.mean() - 100),
     "tanh": lambda p, n: torch.tanh(n).mean() - torch.tanh(p).mean(),
-    "tanh of the difference": lambda p, n: torch.tanh(n.mean() - p.mean()),
-    "clamp": lambda p, n: n.clamp(-1, 1).mean() - p.clamp(-1, 1).mean(),
-    "clamp of the difference": lambda p, n: (n.mean() - p.mean()).clamp(-5, 5),
     "wide clamp": lambda p, n: (n.mean() - p.mean()).clamp(-1000, 1000),
-    "one-sided clamp": lambda p, n: n.mean().clamp(min=-10) - p.mean(),
-    "L2": lambda p, n: n.mean() - p.mean() + 0.1 * (p.square() + n.square()).mean(),
     "tiny L2": lambda p, n: n.mean() - p.mean() + 1e-6 * (p.square() + n.square()).mean(),
     "L2 of the means": lambda p, n: n.mean() - p.mean() + 0.1 * (p.mean() ** 2 + n.mean() ** 2),
-    "abs": lambda p, n: (n.mean() - p.mean()).abs(),
-    "leaky": lambda p, n: F.leaky_relu(n.mean() - p.mean(), 0.2),
-    "exp": lambda p, n: n.exp().mean() - p.mean(),
     "weights of its own": lambda p, n: (torch.softmax(n.detach(), 0) * n).sum() - p.mean(),
     "best negative": lambda p, n: n.max() - p.mean(),
-    "median": lambda p, n: n.mean() - p.median(),
     "some samples left out": lambda p, n: n[1:].mean() - p.mean(),
 }
 
 
 @pytest.mark.parametrize("name", NOT_AFFINE)
 def test_not_affine(name):
-    for n in (6, 1) if name in ("softplus per pair", "hinge", "L2", "tanh") else (6,):
+    for n in (6, 1) if name in ("softplus per pair", "hinge", "tiny L2", "tanh") else (6,):
         with pytest.raises(LossError, match=r"not affine.*add the other terms outside"):
             check(NOT_AFFINE[name], n=n, m=n)
 
 
-@pytest.mark.parametrize(
-    ("convention", "other", "minimised", "high", "raises"),
-    [
-        ("log_density", "energy", rising_difference, "high", "lower f on data"),
-        ("energy", "log_density", difference, "low", "raise f on data"),
-    ],
-)
-def test_sign_that_contradicts_the_convention(convention, other, minimised, high, raises):
+def test_sign_that_contradicts_the_convention():
     """Both readings are named: f is what the other says, or the difference is turned round."""
     with pytest.raises(LossError) as caught:
-        check(minimised, convention)
-    message = str(caught.value)
+        check(rising_difference, "log_density")
     for words in (
-        *(f"contradicts convention={convention!r}", f"convention={other!r}"),
-        *(f"If f is {high} on data", "return its negative", raises),
+        *("contradicts convention='log_density'", "convention='energy'", "lower f on data"),
+        *("If f is high on data", "return its negative"),
     ):
-        assert words in message
-    assert ("lower f on data" in message) != ("raise f on data" in message)
-    check(minimised, other)
+        assert words in str(caught.value)
+    assert "raise f on data" not in str(caught.value)
+    check(rising_difference, "energy")
+    with pytest.raises(LossError, match=r"contradicts convention='energy'(?s:.*)raise f on data"):
+        check(difference, "energy")
 
 
 class Counting:
@@ -123,17 +98,10 @@ class Counting:
         (lambda p, n: n - p, r"0-dim tensor; got shape \(6,\)"),
         (lambda p, n: (n.mean() - p.mean()).reshape(1), r"got shape \(1,\)"),
         (lambda p, n: (n.mean() - p.mean()).item(), "one number as a 0-dim tensor; got -?[0-9.]+"),
-        (lambda p, n: (n.mean(), p.mean()), r"one number as a 0-dim tensor; got \("),
-        (lambda p, n: None, "got None"),
         (lambda p, n: (n.mean() - p.mean()).detach(), "does not depend on f_pos and f_neg"),
-        (torch.no_grad()(lambda p, n: n.mean() - p.mean()), "does not depend"),
-        (lambda p, n: torch.zeros(()), "does not depend"),
         (lambda p, n: n.mean(), "does not use f_pos"),
-        (lambda p, n: -p.mean(), "does not use f_neg"),
-        (lambda p, n: n.mean() - p.detach().mean(), "does not use f_pos"),
         (lambda p, n: n.mean() - 2 * p.mean(), r"weighs the two sides differently.*2.*1"),
         (lambda p, n: n.mean() - 1.01 * p.mean(), "weighs the two sides differently"),
-        (lambda p, n: n.mean() + p.mean(), "weighs the two sides differently"),
         (lambda p, n: n.mean() + 0 * p.mean(), "weighs the two sides differently"),
         (Counting(), "counts its own calls"),
         (lambda p, n: torch.inf * (n.mean() - p.mean()), "not finite"),
@@ -155,20 +123,6 @@ def test_errors_of_the_loss_itself_come_through():
 
     with pytest.raises(KeyError, match="the trainer's own"):
         check(broken)
-
-
-def test_checked_once():
-    counts = [0]
-
-    def loss_fn(p, n):
-        counts[-1] += 1
-        return n.mean() - p.mean()
-
-    g = guard(loss_fn, None, beta_star=1.0)
-    for _ in range(3):
-        counts.append(0)
-        g.loss_fn(torch.randn(3), torch.randn(4))
-    assert counts[1] > counts[2] == counts[3] == 1
 
 
 # -- its weight ----------------------------------------------------------------------------------
@@ -246,28 +200,6 @@ def test_a_loss_that_is_subtracted_trains_backwards_which_is_said_once(caplog):
 POS, NEG = torch.tensor([1.0, 3.0]), torch.tensor([0.5, -1.5, 4.0])
 
 
-def mcmc_cd(f, f_q):
-    return f_q.mean() - f.mean()
-
-
-def sampled_gap(energy, energy_neg):
-    return energy_neg.mean() - energy.mean()
-
-
-def langevin_hmc(model, x, n_steps=1):
-    return n_steps * (x.mean() - model.mean())
-
-
-class HMCLike:
-    def __call__(self, f, x):
-        return x.mean() - f.mean()
-
-
-class Sampled(nn.Module):
-    def forward(self, net, x_init):
-        return x_init.mean() - net.mean()
-
-
 class Unready:
     """What it weighs by is set by the loop."""
 
@@ -287,10 +219,7 @@ def heads(net, x):
     return x[:3].mean() - net.mean()
 
 
-LOSSES: list[Any] = [mcmc_cd, sampled_gap, langevin_hmc, HMCLike(), Sampled(), drawing, heads]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", [drawing, heads])
 def test_a_loss_is_one_whatever_it_is_called(loss):
     random = torch.get_rng_state()
     g = guard(loss, gradient_at, model=Bowl())
@@ -311,23 +240,12 @@ def sample(f_pos, f_neg):
     return gradient_at(f_pos, f_neg)
 
 
-def contrastive_loss(e_pos, e_neg):
-    x = e_neg.detach().requires_grad_()
-    return torch.autograd.grad(e_pos(x).sum(), x)[0]
-
-
-class Loss:
-    def __call__(self, f_real, f_fake):
-        return gradient_at(f_real, f_fake)
-
-
-@pytest.mark.parametrize("sampler", [sample, contrastive_loss, Loss()])
-def test_a_sampler_is_one_whatever_it_is_called(sampler: Any):
+def test_a_sampler_is_one_whatever_it_is_called():
     """The gradient of the bowl -|x|²/2 is -x."""
     x = torch.tensor([[1.0, -2.0], [0.5, 3.0]])
-    assert torch.equal(guard(None, sampler).sampler(Bowl(), x), -x)
+    assert torch.equal(guard(None, sample).sampler(Bowl(), x), -x)
     with pytest.raises(ConfigError, match=r"fails: 'Tensor' object is not callable\. .*second"):
-        guard(sampler)
+        guard(sample)
 
 
 def test_what_a_sampler_has_of_the_trainer_is_left_alone():
@@ -339,31 +257,3 @@ def test_what_a_sampler_has_of_the_trainer_is_left_alone():
 
     guard(None, counting)
     assert not calls
-
-
-def plain_difference(f, x):
-    return torch.mean(x) - torch.mean(f)
-
-
-@pytest.mark.parametrize("loss", [mcmc_cd, sampled_gap, plain_difference])
-def test_a_loss_in_the_place_of_the_sampler(loss):
-    with pytest.raises(ConfigError, match=r"a loss: it makes one number of two.*comes first"):
-        guard(None, loss)
-
-
-def draw(buffer, n):
-    return buffer.sample(n)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "words"),
-    [
-        (sgld, "comes second"),
-        (hmc, "comes second"),
-        (partial(sgld, steps=2, step_size=0.1, noise_std=0.1), "comes second"),
-        (draw, r"has no attribute 'sample'.*comes second"),
-    ],
-)
-def test_a_sampler_in_the_place_of_the_loss(sampler: Any, words: str):
-    with pytest.raises(ConfigError, match=words):
-        guard(sampler)

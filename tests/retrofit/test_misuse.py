@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed import GroupMember
 
 from ebmguard import Guard, errors, guard
 from ebmguard.errors import ConfigError, EnergyTypeError, LossError, SamplerError, ShapeError
-from tests.parts import Energy, Memory, difference, gradient_at, rising_difference
+from tests.parts import Energy, Memory, gradient_at, rising_difference
 
 X = torch.ones(3, 2)
 POS, NEG = torch.ones(4), torch.zeros(5)
@@ -62,18 +61,6 @@ def unwritable(w: World) -> Any:
         (w.folder / "file").unlink()
 
 
-def generator(f, x):
-    yield gradient_at(f, x)
-
-
-async def coroutine(f, x):
-    return gradient_at(f, x)
-
-
-def hidden_generator(f, x):
-    return (gradient_at(f, x) for _ in range(2))
-
-
 class Chains:
     def __init__(self, f):
         self.f = f
@@ -81,46 +68,27 @@ class Chains:
     def sample_new(self, x):
         return gradient_at(self.f, x)
 
-    def stream(self, x):
-        yield gradient_at(self.f, x)
-
-
-def softplus(pos, neg):
-    return nn.functional.softplus(neg.mean() - pos.mean())
-
 
 def sampled(w: World, sampler: Any, *args: Any, **options: Any) -> Any:
     return w.guard(None, sampler, **options).sampler(*args)
-
-
-def nested(w: World) -> Any:
-    inner = w.guard(None, gradient_at)
-    return w.guard(None, lambda f, x: inner.sampler(f, x)).sampler(w.f, X)
 
 
 # Arguments that guard() and attach() refuse alike, with what they say.
 TOLD: list[tuple[dict[str, Any], str]] = [
     ({"model": 1}, "model= is a int; expected the torch.nn.Module"),
     ({"energy": len}, "energy= is a builtin_function_or_method; expected the name"),
-    ({"model": nn.Identity(), "energy": "score"}, "Identity has none of that name"),
     ({"optimizer": nn.Identity()}, "optimizer= is a Identity; expected a torch Optimizer"),
     ({"scheduler": "cosine"}, "scheduler= is a str; expected an object with state_dict"),
-    ({"scheduler": torch.optim.lr_scheduler.StepLR}, "scheduler= is the class StepLR"),
     ({"ema": 0.999}, "ema= is a float; expected an object with state_dict"),
     ({"scaler": "fp16"}, r"scaler= is a str; expected a torch.amp.GradScaler"),
     ({"scaler": torch.amp.GradScaler("cpu")}, "scaler= needs the optimizer that it scales"),
-    ({"buffer": 10_000}, "buffer= is a int; expected a tensor of rows, a list of tensors, or"),
     ({"buffer": torch.zeros(())}, "buffer= is a Tensor; expected a tensor of rows"),
     ({"buffer": [torch.zeros(3), 4]}, "buffer= is a list; expected a tensor of rows"),
-    ({"generators": torch.Generator()}, "generators= is a Generator; expected a list of"),
     ({"generators": [0]}, "generators= holds a int; expected torch.Generators"),
     ({"clamp": 1.0}, r"clamp=1.0; expected the lowest and the highest value.*\(-1, 1\)"),
     ({"clamp": (1.0, -1.0)}, r"clamp=\(1.0, -1.0\); expected the lowest and the highest"),
-    ({"clamp": (0.0, 0.0)}, "expected the lowest and the highest"),
     ({"clamp": (0.0, float("nan"))}, "expected the lowest and the highest"),
-    ({"clamp": (0, 1, 2)}, "expected the lowest and the highest"),
     ({"sgld_steps": 0}, "sgld_steps=0; expected the number of SGLD steps"),
-    ({"sgld_steps": 2.5}, "sgld_steps=2.5; expected the number of SGLD steps"),
     ({"steps_argument": "steps"}, "steps_argument= needs sgld_steps="),
     ({"step_size": "large", "noise_std": 0.1}, "step_size='large' is a str"),
     ({"step_size": -1.0, "noise_std": 0.1}, "step_size=-1; expected a number above 0"),
@@ -131,43 +99,33 @@ TOLD: list[tuple[dict[str, Any], str]] = [
 STRENGTHS: list[tuple[dict[str, Any], str]] = [
     ({"beta": 0.1, "beta_star": 1.0}, "Pass one of beta_star= and beta=, or none"),
     ({"beta_star": math.nan}, "beta_star=nan; expected a finite number"),
-    ({"beta_star": -math.inf}, "beta_star=-inf; expected a finite number"),
     ({"beta_star": "0.5"}, "is '0.5'; expected a number, Tensor, a function or None"),
-    ({"beta_star": True}, "beta_star= is a bool; expected a number"),
-    ({"beta_star": [1.0]}, r"beta_star= is \[1.0\]; expected"),
-    ({"beta_star": 1 + 2j}, "is a complex"),
     ({"beta_star": 1e-31}, "too small for its inverse"),
     ({"beta_star": torch.tensor([1.0, math.nan])}, r"are not finite at step 0: \[1.0, nan\]"),
     ({"beta_star": torch.tensor([1, 2])}, "dtype torch.int64 .* expected floating point"),
     ({"beta_star": torch.ones(0)}, r"shape \(0,\); expected .* one entry for each model"),
     ({"beta_star": lambda step: None}, r"beta_star\(step=0\)=None is a NoneType"),
     ({"beta": 0.1}, r"beta= needs the output scale: add output_scale=.*beta_star="),
-    ({"beta": "a", "output_scale": 5}, "beta= is 'a'; expected a number"),
     ({"beta": 1.5, "output_scale": 5}, "= 1.5 at step 0 is above 1: the sampler would run"),
     ({"beta_star": 6, "output_scale": 5}, "beta = beta_star / output_scale = 6 / 5 = 1.2 at"),
     ({"beta": torch.tensor([0.5, 1.5]), "output_scale": 4}, "6 / 4 = 1.5 at step 0 is"),
     ({"beta_star": 1, "sampler_scale": torch.tensor(-0.5)}, "sampler_scale=-0.5 at step 0"),
     ({"beta_star": 1, "output_scale": 0}, "output_scale=0; it must be positive"),
-    ({"beta_star": 1, "output_scale": -2}, "output_scale=-2; it must be positive"),
     ({"beta_star": 1, "output_scale": math.inf}, "output_scale=inf; expected a finite"),
-    ({"beta_star": 1, "output_scale": "JEM"}, "output_scale= is 'JEM'; expected a number"),
     (
         {"beta_star": 1, "output_scale": 2, "step_size": 1, "noise_std": 0.01},
         "output_scale=2 contradicts step_size and noise_std, which mean .* = 20000",
     ),
     ({"beta_star": 1, "step_size": 1}, "step_size= and noise_std= go together"),
-    ({"beta_star": 1, "noise_std": 1}, "step_size= and noise_std= go together"),
     (
         {"beta_star": 1, "step_size": 1, "noise_std": 0},
         "without noise has no output scale. Leave both out",
     ),
-    ({"beta_star": 1, "sampler_scale": -0.5}, "sampler_scale=-0.5 at step 0"),
     ({"beta_star": 1, "sampler_scale": math.nan}, "sampler_scale=nan"),
     (
         {"beta_star": torch.ones(3), "sampler_scale": torch.ones(2)},
         r"shape \(2,\), but beta_star has model dimensions \(3,\)",
     ),
-    ({"beta_star": 1, "sampler_scale": torch.ones(2)}, r"has model dimensions \(\)"),
     ({"beta_star": 1, "sampler_scale": lambda step: "x"}, r"sampler_scale\(step=0\)='x'"),
 ]
 # What guard() alone takes beside that.
@@ -175,21 +133,11 @@ ARGUMENTS: list[tuple[dict[str, Any], str]] = [
     ({"convention": "logp"}, "one of 'log_density', 'energy'"),
     ({"variant": "fancy"}, "'default', 'no_pos', 'batch'"),
     ({"action": "stop"}, "expected one of 'auto', 'warn', 'raise'"),
-    ({"model": "f"}, "model= is a str; expected the torch"),
     ({"loss_fn": 3.0}, r"loss_fn= is float\(\); expected a function of \(f_pos, f_neg\)"),
-    ({"on_alert": 1}, "on_alert= is a int; expected"),
-    ({"judge_in_loss": 2}, "judge_in_loss= is a int; expected True or False or None"),
     ({"flush_every": 0}, "flush_every=0; expected"),
     ({"reference_beta_star": 0}, "uniform weights"),
-    (
-        {"process_group": GroupMember.NON_GROUP_MEMBER},
-        "process_group= is a int; expected ProcessGroup or None",
-    ),
     ({"sinks": [3]}, "is no sink"),
-    ({"sinks": Memory()}, r"sinks= is a Memory; expected Sequence\[object\]"),
-    ({"log_dir": 5}, "log_dir= is a int; expected a text"),
-    *(({"substeps": x}, "substeps=.*; expected a whole number") for x in (0, -4, True)),
-    *(({"substeps": x}, "substeps=.*; expected a whole number") for x in ("on", 2.5, None)),
+    *(({"substeps": x}, "substeps=.*; expected a whole number") for x in (0, True, 2.5)),
 ]
 
 NONE: dict[str, Any] = {"beta_star": None, "output_scale": None}
@@ -200,18 +148,13 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
     ConfigError: [
         (unwritable, "cannot be written: Not a directory"),
         # The sampler.
-        (lambda w: w.guard(None, 5), "is a int, which cannot be"),
         (
             lambda w: w.guard(None, Chains(w.f)),
-            r"Name the methods that draw samples.*sample_new, stream",
+            r"Name the methods that draw samples.*sample_new",
         ),
         (
             lambda w: w.guard(None, Chains(w.f), methods=("sample",)),
-            "has no method sample; it has sample_new, stream",
-        ),
-        (
-            lambda w: w.guard(None, Chains(w.f), methods="sample_new"),
-            r"methods= is 'sample_new'; expected Sequence\[str\]",
+            "has no method sample; it has sample_new",
         ),
         (lambda w: w.guard(None, gradient_at, methods=("__call__",)), "this is a function"),
         (lambda w: w.guard(methods=("a",)), "pass the sampler"),
@@ -221,12 +164,10 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
             "guarded already.*sampler.original",
         ),
         (lambda w: w.guard(w.guard().loss_fn), "guarded already"),
-        # Labels in a variant without.
         (
             lambda w: w.loss(POS, NEG, (POS, NEG), variant="batch"),
             'groups are defined for variant="default"',
         ),
-        # What it is told of the rest of the trainer.
         *((partial(World.guard, **NONE | told), words) for told, words in STRENGTHS),
         *((partial(World.guard, **told), words) for told, words in ARGUMENTS),
         *((partial(World.guard, output_scale=None, **told), words) for told, words in TOLD),
@@ -236,15 +177,8 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
         (lambda w: w.guard().load_state_dict({}), "Not a guard's state"),
     ],
     SamplerError: [
-        (lambda w: w.guard(None, generator), "is a generator or coroutine.*g.temper"),
-        (lambda w: w.guard(None, coroutine), "generator or coroutine"),
-        (lambda w: w.guard(None, Chains(w.f), methods=("stream",)), "generator or coroutine"),
-        # When it runs: a generator that does not look like one, no module, and two.
-        (lambda w: sampled(w, hidden_generator, w.f, X), "generator or coroutine"),
-        (
-            lambda w: sampled(w, lambda x: gradient_at(w.f, x), X),
-            r"No energy module.*guard\(\.\.\., model=f\)",
-        ),
+        # No module, and two.
+        (lambda w: sampled(w, lambda x: gradient_at(w.f, x), X), "No energy module.*model=f"),
         (
             lambda w: sampled(w, lambda f, h, x: gradient_at(f, x), w.f, w.h, X),
             r"2 modules .*Energy, Energy.*which one is the energy.*model=f",
@@ -262,7 +196,6 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
             lambda w: sampled(w, lambda f, x: f(x)[0], w.pair, X),
             r"returned a tuple.*Return only the energy.*g\.temper\(energy\)",
         ),
-        (nested, "Two guards sample from the same module at once"),
         (
             lambda w: w.guard(None, gradient_at).loss_fn(POS, NEG),
             r"the guarded sampler never was.*pass sampler=None",
@@ -270,12 +203,10 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
     ],
     EnergyTypeError: [
         (lambda w: w.loss(POS.int()), "f_pos has dtype torch.int32"),
-        (lambda w: w.loss(POS, [1.0]), "f_neg is of type list"),
     ],
     ShapeError: [
         (lambda w: w.loss(POS.mean(), NEG.mean()), r"before `\.mean\(\)`"),
         (lambda w: w.loss(POS[:, None], NEG), "would broadcast to a matrix. Squeeze"),
-        (lambda w: w.loss(torch.ones(4, 3), torch.ones(4, 2)), "both must agree"),
         (lambda w: w.loss(POS, NEG[:0]), r"shape \(0,\): it holds no"),
         (
             lambda w: w.loss(beta_star=torch.ones(2)),
@@ -283,15 +214,9 @@ MISUSES: dict[type[Exception], list[tuple[Mistake, str]]] = {
         ),
         (lambda w: w.loss(POS[:1], variant="true"), "at least two"),
         (lambda w: w.loss(POS, NEG, (POS, POS)), r"y_neg has shape \(4,\)"),
-        (lambda w: w.guard().reweight(POS, NEG.mean()), "f_neg is a"),
     ],
     LossError: [
-        (lambda w: w.loss(loss_fn=softplus), "add the other terms outside"),
         (lambda w: w.loss(loss_fn=rising_difference), "pass convention='energy'"),
-        (
-            lambda w: w.loss(loss_fn=difference, convention="energy"),
-            "pass convention='log_density'",
-        ),
     ],
 }
 
@@ -322,39 +247,3 @@ def test_misuse(error, mistake, message, tmp_path):
     assert [dict(vars(module)) for module in (world.f, world.h)] == before
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), rng)
-
-
-@pytest.mark.parametrize(
-    ("energy", "sampler", "error", "says"),
-    [
-        ("score", gradient_at, ConfigError, "energy='score' names the.*Energy has none of that"),
-        (
-            "classify",
-            lambda f, x: gradient_at(f.net, x),
-            SamplerError,
-            r"never called Energy\.classify.*Name the method with energy=",
-        ),
-    ],
-)
-def test_a_method_that_the_sampler_does_not_call(energy, sampler, error, says):
-    f = Energy()
-    g = guard(None, sampler, energy=energy, beta_star=1.0, output_scale=10.0)
-    with pytest.raises(error, match=says):
-        g.sampler(f, X)
-    assert not vars(f).keys() & {"classify", "forward"}
-    assert g.state_dict()["sampler_calls"] == 0
-
-
-def test_the_guard_works_after_a_mistake():
-    f = Energy()
-    g = guard(None, gradient_at, beta_star=1.0, output_scale=10.0)
-    for mistake in (lambda: g.sampler(X), lambda: g.loss_fn(POS, NEG)):
-        with pytest.raises(SamplerError):
-            mistake()
-    g.sampler(f, X)
-    with pytest.raises(ShapeError):
-        g.loss_fn(POS.mean(), NEG)
-    assert g.step == 0
-    assert g.loss_fn(POS, NEG).isfinite()
-    g.sampler(f, X)
-    assert g.step == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from itertools import chain, pairwise
 from pathlib import Path
@@ -19,18 +18,9 @@ from ebmguard.errors import ConfigError
 from ebmguard.ranks import Ranks
 from ebmguard.recovery.archive import Archive
 from ebmguard.sinks import read_jsonl
-from tests import forks
 from tests.parts import Energy, climb
-from tests.ranks import rank_fixtures, torchrun
-from tests.retrofit.ranks_process import (
-    CASES,
-    FAULTS,
-    FAULTY_STEP,
-    RESTORED,
-    STEPS,
-    WORLD,
-    train,
-)
+from tests.ranks import rank_fixtures
+from tests.retrofit.ranks_process import CASES, FAULTS, FAULTY_STEP, RESTORED, STEPS, WORLD, train
 
 started, folder, seen = rank_fixtures("tests.retrofit.ranks_process", WORLD)
 
@@ -69,6 +59,9 @@ def test_all_ranks_have_the_parameters_gradients_and_rows_of_one_process(seen, n
             assert repr(rank[part]) == repr(ranks[0][part])  # where NaN is NaN
     rows, expected = ([*x["rows"], *chain(*x["members"])] for x in (ranks[0], alone))
     assert len(ranks[0]["rows"]) == STEPS
+    alerts, right = ([(a["rule"], a["step"]) for a in x["alerts"]] for x in (ranks[0], alone))
+    assert alerts == right
+    assert ("nonfinite", STEPS - 1) in alerts or name != "NaN on one rank"
     for row, right in zip(rows, expected, strict=True):
         assert set(row) == set(right) <= JOINED | AVERAGED
         for tag in JOINED & set(right):
@@ -76,33 +69,8 @@ def test_all_ranks_have_the_parameters_gradients_and_rows_of_one_process(seen, n
             rel = 1e-6 if tag.startswith("sampler/") or tag == "nonfinite/samples" else 1e-8
             assert row[tag] == pytest.approx(right[tag], rel=rel, abs=1e-9, nan_ok=True), tag
     assert CASES[name].betas or "optim/amplification" in alone["rows"][1]
-    # The sharpness is the mean of the ranks, weighted by their chains.
-    for found, own in ((ranks[0], ranks), (alone, [alone])):
-        by_step = zip(*(x["sharpness"] for x in own), strict=True)
-        for row, told in zip(found["rows"], by_step, strict=True):
-            right = sum(x * n for x, n in told) / sum(n for _, n in told)
-            assert row["sampler/sharpness"] == pytest.approx(right, rel=1e-6, nan_ok=True)
-    assert any(abs(x) > 1e-4 for x, _ in alone["sharpness"])
-
-
-def test_what_one_rank_loses_alerts_all(seen):
-    case = CASES["NaN on one rank"]
-    assert case.spoiled is not None
-    for rank in seen:
-        (alert,) = rank["NaN on one rank"]["alerts"]
-        assert (alert["rule"], alert["step"]) == ("nonfinite", case.spoiled)
-        row = rank["NaN on one rank"]["rows"][case.spoiled]
-        assert row["nonfinite/neg"] == 1
-        assert row["nonfinite/energies"] == 1 / sum(map(sum, case.sizes))
-        assert all(math.isnan(row[name]) for name in ("ess", "grad_scale", "f_neg/mean"))
-        assert not math.isnan(row["f_pos/mean"])
-
-
-def test_classes_leave_positives_out_on_all_ranks(seen):
-    """Otherwise the tests above would compare nothing but zeros."""
-    unpaired = [row["unpaired"] for row in seen[0]["default, classes"]["rows"]]
-    assert any(unpaired)
-    assert all(count < 10 for count in unpaired)
+    # Otherwise the numbers of classes would be nothing but zeros.
+    assert name != "default, classes" or 0 < max(row["unpaired"] for row in rows) < 10
 
 
 # -- one rank stops all, or takes all back ---------------------------------------------------------
@@ -180,11 +148,9 @@ def test_the_first_rank_alone_writes(folder, seen):
     assert read_jsonl(log / "recovery.jsonl") == seen[0]["climbs"]["rollbacks"]
 
 
-@pytest.mark.parametrize(("by", "rule"), [("by scaler", "amp_skip"), ("fused", "nonfinite")])
-def test_the_step_is_left_out_on_all_ranks(seen, by, rule):
-    found = told_alike(seen, f"leaves out, {by}")
-    (alert,) = found[0]["alerts"]
-    assert (alert["rule"], alert["step"]) == (rule, 1)
+def test_the_step_is_left_out_on_all_ranks(seen):
+    found = told_alike(seen, "leaves out")
+    assert [(alert["rule"], alert["step"]) for alert in found[0]["alerts"]] == [("amp_skip", 1)]
     for rank in found:
         before, after = (rank["states"][step][:-1] for step in (1, 2))  # but for the buffer
         assert same(before, after)
@@ -193,19 +159,15 @@ def test_the_step_is_left_out_on_all_ranks(seen, by, rule):
 def test_all_go_on_from_the_newest_snapshot_that_all_have(folder, seen):
     for rank in seen:
         found = rank["goes on"]
-        assert found["nothing"] is None
         for name, step in (("whole", 10), ("lacks one", 8)):
             assert found[name]["step"] == step
             states = found[name]["states"]
             assert set(states) == set(range(step, 13))
             assert all(same(state, found["first"][at]) for at, state in states.items())
         assert f"no snapshot that all {WORLD} ranks can read" in found["lacks all"]
-        assert "holds snapshots of a run, the newest of step 10" in found["begins"]
-    assert len({(rank["goes on"]["lacks all"], rank["goes on"]["begins"]) for rank in seen}) == 1
+    assert len({rank["goes on"]["lacks all"] for rank in seen}) == 1
     # As many ranks must go on.
     whole = folder / "snapshots" / "whole"
-    with pytest.raises(ConfigError, match="holds snapshots of a run, the newest of step 10"):
-        Archive(whole, 1, Ranks()).check_empty()
     with pytest.raises(ConfigError, match=f"a run on {WORLD} ranks, but this one is on 1"):
         Archive(whole / "rank0", 1, Ranks()).newest(lambda found: None)
 
@@ -235,13 +197,8 @@ def test_parameters_of_which_each_rank_holds_a_part_are_refused_at_every_door(tm
         dist.destroy_process_group()
 
 
-def test_the_script_for_several_ranks_on_the_page_runs(tmp_path):
-    page = (forks.ROOT / "docs" / "frameworks.md").read_text()
-    page = page.split("\n## Several ranks\n")[1].split("\n## ")[0]
-    (script,) = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    (tmp_path / "ddp.py").write_text(script)
-    # Gloo writes lines of its own to the same place in some versions.
-    printed = torchrun(str(tmp_path / "ddp.py"))
-    found = re.search(r"^GradScale (\S+), energy gap \S+$", printed, re.MULTILINE)
+def test_the_script_for_several_ranks_on_the_page_runs(seen):
+    found = re.fullmatch(r"GradScale (\S+), energy gap \S+\n", seen[0]["page"])
     assert found
     assert 0.5 < float(found[1]) < 1
+    assert not seen[1]["page"]

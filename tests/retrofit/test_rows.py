@@ -1,23 +1,22 @@
-"""Rows on their way from samples and energies on the device to whoever judges and writes them."""
+"""Rows on their way from samples and energies on the device to whoever judges and writes them.
+
+And a run that is saved, loaded and continued: the uninterrupted one, with the same rows and alerts.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from arviz_stats.base.array import array_stats
+from torch import nn
 
 from ebmguard import guard
-from ebmguard.diagnostics import (
-    energy_diagnostics,
-    nonfinite_diagnostics,
-    sample_diagnostics,
-    sample_marks,
-)
+from ebmguard.errors import ConfigError
 from ebmguard.retrofit.parts import Part, joined_ranks
 from ebmguard.retrofit.rows import Rows, StepRow
 from tests.parts import Bowl, Memory, energies, gradient_at
@@ -55,24 +54,13 @@ def test_without_lag_the_row_so_far_comes_with_every_measurement():
     (first,) = add(rows, {"a": number(1.5), "b": number(math.nan)})
     assert repr(first.numbers) == repr({"a": 1.5, "b": math.nan})
     assert (first.step, first.is_over, first.is_news) == (0, False, True)
-    rows.note({"n": 7.0})
+    for noted in ({"n": 7.0}, {"n": 9.0}, {"n": 8.0}):  # of which the largest counts
+        rows.note(noted)
     (second,) = add(rows, {"a": number(2.5)})
-    assert repr(second.numbers) == repr({"a": 2.0, "b": math.nan, "n": 7.0})
+    assert repr(second.numbers) == repr({"a": 2.0, "b": math.nan, "n": 9.0})
     (whole,) = over(rows)
     assert repr(whole.numbers) == repr(second.numbers)
     assert (whole.step, whole.is_over, whole.is_news) == (0, True, False)
-
-
-@pytest.mark.parametrize("lag", [1, 2, 3])
-def test_with_lag_the_row_of_step_t_is_read_at_the_end_of_step_t_plus_lag(lag):
-    rows, read = make(lag), []
-    for step in range(6):
-        assert add(rows, {"a": number(step)}) == []
-        read.append([(x.step, x.numbers["a"], x.is_over, x.is_news) for x in over(rows)])
-    due = [[(step - lag, step - lag, True, True)] if step >= lag else [] for step in range(6)]
-    assert read == due
-    assert [row.step for row in rows.drain()] == list(range(6 - lag, 6))
-    assert list(rows.drain()) == []
 
 
 @pytest.mark.parametrize("lag", [0, 2])
@@ -92,112 +80,37 @@ def test_numbers_of_one_step_are_averaged_by_name_also_those_of_members(lag):
     assert row.numbers == {"a": 4.0, "b": 7.0, "shared": 2.0, "noted": 4.0}
 
 
-def test_of_noted_numbers_the_largest_counts():
-    rows = make()
-    rows.step = 4
-    for noted in ({"level": 0.0}, {"level": 2.0, "other": -3.0}, {"level": 1.0}):
-        rows.note(noted)
-    (row,) = over(rows)
-    assert (row.step, row.numbers, row.is_news) == (4, {"level": 2.0, "other": -3.0}, True)
-
-
 @pytest.mark.parametrize("lag", [0, 2])
-@pytest.mark.parametrize("as_tensor", [False, True])
 @pytest.mark.parametrize(("value", "models"), [(0.0, ()), (1.0, ()), (0.0, (2,))])
-def test_what_is_to_be_judged_at_the_end_of_a_step(lag, as_tensor, value, models):
+def test_what_is_to_be_judged_at_the_end_of_a_step(lag, value, models):
     """On a CPU the row has been judged in the loss: only what is not 0 makes it worth another."""
     rows = make(lag, models)
     add(rows, {"a": number(1)})
-    rows.note_news("n", number(value) if as_tensor else value)
+    rows.note_news("n", number(value))
     (row,) = all_of(rows)
     assert row.numbers == {"a": 1.0, "n": value}
     assert row.is_news is (bool(lag) or bool(value) or bool(models))
     assert all("n" not in member for member in row.members)  # it is of the ensemble as a whole
 
 
-def test_a_step_without_numbers_has_no_row():
-    rows = make(lag=1)
-    add(rows, {"a": number(0)})
-    assert over(rows) == []
-    assert [row.step for row in over(rows)] == [0]
-    assert over(rows) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "read"),
-    [
-        (number(-0.0), 0.0),  # without its sign
-        (number(1 / 3, torch.float64), 1 / 3),
-        *((torch.ones((), dtype=dtype), 1.0) for dtype in (torch.float16, torch.bfloat16)),
-        *((torch.ones((), dtype=dtype), 1.0) for dtype in (torch.int64, torch.bool)),
-    ],
-)
-def test_values_of_every_dtype(value, read):
-    (row,) = add(make(), {"a": value, "b": number(2)})
-    assert repr((row.numbers, row.members)) == repr(({"a": read, "b": 2.0}, []))
+def test_values_of_every_dtype():
+    values = {"zero": number(-0.0), "third": number(1 / 3, torch.float64)}
+    short = torch.float16, torch.bfloat16, torch.int64, torch.bool
+    values |= {str(dtype): torch.ones((), dtype=dtype) for dtype in short}
+    (row,) = add(make(), values)
+    assert repr([*row.numbers.values()]) == repr([0.0, 1 / 3, *[1.0] * 4])  # 0 has no sign
 
 
 def test_rows_do_not_hold_graphs_and_keep_the_values_of_their_step():
     rows = make(lag=2)
-    x, f = torch.ones((), requires_grad=True), torch.ones(2, requires_grad=True)
-    add(rows, {"a": 2 * x}, {"f": 3 * f})
-    over(rows)
-    pending, _ = rows._queue
-    samples = pending.samples["f"]
-    ((part,),) = pending.calls
-    assert isinstance(samples, torch.Tensor)
+    plain = torch.ones(())
+    add(rows, {"a": plain, "b": 2 * torch.ones((), requires_grad=True)})
+    ((part,),) = rows._open.calls
     assert isinstance(part, Part)
     assert not part.values.requires_grad
-    assert not samples.requires_grad
-    plain = torch.ones(())
-    add(rows, {"a": plain})
     plain.fill_(9.0)
     over(rows)
-    assert list(rows.drain())[-1].numbers == {"a": 1.0}
-
-
-@pytest.mark.parametrize("lag", [0, 2])
-@pytest.mark.parametrize("models", [(2,), (2, 1)])
-def test_members_have_rows_of_their_own_and_the_row_is_their_mean(lag, models):
-    rows = make(lag, models)
-    own = torch.tensor([1.0, math.nan]).reshape(models)
-    assert bool(add(rows, {"a": own, "b": number(2)})) is not bool(lag)
-    (row,) = all_of(rows)
-    assert repr(row.members) == repr([{"a": 1.0, "b": 2.0}, {"a": math.nan, "b": 2.0}])
-    assert repr(row.numbers) == repr({"a": math.nan, "b": 2.0})
-
-
-def test_rows_under_way_come_back_through_json():
-    rows = make(lag=2)
-    for step in range(3):
-        add(rows, {"a": number(step)}, {"f": torch.tensor([0.5, step])} if step == 1 else {})
-        over(rows)
-    add(rows, {"a": number(3)})
-    rows.note({"n": 1.0})
-    between, saved = rows.state_dict(is_over=False), rows.state_dict(is_over=True)
-    assert (between["step"], [row[0] for row in between["rows"]]) == (3, [1, 2])
-    assert saved["step"] == 4
-    assert saved["rows"] == [*between["rows"], [3, {"a": 3.0, "n": 1.0}, {}, [], True, {}]]
-    assert rows.state_dict(is_over=True) == saved  # looking changes nothing
-
-    other = Rows(torch.Size(), in_loss=None)
-    add(other, {"old": number(0)})
-    other.load_state_dict(json.loads(json.dumps(saved)))
-    assert other.state_dict(is_over=False) == saved
-    other.note({"b": 4.0})
-    assert [(x.step, x.numbers, x.samples) for x in over(other)] == [
-        (1, {"a": 1.0}, {"f": [0.5, 1.0]}),
-        (2, {"a": 2.0}, {}),
-    ]
-    assert [row.step for row in other.drain()] == [3, 4]
-
-
-def test_draining_keeps_the_step_open():
-    rows = make(lag=2)
-    rows.step = 7
-    for value in (1.0, 2.0):
-        rows.note({"a": value})
-        assert [row.step for row in rows.drain()] == [7]
+    assert list(rows.drain())[-1].numbers == {"a": 1.0, "b": 2.0}
 
 
 def test_rows_that_were_not_taken_stay_due_in_their_order():
@@ -218,13 +131,12 @@ GOOD, LABELS = torch.zeros(4, 2), torch.arange(4)
     ("returned", "fraction"),
     [
         # The first floating-point tensor is looked at.
-        *(([x], 0.75) for x in (BAD, BAD.half(), BAD.double(), BAD.reshape(4, 1, 2, 1))),
-        *(([x], 0.75) for x in ((BAD, GOOD), [LABELS, BAD], (LABELS, (None, [BAD])))),
-        *(([x], 0.75) for x in ({"y": LABELS, "x": BAD}, ("status", {"x": BAD}))),
+        *(([x], 0.75) for x in (BAD.half(), BAD.double(), BAD.reshape(4, 1, 2, 1))),
+        *(([x], 0.75) for x in ((BAD, GOOD), (LABELS, (None, [BAD])), ("status", {"x": BAD}))),
         ([torch.tensor([0.0, torch.nan])], 0.5),
         ([torch.tensor(torch.nan)], 1.0),
         # Unknown where there is none.
-        *(([x], math.nan) for x in (None, LABELS, (), "x", (LABELS, None), torch.zeros(0, 2))),
+        *(([x], math.nan) for x in (None, (), (LABELS, None), torch.zeros(0, 2))),
         # A mean over the samplers that tell.
         ([BAD, GOOD], 0.375),
         ([None, BAD, (LABELS,)], 0.75),
@@ -241,123 +153,200 @@ def test_bad_samples_are_counted_for_one_loss(returned, fraction):
     assert found == pytest.approx(fraction, nan_ok=True)
 
 
-def oracle(batches: list[np.ndarray], beta_star: float) -> float:
-    """Weights relative to their batch's mean, of the last 16 batches, by arviz-stats."""
-    ratios = []
-    for f in batches[-16:]:
-        w = np.exp(beta_star * f)
-        ratios.append(np.log(w / w.mean()))
-    return float(array_stats.psislw(-np.concatenate(ratios))[1])
-
-
-def test_pareto_shape_is_that_of_the_last_steps_pooled():
-    memory = Memory()
-    g = guard(None, None, beta_star=1.25, sinks=[memory], reference_beta_star=0.75)
-    batches = []
-    for step in range(52):
-        f = torch.randn(10 + step, dtype=torch.float64) * 2 + step
-        batches.append(f.numpy())
-        g.loss_fn(torch.zeros(5, dtype=torch.float64), f)
-    g.close()
-    slow = [step for step, row in memory.rows if "pareto_k" in row]
-    assert slow == [0, 50]
-    row = memory.rows[50][1]
-    assert row["pareto_k"] == pytest.approx(oracle(batches[:51], 1.25), rel=1e-6)
-    assert row["ref/pareto_k"] == pytest.approx(oracle(batches[:51], 0.75), rel=1e-6)
-    assert math.isnan(memory.rows[0][1]["pareto_k"])  # too few for a tail
-
-
-def test_pareto_shape_at_beta_star_zero_is_unknown_but_at_the_reference():
-    g, f = guard(None, None, beta_star=0.0), 2 * torch.randn(200)
-    g.loss_fn(torch.zeros(5), f)
-    assert math.isnan(g.last["pareto_k"])
-    assert g.last["ref/pareto_k"] == pytest.approx(oracle([f.double().numpy()], 0.5), rel=1e-5)
-
-
 def test_histograms_are_of_energies_high_on_data_and_are_copies():
     memory = Memory()
     g = guard(None, None, beta_star=1.0, convention="energy", sinks=[memory], judge_in_loss=False)
+    g.attach(optimizer=torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
     pos, neg = torch.randn(4), torch.randn(5)
     g.loss_fn(pos, neg)
     expected = {"f_pos": (-pos).tolist(), "f_neg": (-neg).tolist()}
     pos.zero_()
     neg.zero_()
+    g.loss_fn(pos, neg)  # of the same step
     g.close()
     assert memory.histograms == [(0, expected)]
 
 
-def test_nothing_from_the_sampler_where_nothing_was_sampled():
-    f, g = Bowl(), guard(None, None, beta_star=1.0, output_scale=2.0)
-    gradient_at(lambda x: g.temper(f(x)), torch.ones(2, 2).double())
-    g.loss_fn(*energies())
-    assert not {tag for tag in g.last if tag.startswith("sampler/")}
-
-
 # -- rows of several ranks as one ------------------------------------------------------------------
 
-Row = dict[str, float]
 SIZES = [4, 1, 7], [10, 3, 3]  # of three ranks
-
-
-def joined_row(rows: list[Row]) -> Row:
-    values = torch.tensor([[*row.values()] for row in rows], dtype=torch.float64)
-    return {name: x.item() for name, x in joined_ranks(values, tuple(rows[0]), *SIZES).items()}
-
-
-def test_numbers_of_samples_are_those_of_the_whole_batch():
-    """Also where ranks have uneven batches, and lost samples, repeats and clamped entries."""
-    pos, neg = (torch.randn(sum(sizes)).double() for sizes in SIZES)
-    x = torch.randn(sum(SIZES[1]), 3).double()
-    before = torch.cat((x[:5], torch.randn(len(x) - 5, 3)))
-    neg[2] = pos[3] = 1e31
-    x[11, 0] = torch.nan
-    norms, ages = torch.rand(len(x)).double(), torch.randint(9, (len(x),)).double()
-
-    def row(pos: Any, neg: Any, x: Any, before: Any, norms: Any, ages: Any) -> Row:
-        marks = sample_marks(x, (-1.0, 1.0)), sample_marks(before)
-        numbers = {
-            **energy_diagnostics(pos, neg),
-            **nonfinite_diagnostics(pos, neg, 1.0),
-            "sampler/grad_norm": norms.mean(),
-            "sampler/grad_norm_max": norms.max(),
-            "sampler/drift_to_noise": 3 * norms.mean(),
-            "sampler/acceptance": norms.square().mean(),
-            "buffer/age": ages.mean(),
-            "buffer/reinit": (ages == 0).double().mean(),
-            **sample_diagnostics(*marks, entries=3),
-        }
-        return {name: x.item() for name, x in numbers.items()}
-
-    of_negatives = (y.split(SIZES[1]) for y in (neg, x, before, norms, ages))
-    parts = zip(pos.split(SIZES[0]), *of_negatives, strict=True)
-    found = joined_row([row(*part) for part in parts])
-    expected = row(pos, neg, x, before, norms, ages)
-    assert list(found) == list(expected)
-    # Quantiles, spreads and overlap do not join; the guard takes them of the gathered energies.
-    not_joined = {
-        f"{side}/{x}" for side in ("f_pos", "f_neg") for x in ("std", "q05", "median", "q95")
-    }
-    for name in expected.keys() - not_joined - {"energy_gap", "energy_overlap"}:
-        assert found[name] == pytest.approx(expected[name], rel=1e-6, nan_ok=True), name
 
 
 @pytest.mark.parametrize(
     ("name", "values", "joined"),
     [
-        ("sampler/evaluations", [20.0, 20.0, 20.0], 20.0),  # what all ranks share
-        ("optim/grad_norm", [1.5, 1.5, 1.5], 1.5),
         ("f_neg/q05", [1.0, 2.0, 6.0], 3.0),
+        # Of the whole batch, however uneven its parts.
+        ("f_pos/mean", [1.0, 2.0, 6.0], 4.0),
+        ("sampler/acceptance", [1.0, 2.0, 6.0], 2.125),
         ("buffer/own", [1.0, 2.0, 6.0], 3.0),  # a number that no line is about
         ("nonfinite/pos", [1.0, 0.0, 2.0], 3.0),
         ("f_neg/min", [1.0, -2.0, 6.0], -2.0),
         ("f_pos/max", [1.0, -2.0, 6.0], 6.0),
         ("sampler/grad_norm_max", [1.0, math.nan, 6.0], math.nan),
-        ("f_neg/min", [1.0, -2.0, math.nan], math.nan),
-        ("nonfinite/pos", [math.nan, 0.0, 2.0], math.nan),
-        ("f_neg/mean", [math.inf, 0.0, 1.0], math.inf),
         ("f_neg/mean", [math.inf, -math.inf, 1.0], math.nan),
     ],
 )
 def test_how_each_kind_of_number_joins(name, values, joined):
-    found = joined_row([{name: x} for x in values])
-    assert found == {name: pytest.approx(joined, nan_ok=True)}
+    column = torch.tensor(values, dtype=torch.float64)[:, None]
+    assert joined_ranks(column, (name,), *SIZES)[name].item() == pytest.approx(joined, nan_ok=True)
+
+
+# -- the state of a run that is saved, loaded and continued ----------------------------------------
+
+STEPS, SAVED_AFTER = 60, 45
+
+
+class Run:
+    """A loop on given energies that blow up late: alerts, a schedule, histograms, all of it.
+
+    Args:
+        models: dimensions of an ensemble, of which the last member's energies blow up.
+    """
+
+    def __init__(
+        self,
+        *,
+        judge_in_loss: bool = True,
+        optimizer: bool = False,
+        sampler: bool = True,
+        models: tuple[int, ...] = (),
+    ) -> None:
+        self.memory, self.sampling, self.models = Memory(), sampler, models
+        self.alerts: list[dict[str, object]] = []
+        stars: Any = torch.tensor([0.5, 0.0, 2.0]) if models else lambda step: 0.5 + 0.01 * step
+        self.guard = guard(
+            None,
+            gradient_at if sampler else None,
+            beta_star=stars,
+            variant=["default", "no_pos", "batch"] if models else "default",
+            output_scale=100.0,
+            sinks=[self.memory],
+            flush_every=7,
+            judge_in_loss=judge_in_loss,
+            on_alert=lambda alert: self.alerts.append(alert.record()),
+        )
+        self.optimizer = None
+        if optimizer:
+            self.optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+            self.guard.attach(optimizer=self.optimizer)
+        self.f = Bowl()
+
+    def go(self, first: int, last: int) -> None:
+        for step in range(first, last):
+            rng = torch.Generator().manual_seed(step)
+            pos, neg = (torch.randn(*self.models, n, generator=rng) for n in (16, 12))
+            if self.sampling:
+                self.guard.sampler(self.f, torch.randn(12, 2, generator=rng))
+            pos.view(-1, 16)[-1] += 100.0 if step >= 43 else 0.0
+            self.guard.loss_fn(pos, neg)
+            if self.optimizer is not None:
+                self.optimizer.step()
+
+    def rows(self) -> list[tuple[int, str]]:
+        # NaN is not equal to itself, but its text is.
+        return [(step, repr(sorted(row.items()))) for step, row in self.memory.rows]
+
+
+def copied(state: Any, via: str, folder: Path) -> Any:
+    if via == "json":
+        return json.loads(json.dumps(state))
+    torch.save(state, folder / "state.pt")
+    return torch.load(folder / "state.pt", weights_only=True)
+
+
+ENSEMBLE: dict[str, Any] = {"models": (3,), "sampler": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "saved_after", "via"),
+    [
+        ({"optimizer": True}, SAVED_AFTER, "torch"),
+        ({"judge_in_loss": False, "optimizer": True}, SAVED_AFTER, "json"),
+        ({"sampler": False}, SAVED_AFTER, "torch"),
+        # A step whose row is under way has its histogram.
+        ({"judge_in_loss": False, "optimizer": True}, 1, "json"),
+        (ENSEMBLE, SAVED_AFTER, "torch"),
+        ({**ENSEMBLE, "judge_in_loss": False, "optimizer": True}, 30, "json"),
+    ],
+)
+def test_continued_run_is_the_uninterrupted_one(options, saved_after, via, tmp_path):
+    whole, first, second = (Run(**options) for _ in range(3))
+    whole.go(0, STEPS)
+    whole.guard.close()
+    assert whole.memory.steps == list(range(STEPS))
+    assert any(record["level"] == "ERROR" for record in whole.alerts)
+    assert {record.get("member") for record in whole.alerts} == {2 if "models" in options else None}
+    assert [step for step, _ in whole.memory.histograms] == [0, 50]
+
+    first.go(0, saved_after)
+    state = first.guard.state_dict()
+    rows, alerts = first.rows(), list(first.alerts)
+    histograms = list(first.memory.histograms)
+    second.guard.load_state_dict(copied(state, via, tmp_path))
+    assert second.guard.step == saved_after
+    assert repr(second.guard.state_dict()) == repr(state)
+    second.go(saved_after, STEPS)
+    second.guard.close()
+    assert rows + second.rows() == whole.rows()
+    assert alerts + second.alerts == whole.alerts
+    assert histograms + second.memory.histograms == whole.memory.histograms
+    assert repr(second.guard.members) == repr(whole.guard.members)
+
+    # Saving changes nothing for who goes on.
+    first.go(saved_after, STEPS)
+    first.guard.close()
+    assert first.rows() == whole.rows()
+    assert first.alerts == whole.alerts
+
+
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_loading_in_place_rewinds(optimizer):
+    run = Run(optimizer=optimizer)
+    run.go(0, 5)
+    state = run.guard.state_dict()
+    run.go(5, 9)
+    run.guard.load_state_dict(state)
+    assert run.guard.step == 5
+    run.go(5, 7)
+    run.guard.close()
+    again = run.memory.steps
+    assert again[-2:] == [5, 6]
+    # Without an optimizer step 4 was open when it was saved, and 8 when it was forgotten.
+    assert again[:-2] == ([*range(9)] if optimizer else [*range(8), 4])
+
+
+def judged(**change: Any) -> Callable[[Any], Any]:
+    """A change of what the judge has."""
+    return lambda state: state | {"judge": state["judge"] | change}
+
+
+OTHER = "Not a guard's state of version"
+OF_MEMBERS = "ensemble members, but this one has"
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "message"),
+    [
+        ({}, lambda state: state | {"version": 99}, OTHER),
+        # Its pooled energies had no log q beside them.
+        ({}, lambda state: state | {"version": 3}, OTHER),
+        ({}, lambda state: {k: v for k, v in state.items() if k != "rows"}, OTHER),
+        *(
+            ({}, lambda state, x=x: state | {"step": x}, "step=.*; expected a whole number")
+            for x in (2.5, -1, 2**53 + 1)
+        ),
+        ({}, judged(rules={}), "is of a judge with the rules"),
+        ({}, judged(members=[{}, {}, {}]), rf"of 3 {OF_MEMBERS} 0 \(0 for a sin"),
+        (ENSEMBLE, judged(members=[{}, {}]), f"of 2 {OF_MEMBERS} 3"),
+        (ENSEMBLE, judged(members=[{}, {}, {}]), "damaged"),
+    ],
+)
+def test_foreign_states_are_refused_and_change_nothing(options, change, message):
+    run, other = Run(**options), Run(**options)
+    run.go(0, 5)
+    other.go(0, 20)
+    before = repr(run.guard.state_dict())
+    with pytest.raises(ConfigError, match=message):
+        run.guard.load_state_dict(change(other.guard.state_dict()))
+    assert repr(run.guard.state_dict()) == before

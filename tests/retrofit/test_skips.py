@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from itertools import cycle
@@ -15,11 +14,11 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ebmguard import Level, errors, guard
+from ebmguard import Level, guard
 from ebmguard.errors import ConfigError
 from ebmguard.recovery import Recovery
 from ebmguard.retrofit.optimizer import OptimizerHooks
-from tests.parts import Energy, Memory, energies, langevin
+from tests.parts import Energy, Memory, langevin
 
 BAD = [torch.nan, torch.inf, -torch.inf]
 OPTIMIZERS: dict[str, Any] = {
@@ -38,11 +37,11 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def make(optimizer: Any, **options: Any) -> Any:
+def make(optimizer: Any) -> Any:
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     parameters.append(nn.Parameter(torch.ones(1)))  # which never gets a gradient
     memory, opt = Memory(), optimizer(parameters)
-    g = guard(None, None, beta_star=1.0, sinks=[memory], flush_every=1, optimizer=opt, **options)
+    g = guard(None, None, beta_star=1.0, sinks=[memory], flush_every=1, optimizer=opt)
     return g, opt, parameters, memory
 
 
@@ -154,51 +153,29 @@ def test_only_fused_optimizers_decide_on_the_device(name):
     assert seen == (on_device if name.startswith("fused") else by_host)
 
 
-@pytest.mark.parametrize("judge_in_loss", [True, False])
-@pytest.mark.parametrize("name", ["adam", "fused adam"])
-def test_skips_obey_the_lag_and_the_action(name, judge_in_loss):
-    g, opt, parameters, _ = make(OPTIMIZERS[name], judge_in_loss=judge_in_loss, action="raise")
-
-    def step(bad=None):
-        g.loss_fn(*energies())
-        set_gradients(parameters, bad)
-        opt.step()
-
-    step()
-    if not judge_in_loss:
-        step(torch.inf)
-        step()
-    with pytest.raises(errors.NonFiniteError, match="step 1: nonfinite/gradients"):
-        step(torch.inf if judge_in_loss else None)
-
-
 def test_large_gradients_are_not_mistaken_for_infinite_ones_nor_none_at_all():
     # Their squares are infinite in float32, and the sum of two of them nearly is.
-    g, opt, parameters, memory = make(OPTIMIZERS["sgd"])
+    _, opt, parameters, memory = make(OPTIMIZERS["sgd"])
     opt.step()
     for p in parameters[:2]:
         p.grad = torch.full_like(p, 3e38)
     opt.step()
     assert torch.all(parameters[0] == 1 - 0.1 * torch.tensor(3e38))
     assert memory.column("nonfinite/gradients") == [0.0, 0.0]
-    assert g.step == 2
-    assert not g.alerts
 
 
 def test_gradients_of_several_dtypes():
-    parameters = [
-        nn.Parameter(torch.ones(2, dtype=dtype)) for dtype in (torch.float64, torch.bfloat16)
-    ]
-    opt = SGD(parameters, lr=1e-300)
+    ps = [nn.Parameter(torch.ones(2, dtype=x)) for x in (torch.float64, torch.bfloat16)]
+    opt = SGD(ps, lr=1e-300)
     g = guard(None, None, beta_star=1.0, optimizer=opt)
-    parameters[0].grad = torch.full((2,), 1e300, dtype=torch.float64)  # not finite in float32
-    parameters[1].grad = torch.ones(2, dtype=torch.bfloat16)
+    ps[0].grad = torch.full((2,), 1e300, dtype=torch.float64)  # not finite in float32
+    ps[1].grad = torch.ones(2, dtype=torch.bfloat16)
     opt.step()
-    moved = parameters[0].detach().clone()
+    moved = ps[0].detach().clone()
     torch.testing.assert_close(moved, torch.zeros_like(moved))
-    parameters[1].grad[0] = torch.nan
+    ps[1].grad[0] = torch.nan
     opt.step()
-    assert torch.equal(parameters[0], moved)
+    assert torch.equal(ps[0], moved)
     assert len(g.alerts) == 1
 
 
@@ -207,49 +184,14 @@ def test_sparse_and_empty_gradients():
     opt = SGD([*table.parameters(), empty], lr=0.1)
     g = guard(None, None, beta_star=1.0, optimizer=opt)
     empty.grad = torch.ones(0)
-    before = table.weight.detach().clone()
-    table(torch.tensor([1, 1])).sum().backward()
-    opt.step()
-    taken = (before - table.weight).detach()[:, 0]
-    torch.testing.assert_close(taken, torch.tensor([0.0, 0.2, 0.0, 0.0]))
-    before = table.weight.detach().clone()
-    opt.zero_grad()
-    (table(torch.tensor([1])) * torch.nan).sum().backward()
-    opt.step()
-    assert torch.equal(table.weight, before)
+    for factor, expected in ((1.0, [0.0, 0.2, 0.0, 0.0]), (torch.nan, [0.0] * 4)):
+        before = table.weight.detach().clone()
+        table.zero_grad()
+        (table(torch.tensor([1, 1])) * factor).sum().backward()
+        opt.step()
+        taken = (before - table.weight).detach()[:, 0]
+        torch.testing.assert_close(taken, torch.tensor(expected))
     assert len(g.alerts) == 1
-
-
-def test_closure_that_is_called_often_is_left_alone():
-    g, opt, parameters, _ = make(lambda ps: torch.optim.LBFGS(ps, max_iter=2))
-    parameters[0].grad = torch.full((3,), torch.nan)  # stale: the closure computes new ones
-
-    def closure():
-        opt.zero_grad()
-        loss = sum(p.square().sum() for p in parameters)
-        loss.backward()
-        return loss.detach()
-
-    assert math.isfinite(opt.step(closure))
-    assert math.isfinite(opt.step(closure=closure))
-    assert g.step == 2
-    assert parameters[0].abs().max() < 1
-    assert not g.alerts
-
-
-def test_nan_that_comes_through_a_withheld_loss():
-    """A weight of 0 does not stop 0 * inf inside the network; the skipped step does."""
-    f = nn.Linear(1, 1)
-    opt = Adam(f.parameters(), lr=0.1)
-    g = guard(None, None, beta_star=1.0, model=f, optimizer=opt)
-    before = copy.deepcopy(f.state_dict())
-    x_neg = torch.tensor([[torch.inf], [1.0]])
-    g.loss_fn(f(torch.ones(2, 1)).squeeze(1), f(x_neg).squeeze(1)).backward()
-    assert f.weight.grad is not None
-    assert torch.isnan(f.weight.grad).any()
-    opt.step()
-    assert all(torch.equal(value, before[key]) for key, value in f.state_dict().items())
-    assert {alert.tag for alert in g.alerts} == {"nonfinite/energies"}
 
 
 # -- several optimizers ----------------------------------------------------------------------------
@@ -303,16 +245,9 @@ def step(
         each.step()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("which", "reverse"), [(0, False), (1, True)])
 @pytest.mark.parametrize(
-    "kind",
-    [
-        lambda: split(Muon, AdamW),
-        lambda: split(Adam, SGD, fused=True),
-        embedded,
-    ],
-    ids=["Muon and AdamW", "fused", "sparse and dense"],
+    "kind", [lambda: split(Muon, AdamW), lambda: split(Adam, SGD, fused=True), embedded]
 )
 def test_they_skip_a_step_together_and_end_it_together(kind: Any, reverse: bool, which: int):
     f, optimizers = kind()
@@ -362,8 +297,8 @@ def test_a_rollback_takes_all_of_them_back() -> None:
     other = nn.Linear(3, 3)
     optimizers[1].add_param_group({"params": other.parameters()})
     schedulers = [ExponentialLR(each, 0.99) for each in optimizers]
-    told: dict[str, Any] = {"scheduler": schedulers, "buffer": torch.zeros(1, 2)}
-    told["recovery"] = Recovery(every=1000, certify_after=2, reseed=False)
+    recovery = Recovery(every=1000, certify_after=2, reseed=False)
+    told: Any = {"scheduler": schedulers, "buffer": torch.zeros(1, 2), "recovery": recovery}
     g = several(f, optimizers, action="rollback", beta_star=0, **told)
     parts = [f, other, *optimizers, *schedulers]
 
@@ -372,10 +307,9 @@ def test_a_rollback_takes_all_of_them_back() -> None:
 
     before = [x.clone() if isinstance(x, torch.Tensor) else x for x in state()[:6]]
     g.sampler(f, X)
-    for i in range(60):
-        if i == 50:
-            with torch.no_grad():
-                [p.mul_(1e4) for p in (*f.parameters(), *other.parameters())]
+    for i in range(20):
+        if i == 10:
+            other.weight.data.fill_(math.nan)
         more: Any = {"more": lambda: other(torch.ones(3)).square().sum(), "schedulers": schedulers}
         step(g, f, optimizers, **more)
         if g.rollbacks:
@@ -391,15 +325,3 @@ def test_a_rollback_refuses_parameters_that_nobody_would_skip() -> None:
     q = g.sampler(f, X)
     with pytest.raises(ConfigError, match=r"net\.0\.bias, net\.2\.bias.*optimizer=\[a, b\]"):
         g.loss_fn(f(X), f(q))
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "words"),
-    [
-        ([], "a list; expected a torch Optimizer"),
-        ([SGD, 1], "the class type; expected a torch|class SGD"),
-    ],
-)
-def test_what_is_no_list_of_optimizers(optimizer: Any, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        guard(None, langevin, optimizer=optimizer)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ebmguard import Alert, Guard, Level, guard
 from ebmguard.alerts import DEFAULT_RULES, FloorRule, Verdict
-from ebmguard.errors import ConfigError, LossError
+from ebmguard.errors import LossError
 from ebmguard.retrofit import watches
 from tests.parts import Bowl, Energy, Memory, Script, energies, gradient_at, langevin
 from tests.runs import Training
@@ -37,9 +37,8 @@ class Loop:
             flush_every=1,
             model=self.f,
         )
-        self.optimizer: Any = None
+        self.optimizer: Any = optimizer and optimizer(self.f.parameters())
         if optimizer is not None:
-            self.optimizer = optimizer(self.f.parameters())
             self.guard.attach(optimizer=self.optimizer)
 
     def _sample(self) -> Tensor:
@@ -61,13 +60,9 @@ class Loop:
     def go(self, script: str) -> None:
         """Runs a loop: s is a sampler call, t an inline one, l a loss, b one with its backward
         pass, u an update by the optimizer."""
-        acts: dict[str, Any] = {
-            "s": lambda: self.guard.sampler(),
-            "t": self.temper,
-            "l": self.loss,
-            "b": lambda: self.loss().backward(),
-            "u": lambda: self.optimizer.step(),
-        }
+        acts: dict[str, Any] = {"s": lambda: self.guard.sampler(), "t": self.temper}
+        acts |= {"l": self.loss, "b": lambda: self.loss().backward()}
+        acts["u"] = lambda: self.optimizer.step()
         for act in script.replace(" ", ""):
             acts[act]()
 
@@ -115,82 +110,6 @@ def test_an_update_without_a_loss_as_a_classifiers_counts_as_a_step():
     loop.check(factors=[0, 2], losses=[0, 2], rows=[0, 1, 2])
 
 
-def test_rows_of_one_step_are_averaged():
-    memory = Memory()
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-    g = guard(None, None, beta_star=1.0, sinks=[memory], optimizer=optimizer)
-    pos, neg = energies()
-    for shift in (0.0, 1.0, 5.0):
-        g.loss_fn(pos + shift, neg)
-    optimizer.step()
-    gap = (pos.mean() - neg.mean()).item()
-    assert memory.rows[0][1]["energy_gap"] == pytest.approx(gap + 2.0, rel=1e-5)
-    # The raw energies behind the histogram are those of the first.
-    step, histograms = memory.histograms[0]
-    assert (step, histograms["f_pos"]) == (0, pos.tolist())
-
-
-@pytest.mark.parametrize("step", ["sb", "sbu"])
-def test_plotting_calls_between_steps_do_no_harm(step):
-    loop = Loop(optimizer=adam if "u" in step else None)
-    for _ in range(2):
-        loop.go(step)
-        loop.go("s")  # a plot, tempered; it belongs to the next step
-        with loop.guard.paused():
-            loop.go("sl")
-    loop.guard.close()
-    assert loop.memory.steps == [0, 1]
-    assert loop.factors[2::3] == pytest.approx([1.0, 1.0])
-    assert loop.factors[3] == pytest.approx(0.98, rel=1e-5)
-
-
-def test_closure_that_an_optimizer_calls_several_times():
-    loop = Loop(optimizer=lambda parameters: torch.optim.LBFGS(parameters, max_iter=3))
-    calls = []
-
-    def closure():
-        loop.optimizer.zero_grad()
-        value = loop.loss() + sum(p.square().sum() for p in loop.f.parameters())
-        value.backward()
-        calls.append(loop.guard.step)
-        return value
-
-    for _ in range(2):
-        loop.go("s")
-        loop.optimizer.step(closure)
-    assert len(calls) > 4  # more than once per step
-    assert set(calls) == {0, 1}
-    loop.check(factors=[0, 1], losses=sorted(calls), rows=[0, 1])
-
-
-def test_attaching_again_adds_up_and_replaces():
-    loop = Loop(optimizer=adam)
-    first, buffer = loop.optimizer, torch.zeros(3)
-    loop.guard.attach(buffer=buffer, step_size=1.0)
-    attached = loop.guard.trainer
-    assert [attached.optimizer, attached.step_size] == [first, 1.0]
-    assert attached.buffer is buffer
-    loop.go("sb")
-    first.step()
-    assert loop.guard.step == 1
-    second = torch.optim.SGD(loop.f.parameters(), lr=0.1)
-    loop.guard.attach(optimizer=second)
-    first.step()
-    assert loop.guard.step == 1
-    second.step()
-    assert loop.guard.step == 2
-
-
-def test_unpacks_into_loss_and_sampler():
-    g = guard(None, gradient_at, beta_star=1.0)
-    loss_fn, sample_q = g
-    assert loss_fn is g.loss_fn
-    assert sample_q is g.sampler
-    assert loss_fn.guard is g
-    assert repr(g) == "<ebmguard.Guard step=0 alerts=0>"
-    assert not any(isinstance(part, torch.nn.Module) for part in (g, loss_fn, sample_q))
-
-
 # -- one judgement -------------------------------------------------------------------------------
 
 LOST: Any = (torch.zeros(6), torch.full((6,), -20.0))  # GradScale 0: no negative is competitive
@@ -218,26 +137,12 @@ def test_a_rules_patience_counts_steps_whatever_the_losses_in_each(losses):
     assert g.verdict == Verdict("look", 19, "sampler_failing")
 
 
-def test_an_error_in_the_last_of_a_steps_losses_is_acted_upon_in_it():
-    g = Training(action="raise").g
-    pos, neg = energies()
-    assert g.loss_fn(pos, neg) != 0
-    loss = g.loss_fn(torch.full((6,), torch.nan), neg)
-    assert loss.isnan()
-    assert not torch.autograd.grad(loss, neg)[0].any()  # withheld
-    assert [(alert.rule, alert.step) for alert in g.alerts] == [("nonfinite", 0)]
-
-
 def test_rules_are_the_callers():
-    """A changed threshold, a rule left out, and none at all."""
+    """A changed threshold, and a rule left out."""
     sooner = [replace(x, warn_patience=5) if isinstance(x, FloorRule) else x for x in DEFAULT_RULES]
+    assert [alert.step for alert in run(1, 12, rules=sooner)[0].alerts] == [4]
     rest = [rule for rule in DEFAULT_RULES if rule.name != "sampler_failing"]
-    alerts = run(1, 12, rules=sooner)[0].alerts
-    assert [alert.step for alert in alerts if alert.rule == "sampler_failing"] == [4]
-    assert "sampler_failing" not in {alert.rule for alert in run(1, 40, rules=rest)[0].alerts}
-    assert run(1, 40, rules=())[0].alerts == []
-    with pytest.raises(ConfigError, match="rule"):
-        guard(None, None, beta_star=1.0, rules=[3])  # type: ignore[list-item]
+    assert run(1, 40, rules=rest)[0].alerts == []
 
 
 def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
@@ -251,8 +156,7 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
 
     g = guard(slow, None, beta_star=0.0)
     g.loss_fn(*energies())
-    found: list[Tensor] = []
-    thread = threading.Thread(target=lambda: found.append(g.loss_fn(*energies())))
+    thread = threading.Thread(target=g.loss_fn, args=energies())
     thread.start()
     assert entered.wait(60)
     for call in (g.loss_fn, g.reweight):
@@ -260,37 +164,29 @@ def test_a_loss_from_a_second_thread_is_refused_and_the_first_goes_on():
             call(*energies())
     leave.set()
     thread.join()
-    assert len(found) == 1
-    assert g.step == 1
     g.loss_fn(*energies())  # and is over
     assert g.step == 2
-
-
-class Broken(Exception):
-    pass
 
 
 @pytest.mark.parametrize("judge_in_loss", [True, False])
 def test_a_callback_that_raises_loses_no_row_and_no_alert(judge_in_loss):
     def on_alert(alert: Alert) -> None:
-        raise Broken
+        raise InterruptedError
 
     memory, broken = Memory(), 0
-    training = Training(
-        sinks=[memory], judge_in_loss=judge_in_loss, on_alert=on_alert, action="warn"
-    )
+    told: Any = {"judge_in_loss": judge_in_loss, "on_alert": on_alert, "action": "warn"}
+    training = Training(sinks=[memory], **told)
     g = training.g
     Script({1: Level.WARN, 2: Level.ERROR}).watches(g)
     for call in [lambda: g.loss_fn(*energies()), training.optimizer.step] * 4 + [g.close] * 3:
         try:
             call()
-        except Broken:
+        except InterruptedError:
             broken += 1
     assert broken == 2
     assert memory.steps == list(range(4))
     assert memory.column("alert_level") == [0.0, 1.0, 2.0, 0.0]
-    assert [record["step"] for record in memory.alerts] == [1, 2]
-    assert [alert.step for alert in g.alerts] == [1, 2]
+    assert [x["step"] for x in memory.alerts] == [alert.step for alert in g.alerts] == [1, 2]
 
 
 # -- steps that do not end, and samples that no loss uses ------------------------------------------
@@ -309,12 +205,9 @@ def make(**options: Any) -> Guard:
 
 
 def test_optimizer_that_never_steps_is_mentioned_once(said, monkeypatch):
+    """As where SAM's second_step calls the inner optimizer's step, never its own."""
     monkeypatch.setattr(watches, "_ENDLESS", 50)
-
-    class Wrapper(torch.optim.SGD):
-        """SAM's second_step calls the inner optimizer's step, never its own."""
-
-    loop = Loop(optimizer=lambda parameters: Wrapper(parameters, lr=0.1))
+    loop = Loop(optimizer=adam)
     loop.go("s")
     for _ in range(55):
         loop.guard.loss_fn(*energies())
@@ -344,59 +237,8 @@ def test_sampler_without_its_loss(said, train):
     assert "g.paused()" in message
 
 
-def in_turn(g: Guard) -> None:
-    networks = Bowl(), Bowl()
-    train(networks[1])
-    for _ in range(50):
-        for f in networks:
-            g.sampler(f, POINTS)
-
-
-def plots_while_paused(g: Guard) -> None:
-    with g.paused():
-        for _ in range(50):
-            g.sampler(Bowl(), POINTS)
-    for _ in range(9):  # long-run chains before the first step, say
-        g.sampler(Bowl(), POINTS)
-    g.loss_fn(*energies())
-    for _ in range(9):
-        g.sampler(Bowl(), POINTS)
-
-
-def an_evaluation(g: Guard) -> None:
-    g.sampler(Bowl(), POINTS)
-    g.loss_fn(*energies())
-    for _ in range(50):
-        g.sampler(Bowl(), POINTS)
-
-
-def no_loss(g: Guard) -> None:
-    for _ in range(50):
-        g.sampler(Bowl(), POINTS)
-
-
-@pytest.mark.parametrize(
-    ("act", "options"),
-    [
-        (in_turn, {}),
-        (plots_while_paused, {}),
-        (an_evaluation, {"beta_star": 0.0}),  # which is not tempered
-        (an_evaluation, {"sampler_scale": 1.0}),
-        (no_loss, {"beta_star": 0.0}),
-    ],
-)
-def test_what_is_left_in_peace(said, act, options):
-    act(make(**options))
-    assert said() == []
-
-
 def one_more(g, f):
     for _ in range(101):
-        g.sampler(f, POINTS)
-
-
-def without_gradients(g, f):
-    with torch.no_grad():
         g.sampler(f, POINTS)
 
 
@@ -404,8 +246,7 @@ def without_gradients(g, f):
     ("evaluate", "how"),
     [
         (one_more, "101 times since the last guarded loss, against 100 before"),
-        (lambda g, f: g.sampler(f.eval(), POINTS), "in evaluation mode"),
-        (without_gradients, "in evaluation mode, without gradients"),
+        (lambda g, f: torch.no_grad()(g.sampler)(f, POINTS), "in evaluation mode, without gradi"),
         (lambda g, f: g.sampler(f, POINTS.repeat(50, 1)), "for 100 samples, against 2 before"),
         (
             lambda g, f: g.sampler(f, POINTS, steps=500),
@@ -444,16 +285,3 @@ def test_schedule_that_starts_late(said):
         g.sampler(f, POINTS)
         assert len(said()) == (step >= 15)
         optimizer.step()
-
-
-def test_loss_without_its_sampler_is_an_error():
-    g = make()
-    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
-        g.loss_fn(*energies())
-    with g.paused():
-        g.sampler(Bowl(), POINTS)
-        g.loss_fn(*energies())  # evaluation: any energies will do
-    assert g.step == 0
-    assert g.last == {}
-    with pytest.raises(RuntimeError, match="the guarded sampler never was"):
-        g.loss_fn(*energies())
