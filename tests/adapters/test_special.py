@@ -11,15 +11,10 @@ import torch
 from torch import nn
 
 from ebmguard import guard
-from ebmguard.adapters import hdge
-from ebmguard.errors import SamplerError
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
 from tests.parts import (
-    BATCH,
     CHAINS,
-    SHAPE,
-    Energy,
     doubles,
     draw,
     get_sample_q,
@@ -74,15 +69,6 @@ def test_jem_plots_with_the_training_sampler_do_not_disturb_the_steps():
         assert (repr(found.rows) == repr(expected.rows)) == pause  # NaN is not equal to itself
 
 
-def test_jem_two_losses_of_one_iteration_are_one_step_once_the_optimizer_is_attached():
-    for attach, steps in ((False, 40), (True, 20)):
-        run = guarded()
-        if attach:
-            run.guards[0].attach(optimizer=run.optimizer)
-        train(run, joint_weight=0.5)
-        assert run.memories[0].steps == list(range(steps))
-
-
 def test_jem_two_terms_with_a_guard_each_train_as_with_one_and_are_watched_apart():
     together = train(guarded(), joint_weight=0.5)
     apart = guarded()
@@ -92,16 +78,6 @@ def test_jem_two_terms_with_a_guard_each_train_as_with_one_and_are_watched_apart
     assert [memory.steps for memory in apart.memories] == [list(range(20))] * 2
     gaps = [(call.f_pos.mean() - call.f_neg.mean()).item() for call in apart.calls[::2]]
     assert apart.memories[0].column("energy_gap") == pytest.approx(gaps, abs=1e-6)
-
-
-def test_jempp_batch_normalisation_counts_alike(tmp_path):
-    guarded, plain = (
-        jem_family.train_jempp(trial).model for trial in (Trial(0.5, attach=True), Trial())
-    )
-    name = "norm.num_batches_tracked"
-    assert guarded.state_dict()[name] == plain.state_dict()[name] > 0
-    rows = read_jsonl(tmp_path / "run" / "ebmguard" / "metrics.jsonl")
-    assert all(0 <= row["sampler/clamped"] <= 1 for row in rows)
 
 
 @doubles()
@@ -146,16 +122,6 @@ def test_sadajem_the_outer_optimizer_never_steps_and_the_run_says_so(caplog):
     assert [x for x in caplog.messages if "optimizer=" in x]
 
 
-def test_hdge_the_contrastive_chain_is_no_chain_of_f():
-    settings = hdge.settings(Namespace(**jem_family.HDGE))
-    g = guard(None, lambda f, x, n_steps: gradient_at(f.joint, x), beta_star=0.5, **settings)
-    with pytest.raises(SamplerError, match=r"never called Hybrid\.forward"):
-        g.sampler(jem_family.Hybrid(), uniform(BATCH))
-    with g.paused():
-        assert g.sampler(jem_family.Hybrid(), uniform(BATCH), 1).shape == (BATCH, *SHAPE)
-    g.close()
-
-
 def test_ebm_anatomy_reweighted_energies_keep_the_trainers_record_of_the_difference():
     run, by_loss = (
         ebm_trainers.train_ebm_anatomy(Trial(2.0, n=1), by_weights=by) for by in (True, False)
@@ -168,37 +134,6 @@ def test_ebm_anatomy_reweighted_energies_keep_the_trainers_record_of_the_differe
     assert by_loss.others[0] != pytest.approx(d_s_t, rel=1e-1)
     # Rows hold the loss before the factor, which the trainer multiplies in place.
     assert by_loss.others[0] == pytest.approx(by_loss.guards[0].last["loss"] * 20_000, rel=1e-6)
-
-
-def test_ebm_anatomy_the_mean_size_of_gradients_is_that_of_the_tempered_energy():
-    guarded = ebm_trainers.train_ebm_anatomy(Trial(0.5, n=1), epsilon=1.0)
-    by_hand = ebm_trainers.train_ebm_anatomy(Trial(n=1, scale=0.75), epsilon=1.0)
-    assert guarded.others[1] == pytest.approx(by_hand.others[1], rel=1e-5)
-
-
-def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
-    f, starts = Energy(shape=ebm_trainers.IMAGE), torch.rand(4, *ebm_trainers.IMAGE)
-
-    def sample_s_t(L, update_s_t_0=True):
-        x = starts.clone().requires_grad_()
-        for _ in range(L):
-            x.data -= torch.autograd.grad(f(x).sum(), [x])[0]
-        return x.detach(), torch.zeros(())
-
-    plain = sample_s_t(L=3)[0]
-    loss_fn, guarded = g = guard(
-        None, sample_s_t, model=f, convention="energy", beta_star=0.5, output_scale=2.0
-    )
-    short = guarded(L=3)[0]
-    long = guarded.original(L=3, update_s_t_0=False)[0]
-    assert torch.equal(long, plain)
-    assert not torch.equal(short, plain)
-    loss_fn(f(starts), f(short))
-    assert g.step == 0
-    guarded.original(L=3)
-    assert g.step == 0  # a guarded call would have begun the next step
-    guarded(L=3)
-    assert g.step == 1
 
 
 def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
@@ -245,16 +180,6 @@ def test_recovery_the_rows_weigh_each_pair_at_its_own_level():
     (row,) = [numbers for _, numbers in run.memories[0].rows]
     assert row["grad_scale"] == pytest.approx(left.mean().item(), rel=1e-6)
     assert scale.unique().numel() > 1
-
-
-def test_method_the_sampler_has_its_columns_and_the_check_its_energies():
-    run = structures.train_method(Trial(2.0, n=3, attach=True), noise_std=0.5)
-    for name in ("grad_norm", "evaluations", "drift_to_noise"):
-        assert all(x > 0 for x in run.memories[0].column(f"sampler/{name}"))
-    g = run.guards[0]
-    # The logits of forward would be a warning, and their sum another energy.
-    g.attach(model=run.model)
-    assert {problem.name for problem in g.check(uniform(BATCH))}.isdisjoint({"heads", "shape"})
 
 
 def test_latent_the_second_guard_watches_the_posteriors_chain():

@@ -351,17 +351,3 @@ def test_the_thread_and_the_sink_go_with_the_last_message(server: Server) -> Non
     assert len(server.received) == 10
     assert not [x for x in {*threading.enumerate()} - before if x.name == "ebmguard"]
     assert not [x for x in sinks if x() is not None]
-
-
-def test_the_end_of_the_process_waits_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited = list[float]()
-    monkeypatch.setattr(webhook, "_SINKS", [WebhookSink("http://a/") for _ in range(3)])
-    monkeypatch.setattr("ebmguard.adapters.webhook.time.monotonic", lambda: float(3 * len(waited)))
-
-    def wait(self: WebhookSink, timeout: float) -> bool:
-        waited.append(timeout)  # three seconds each
-        return False
-
-    monkeypatch.setattr(WebhookSink, "wait", wait)
-    webhook._deliver_rest()
-    assert waited == [10.0, 7.0, 4.0]

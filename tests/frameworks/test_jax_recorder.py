@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import ebmguard
 from ebmguard import Level
 from ebmguard.adapters.jax import Recorder, contrastive_loss, diagnostics
-from ebmguard.errors import ConfigError, NonFiniteError, ShapeError
+from ebmguard.errors import NonFiniteError, ShapeError
 from ebmguard.report import RecordedRun
 from ebmguard.sinks import read_jsonl
 
@@ -110,14 +110,6 @@ def test_a_device_of_its_own_is_not_waited_for(monkeypatch, tmp_path):
     assert written() == 4
 
 
-def test_what_was_written_outlives_a_recorder_that_was_not_closed(tmp_path):
-    recorder = Recorder(log_dir=tmp_path)
-    recorder.record(0, row_of(0.0, 0))
-    assert not read_jsonl(tmp_path / "metrics.jsonl")
-    del recorder
-    assert len(read_jsonl(tmp_path / "metrics.jsonl")) == 1
-
-
 def test_rows_of_several_models_are_refused_before_anything_is_recorded(tmp_path):
     recorder = Recorder(log_dir=tmp_path)
     rows = jax.vmap(diagnostics)(jnp.ones((2, 3)), jnp.zeros((2, 3)), jnp.array([0.0, 0.5]))
@@ -127,11 +119,6 @@ def test_rows_of_several_models_are_refused_before_anything_is_recorded(tmp_path
     recorder.close()
     (row,) = read_jsonl(tmp_path / "metrics.jsonl")
     assert row["beta_star"] == 0.5
-
-
-def test_actions_of_the_recorder():
-    with pytest.raises(ConfigError, match='"warn" or "raise"'):
-        Recorder(action="rollback")
 
 
 def test_the_trainer_of_the_page_runs_and_learns(tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from torch import nn
 from ebmguard import guard
 from ebmguard.adapters.lightning import GuardCallback, GuardedModule, _Schedulers
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import read_jsonl
 from tests.frameworks.lightning_parts import (
     WARNS,
     DeepEnergyModel,
@@ -24,7 +23,6 @@ from tests.frameworks.lightning_parts import (
     are_equal,
     make,
     make_trainer,
-    tensors,
 )
 from tests.frameworks.lightning_ranks import OnRanks, train_on_ranks
 from tests.frameworks.parts import N_BATCHES, data, make_net
@@ -75,11 +73,6 @@ def test_manual_optimization_with_two_optimizers():
         make_trainer().fit(unclear, data())
 
 
-def test_module_without_a_guard():
-    with pytest.raises(ConfigError, match="found no guard in DeepEnergyModel"):
-        make_trainer(callbacks=[GuardCallback()]).fit(make(DeepEnergyModel), data())
-
-
 def test_a_step_that_the_instance_has_already_is_put_back():
     """As a compiled LightningModule has one."""
     model = make()
@@ -114,20 +107,6 @@ def test_guard_that_is_made_in_setup():
     assert model.loss_fn.guard.state_dict()["sampler_calls"] == 0
 
 
-def test_bfloat16():
-    def fit(model):
-        trainer = make_trainer(precision="bf16-mixed")
-        trainer.fit(model, data())
-        return tensors(model, trainer)
-
-    memory = Memory()
-    assert are_equal(fit(make(beta_star=0.0)), fit(make(DeepEnergyModel)))
-    fit(make(beta_star=1.0, sinks=[memory]))
-    assert memory.steps == list(range(N_BATCHES))
-    assert all(0 < value < 1 for value in memory.column("grad_scale"))
-    assert set(memory.column("nonfinite/energies")) == {0.0}
-
-
 def test_skips_of_the_amp_scaler_are_no_alarm():
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
     model = make()
@@ -137,12 +116,6 @@ def test_skips_of_the_amp_scaler_are_no_alarm():
     assert g.step == 4 * N_BATCHES
     assert {alert.rule for alert in g.alerts} == {"amp_skip"}
     assert len(g.alerts) < g.step
-
-
-def test_all_rows_are_written_when_fit_is_over(tmp_path):
-    make_trainer().fit(make(log_dir=tmp_path), data())
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert [row["step"] for row in rows] == list(range(N_BATCHES))
 
 
 def test_mixin_keeps_other_callbacks():

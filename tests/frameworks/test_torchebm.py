@@ -197,18 +197,6 @@ def test_output_scale_is_read_from_the_sampler(noise_scale, expected):
     )
 
 
-def test_beta_above_one_is_refused():
-    with pytest.raises(ConfigError, match="above 1"):
-        GuardedContrastiveDivergence(Energy(), langevin(Energy()), beta_star=2.0)
-
-
-def test_an_output_scale_that_is_given_counts():
-    model = Energy()
-    cd = GuardedContrastiveDivergence(model, descent(model), beta_star=1.0, output_scale=4.0)
-    cd(torch.randn(8, 2))
-    assert cd.guard.last["energy_gap_scaled"] == pytest.approx(4 * cd.guard.last["energy_gap"])
-
-
 def test_noise_on_a_schedule_has_no_one_output_scale(caplog):
     model = Energy()
     schedule = LinearScheduler(start_value=1.0, end_value=0.1, n_steps=10)
@@ -337,22 +325,3 @@ def test_labels_are_groups():
     ]
     torch.testing.assert_close(loss, torch.stack(terms).mean(), rtol=1e-12, atol=0)
     assert cd.guard.last["unpaired"] == 0
-
-
-def test_other_conditions_cannot_be_weighed():
-    y = torch.randint(0, 3, (6,))
-    x = torch.randn(6, 2, **F64)
-    conditional(beta_star=0)(x, model_kwargs={"y": y, "z": 1.0})
-    for strange in ({"y": y.unsqueeze(1).expand(6, 2)}, {"y": y, "z": 1}):
-        with pytest.raises(ConfigError, match="normaliser of its own"):
-            conditional(beta_star=0.5).compute_loss(x, x, model_kwargs=strange)
-
-
-def test_arguments_are_the_ones_of_both():
-    model = Energy()
-    with pytest.raises(TypeError, match="nonsense"):
-        GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, nonsense=1)
-    with pytest.raises(ConfigError, match="Pass one of beta_star= and beta="):
-        GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, beta=0.1)
-    with pytest.raises(TypeError, match="convention"):  # torchebm has energies
-        GuardedContrastiveDivergence(model, langevin(model), beta_star=0.5, convention="energy")

@@ -245,14 +245,6 @@ def test_training_is_what_it_was(tracker):
     assert_only_watches(tracker.sink())
 
 
-@pytest.mark.parametrize(
-    ("sink", "said"), [(WandbSink, r"wandb\.init"), (TrackioSink, r"trackio\.init")]
-)
-def test_only_a_run_is_taken(sink, said):
-    with pytest.raises(ConfigError, match=said):
-        sink("project")
-
-
 # -- W&B -------------------------------------------------------------------------------------------
 
 
@@ -312,15 +304,6 @@ def test_rows_after_the_end_of_the_run_are_reported_and_end_nothing(tracker, cap
 
 
 # -- MLflow ----------------------------------------------------------------------------------------
-
-
-@of(Mlflow)
-def test_the_level_is_the_highest_so_far(tracker):
-    sink = tracker.sink()
-    for level in ("INFO", "WARN", "INFO"):
-        sink.write_alert(ALERT | {"level": level})
-        sink.flush()
-    assert tracker.tags["guard.alert_level"] == "WARN"
 
 
 class Failing:
