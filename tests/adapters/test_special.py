@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from argparse import Namespace
 from typing import Any
 
@@ -13,9 +14,7 @@ from ebmguard import guard
 from ebmguard.sinks import read_jsonl
 from tests.adapters import ebm_trainers, jem_family, structures
 from tests.parts import (
-    BATCH,
     CHAINS,
-    Energy,
     doubles,
     draw,
     get_sample_q,
@@ -43,13 +42,31 @@ def test_jem_rows_of_the_terms_are_written_apart(tmp_path):
         assert all(row["sampler/grad_norm"] > 0 for row in rows)
 
 
-def test_jem_two_losses_of_one_iteration_are_one_step_once_the_optimizer_is_attached():
-    for attach, steps in ((False, 40), (True, 20)):
+def test_jem_plots_with_the_training_sampler_do_not_disturb_the_steps():
+    def run_with(plot_every, pause):
         run = guarded()
-        if attach:
-            run.guards[0].attach(optimizer=run.optimizer)
-        train(run, joint_weight=0.5)
-        assert run.memories[0].steps == list(range(steps))
+        plots = []
+
+        def plot(step):
+            if (step + 1) % plot_every == 0:
+                state = torch.get_rng_state()  # so that the plots leave the same run behind
+                with run.guards[0].paused() if pause else contextlib.nullcontext():
+                    plots.append(run.sampler(run.model, []))
+                torch.set_rng_state(state)
+
+        train(run, after=plot)
+        assert len(plots) == 20 // plot_every
+        return run
+
+    without = run_with(100, pause=False)
+    for pause in (False, True):
+        run = run_with(5, pause)
+        assert run.equals(without)
+        found, expected = run.memories[0], without.memories[0]
+        assert found.steps == list(range(20))
+        assert found.column("loss") == expected.column("loss")
+        # Paused plots leave no trace at all; the others are pooled with the next step's samples.
+        assert (repr(found.rows) == repr(expected.rows)) == pause  # NaN is not equal to itself
 
 
 def test_jem_two_terms_with_a_guard_each_train_as_with_one_and_are_watched_apart():
@@ -119,31 +136,6 @@ def test_ebm_anatomy_reweighted_energies_keep_the_trainers_record_of_the_differe
     assert by_loss.others[0] == pytest.approx(by_loss.guards[0].last["loss"] * 20_000, rel=1e-6)
 
 
-def test_ebm_anatomy_long_run_chains_use_the_original_and_leave_no_trace():
-    f, starts = Energy(shape=ebm_trainers.IMAGE), torch.rand(4, *ebm_trainers.IMAGE)
-
-    def sample_s_t(L, update_s_t_0=True):
-        x = starts.clone().requires_grad_()
-        for _ in range(L):
-            x.data -= torch.autograd.grad(f(x).sum(), [x])[0]
-        return x.detach(), torch.zeros(())
-
-    plain = sample_s_t(L=3)[0]
-    loss_fn, guarded = g = guard(
-        None, sample_s_t, model=f, convention="energy", beta_star=0.5, output_scale=2.0
-    )
-    short = guarded(L=3)[0]
-    long = guarded.original(L=3, update_s_t_0=False)[0]
-    assert torch.equal(long, plain)
-    assert not torch.equal(short, plain)
-    loss_fn(f(starts), f(short))
-    assert g.step == 0
-    guarded.original(L=3)
-    assert g.step == 0  # a guarded call would have begun the next step
-    guarded(L=3)
-    assert g.step == 1
-
-
 def test_improved_cd_the_kl_terms_gradient_has_the_factor_of_the_tempering():
     """E = θ/2 |x|², whose last step and its derivative are known: the factor 1 - β, at its samples.
 
@@ -188,16 +180,6 @@ def test_recovery_the_rows_weigh_each_pair_at_its_own_level():
     (row,) = [numbers for _, numbers in run.memories[0].rows]
     assert row["grad_scale"] == pytest.approx(left.mean().item(), rel=1e-6)
     assert scale.unique().numel() > 1
-
-
-def test_method_the_sampler_has_its_columns_and_the_check_its_energies():
-    run = structures.train_method(Trial(2.0, n=3, attach=True), noise_std=0.5)
-    for name in ("grad_norm", "evaluations", "drift_to_noise"):
-        assert all(x > 0 for x in run.memories[0].column(f"sampler/{name}"))
-    g = run.guards[0]
-    # The logits of forward would be a warning, and their sum another energy.
-    g.attach(model=run.model)
-    assert {problem.name for problem in g.check(uniform(BATCH))}.isdisjoint({"heads", "shape"})
 
 
 def test_latent_the_second_guard_watches_the_posteriors_chain():

@@ -203,6 +203,22 @@ def test_training_does_not_wait_and_what_is_too_much_is_said(
     assert server.received[-1]["record"]["step"] == 9
 
 
+def test_where_no_thread_can_be_started_training_goes_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sink = WebhookSink(server.url)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        sink.write_alert(ALERT)
+    assert "can't start new thread" in caplog.records[0].getMessage()
+    sink.write_alert(ALERT)
+    assert sink.wait(LONG)
+    assert len(server.received) == 1
+
+
 SCRIPT = """
 import sys
 from ebmguard.adapters import webhook

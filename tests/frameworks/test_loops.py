@@ -82,12 +82,6 @@ def test_gradient_in_the_loop_is_the_closed_form(make, accumulated):
     assert memory.steps == [0]
 
 
-def test_accumulated_batches_are_one_row():
-    memory = Memory()
-    OnAccelerate({"sinks": [memory]}, accumulated=4).train(2)  # a step at an epoch's end too
-    assert memory.steps == list(range(4))
-
-
 @each
 def test_goes_on_from_a_checkpoint_as_if_nothing_had_happened(kind, tmp_path):
     run = kind({})

@@ -197,11 +197,6 @@ def test_output_scale_is_read_from_the_sampler(noise_scale, expected):
     )
 
 
-def test_beta_above_one_is_refused():
-    with pytest.raises(ConfigError, match="above 1"):
-        GuardedContrastiveDivergence(Energy(), langevin(Energy()), beta_star=2.0)
-
-
 def test_a_gradient_of_the_models_own_is_refused_where_it_would_be_missed():
     model = OwnGradient()
     for sampler in (langevin(model), hmc(model)):

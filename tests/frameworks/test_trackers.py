@@ -245,14 +245,6 @@ def test_training_is_what_it_was(tracker):
     assert_only_watches(tracker.sink())
 
 
-@pytest.mark.parametrize(
-    ("sink", "said"), [(WandbSink, r"wandb\.init"), (TrackioSink, r"trackio\.init")]
-)
-def test_only_a_run_is_taken(sink, said):
-    with pytest.raises(ConfigError, match=said):
-        sink("project")
-
-
 # -- W&B -------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Muon, SparseAdam
+from torch.optim import Adam, AdamW, Muon, SparseAdam
 from torch.utils._pytree import tree_map
 
 from ebmguard import Guard, guard
@@ -182,17 +182,12 @@ class Trainer(NamedTuple):
 TRAINERS = {
     "scripted": Trainer(lambda: torch.jit.script(Energy())),
     "traced": Trainer(lambda: torch.jit.trace(Energy(), torch.ones(N, 2))),
-    "a part is scripted": Trainer(lambda: Around(lambda x: x, torch.jit.script(Energy()))),
     "batched gradients": Trainer(sampler=by(batched), has_norms=False),
-    "a vectorized jacobian": Trainer(sampler=by(jacobian), has_norms=False),
     "a jacobian in forward mode": Trainer(sampler=by(forwards), has_norms=False),
     "vmap of grad": Trainer(sampler=by(mapped), has_norms=False),
     "jagged": Trainer(Sets, unit_langevin, sets(torch.jagged), has_norms=False),
-    "nested": Trainer(Sets, unit_langevin, sets(torch.strided), has_norms=False),
     "sparse COO": Trainer(of_dense, of_entries, lambda: masked().to_sparse(), has_norms=False),
-    "sparse CSR": Trainer(of_dense, of_entries, lambda: masked().to_sparse_csr(), has_norms=False),
     "a compiled step": Trainer(compiles="step"),
-    "a compiled step of SGD": Trainer(compiles="step", optimizers=lambda f: [SGD(f.parameters())]),
     "compiled around the sampler": Trainer(compiles="sampler"),
     "compiled around the loss": Trainer(compiles="loss"),
     "another default device": Trainer(inside=on_meta),

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ebmguard import cli, runs
-from ebmguard.report.folder import RecordedRun
-from ebmguard.sinks import read_jsonl
+from ebmguard import cli
 from tests import forks
 from tests.report.folders import record, rows, write
 
@@ -46,22 +44,16 @@ def place(tmp_path, monkeypatch):
 # What is typed, and what its last line says.
 REFUSED = {
     "report runs/rnig": r"runs/rnig does not exist\. Runs that are there: runs/ring, runs/.*",
-    "check runz/ring": r"runz/ring does not exist\. Runs that are there: runs/ring, runs/.*",
-    "watch runs/lots --once": r"runs/lots does not exist\. Runs that are there: runs/lost, .*",
     "compare runs/ring deep/a/d": r"deep/a/d does not exist\. Runs .*: deep/a/b, deep/a/c\.",
     "watch runs --once": r"runs is no run but holds 2\. .*: runs/lost, runs/ring\.",
-    "check deep": r"deep is no run but holds 2\. Runs that are there: deep/a/b, deep/a/c\.",
     "check many": r"many is no run but holds 8\. .*: (many/\d, ){5}many/\d and 2 more\.",
     "report nothing": r"nothing holds no metrics\.jsonl with rows, so that it is no run\. .*",
-    "check runs/notes": r"runs/notes holds no metrics\.jsonl .*: runs/.*, runs/.*",
     "check runs/ring/figures": r"runs/ring/figures holds no .*\. Runs that are there: runs/ring\.",
     "check train.py": r"train\.py is a file; expected a run's folder\. .*: many/0, .* 5 more\.",
     "report runs/ring/metrics.jsonl": r"runs/ring/metrics\.jsonl is a file; .*: runs/ring\.",
     "report runs/begun": r"runs/begun holds a metrics\.jsonl without rows: no step .*",
-    "report many": r"report takes 1 to 6 run folders; got 8: many/0, .* and 2 more\.",
     "compare one": r"compare takes 2 to 6 run folders; got 1: one/a\.",
     "compare runs/ring one --out x.png": r"--out x\.png: expected a page, such as compare\.html\.",
-    "compare": r"compare takes 2 to 6 run folders; got 0\.",
 }
 
 
@@ -75,14 +67,11 @@ def test_a_path_that_is_no_run_is_told_by_what_it_is(words, place, capsys):
 # What is typed, and of which runs a table or a page is made.
 TAKEN = {
     "compare runs/ring runs/lost": ["ring", "lost"],
-    "compare deep": ["b", "c"],
     "compare deep/a": ["b", "c"],
-    "compare runs/lost one": ["lost", "a"],
     "compare deep/a/b runs/ring": ["b", "ring"],  # an ensemble, and a run without settings
     "compare runs/ring runs/ring": ["runs/ring", "runs/ring"],
     "report one": ["a"],
     "report runs": ["lost", "ring"],  # and not what has only begun
-    "report deep runs/ring": ["b", "c", "ring"],
 }
 
 
@@ -100,27 +89,6 @@ def test_runs_of_anybody_are_taken_and_a_folder_stands_for_those_in_it(words, pl
     assert f"<h1>{' · '.join(TAKEN[words])}</h1>" in page
 
 
-def test_compare_says_how_each_run_went(place, capsys):
-    assert cli.main(["compare", "runs/ring", "runs/lost"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    table = {line[:23].strip(): re.split(r"  +", line[23:].strip()) for line in lines[1:-2]}
-    for i, path in enumerate(("runs/ring", "runs/lost")):
-        first = next(a for a in read_jsonl(f"{path}/alerts.jsonl") if a["level"] == "ERROR")
-        assert table["first ERROR"][i] == f"step {first['step']}: {first['rule']}"
-        last = read_jsonl(f"{path}/metrics.jsonl")[-1]["energy_gap"]
-        assert float(table["energy gap"][i]) == pytest.approx(last, rel=1e-3)
-    assert table["verdict"][0].startswith("saved by 1 rollback")
-    assert table["verdict"][1].startswith("lost since step")
-    assert table["rollbacks"] == ["1", "0"]
-    assert table["β*"] == ["0.5", "0"]
-    assert lines[-1] == "page: compare.html"
-
-
-def test_frames_of_a_folder_of_runs(place):
-    assert [*runs.load("deep").runs.index] == ["deep/a/b", "deep/a/c"]
-    assert [*runs.load(["one", "runs/lost"]).runs.index] == ["one/a", "runs/lost"]
-
-
 def test_watch_names_the_runs_that_are_there_and_waits(place, monkeypatch, capsys):
     def sleep(seconds: float) -> None:
         raise KeyboardInterrupt
@@ -132,7 +100,7 @@ def test_watch_names_the_runs_that_are_there_and_waits(place, monkeypatch, capsy
     assert "waiting: no such folder yet" in said
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "cp1252", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp437", "utf-8"])
 def test_a_terminal_shows_what_it_can(encoding, place, monkeypatch):
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
     monkeypatch.setattr(sys, "stdout", out)
@@ -156,10 +124,8 @@ def test_a_terminal_shows_what_it_can(encoding, place, monkeypatch):
 
 GUARDED = {
     "by name": "from ebmguard import guard\n{make}",
-    "by module": "import ebmguard\n{make}".replace("{make}", "{make_of}"),
     "of its room": "from ebmguard.retrofit import guard\n{make}",
     "in a try": "from ebmguard import guard\ntry:\n    {make}\nexcept Exception:\n    pass",
-    "in a function": "def build():\n    from ebmguard import guard\n    return {make}\ng = build()",
 }
 MAKE = "guard(None, None, beta_star=0.5, log_dir='runs/ring')"
 
@@ -200,19 +166,9 @@ def test_help_needs_no_torch():
     assert json.loads(done.stdout) == {words: [] for words in HELP}
 
 
-def test_users_commands_come_first(capsys):
-    cli.main(["--help"])
-    shown = capsys.readouterr().out
-    found = [words[0] for words in re.findall(r"^  (\S+)( .*)$", shown, re.MULTILINE)]
-    assert found == ["trace", "watch", "report", "check", "compare", "demo", "paper"]
-
-
 # Of each example what it needs, as its first line says it, the module, and what it says without.
 NEEDS = {
     "jem_digits": ("scikit-learn", "sklearn", "pip install scikit-learn"),
-    "images": ('".[train]"', "matplotlib", 'pip install ".[train]"'),
-    "lightning_ring": ('".[lightning]"', "lightning", 'pip install ".[lightning]"'),
-    "read_runs": ("pandas", "pandas", 'pip install ".[train]"'),
     "two_ranks": ("torchrun", "", "torchrun --standalone --nproc-per-node 2 two_ranks.py"),
 }
 
@@ -233,9 +189,3 @@ def test_an_example_says_what_it_needs(name, tmp_path):
     assert done.returncode == 1
     (said,) = done.stderr.splitlines()
     assert sentence in said
-
-
-def test_a_run_that_has_not_begun_is_read_when_it_has(tmp_path):
-    run = RecordedRun(tmp_path / "file" / "run")
-    (tmp_path / "file").touch()  # nothing can be there
-    assert not run.update()

@@ -11,30 +11,27 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from ebmguard import errors, guard
 from tests.parts import Energy, Memory, difference, unit_langevin
 
 FUSED: dict[str, Callable[[Any], Optimizer]] = {
     "Adam": lambda ps: Adam(ps, lr=0.01, fused=True),
-    "AdamW": lambda ps: AdamW(ps, lr=0.01, fused=True),
     "SGD": lambda ps: SGD(ps, lr=0.01, momentum=0.9, fused=True),
-    "Adagrad": lambda ps: Adagrad(ps, lr=0.01, fused=True),
     "not fused": lambda ps: Adam(ps, lr=0.01),
 }
 
 
-@pytest.mark.parametrize("beta_star", [0.0, 0.5])
 @pytest.mark.parametrize("name", FUSED)
-def test_a_scaler_that_was_not_told_works_as_without_a_guard(name, beta_star):
+def test_a_scaler_that_was_not_told_works_as_without_a_guard(name):
     found = []
     for is_guarded in (True, False):
         torch.manual_seed(0)
         net, loss_fn = Energy(), difference
         opt, scaler = FUSED[name](net.parameters()), torch.amp.GradScaler("cpu")
         if is_guarded:
-            loss_fn = guard(None, None, optimizer=opt, beta_star=beta_star).loss_fn
+            loss_fn = guard(None, None, optimizer=opt, beta_star=0.5).loss_fn
         for step in range(4):
             opt.zero_grad()
             x = torch.randn(8, 2) * (math.inf if step == 1 else 1)
@@ -61,18 +58,6 @@ def test_a_copy_of_a_scaler_is_its_own(copied):
     guard(None, None, optimizer=opt, scaler=scaler, beta_star=0.5)
     twin = copied(scaler)
     assert twin.step.__self__ is twin
-
-
-def test_another_librarys_step_of_a_scaler_is_put_back():
-    scaler, opt, _ = scaled()
-    steps: list[Optimizer] = []
-    scaler.step = own = lambda optimizer: steps.append(optimizer)
-    g = guard(None, None, optimizer=opt, scaler=scaler, beta_star=0.5)
-    scaler.step(opt)
-    assert steps == [opt]
-    hooks: Any = g._loop.hooks
-    hooks.remove()
-    assert scaler.step is own
 
 
 def test_a_step_of_a_removed_hook_that_others_kept_tells_nothing():
@@ -155,7 +140,6 @@ class Alone(Optimizer):
         self.param_groups = optimizer.param_groups
 
 
-@pytest.mark.parametrize("action", ["warn", "rollback"])
 @pytest.mark.parametrize(
     ("wrapper", "fix"),
     [
@@ -164,9 +148,9 @@ class Alone(Optimizer):
         (Alone, "Optimizer.__init__"),
     ],
 )
-def test_an_optimizer_without_hooks_is_refused_with_the_inner_one(wrapper, fix, action):
+def test_an_optimizer_without_hooks_is_refused_with_the_inner_one(wrapper, fix):
     inner = SGD(Energy().parameters(), lr=0.1)
     with pytest.raises(errors.ConfigError, match=wrapper.__name__) as error:
-        guard(None, unit_langevin, optimizer=wrapper(inner), beta_star=0.5, action=action)
+        guard(None, unit_langevin, optimizer=wrapper(inner), beta_star=0.5)
     assert fix in str(error.value)
     assert not inner._optimizer_step_pre_hooks

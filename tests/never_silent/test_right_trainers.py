@@ -99,54 +99,29 @@ RIGHT: dict[str, tuple[Sides, dict[str, Any]]] = {
     "scaled, in another order": (lambda f, x, q: (3 * f(x) - 1, (3 * f(q) - 1).flip(0)), {}),
     # Which has no parameters.
     "a base measure": (alike(lambda f, x: f(x) - x.square().sum(1)), {}),
-    "columns": (alike(lambda f, x: f(x)[:, None]), {}),
     "one batch": (lambda f, x, q: halves(f(torch.cat([x, q]))), {}),
-    "one batch, samples first": (lambda f, x, q: halves(f(torch.cat([q, x])))[::-1], {}),
-    "samples shuffled": (lambda f, x, q: (f(x), f(q[torch.randperm(N)])), {}),
     "samples selected": (lambda f, x, q: (f(x), f(q)[::3]), {}),
     "samples augmented": (augmented, {}),
-    "samples augmented before": (lambda f, x, q: (f(x), f(q.flip(1))), {}),
-    "of a class": (lambda f, x, q: (f(x, torch.zeros(N).long()), f(q, torch.ones(N).long())), {}),
     "several heads": (both, {"f": heads()}),
     "logsumexp": (logsumexps, LOGITS),
     "logsumexp of one batch": (
         lambda f, x, q: halves(f(torch.cat([x, q])).logsumexp(1)),
         LOGITS,
     ),
-    "logsumexp of equal logits": (logsumexps, LOGITS | {"f": constant(heads())}),
     "the logits of labels, and the logsumexp of samples": (
         lambda f, x, q: (f(x)[torch.arange(N), torch.arange(N) % 5], f(q).logsumexp(1)),
-        LOGITS,
-    ),
-    "one logit of data, and the logsumexp of samples": (
-        lambda f, x, q: (f(x)[:, 1], f(q).logsumexp(1)),
         LOGITS,
     ),
     "a positive of many views, and one chain": (
         lambda f, x, q: (f(x[:1] + 0.1 * torch.randn_like(x)).mean(0, keepdim=True), f(q[:1])),
         {},
     ),
-    "one logit": (
-        alike(lambda f, x: f(x)[:, 2]),
-        {"f": heads(), "sampler": lambda f, x: unit_langevin(lambda x: f(x)[:, 2], x)},
-    ),
-    "the heads of a sum": (
-        lambda f, x, q: (f(q), (f.body(x), f.body(q)))[1],
-        {"f": Net(energy=lambda logits: logits.sum(1))},
-    ),
     "dropout": (dropped, {"f": Net(2, nn.Dropout(0.5))}),
-    "batch norm": (both, {"f": Net(2, nn.BatchNorm1d(8))}),
     "frozen parts": (both, {"f": frozen()}),
-    "a constant at first": (both, {"f": constant(Net())}),
     "half precision": (in_half, {}),
     "compiled": (compiled, {}),
     "functional calls": (by_a_function, {}),
-    "data parallel": (lambda f, x, q: both(nn.DataParallel(f), x, q), {}),
     "copies": (of_copies, {}),
-    "a list of states": (
-        lambda f, x, q: (f(x), f(q[-1])),
-        {"sampler": lambda f, x: [x, unit_langevin(f, x)]},
-    ),
     "data beside the samples": (
         lambda f, x, q: (f(q[0]), f(q[1] + 0.1 * torch.randn_like(x))),
         {"sampler": lambda f, x: (torch.randn_like(x), unit_langevin(f, x))},
@@ -166,7 +141,6 @@ RIGHT: dict[str, tuple[Sides, dict[str, Any]]] = {
         both,
         {"sampler": lambda f, x: (f(x), x.clone())[1], "draw": lambda sample, f, x: sample(f, x)},
     ),
-    "moved in place": (both, {"sampler": lambda f, x: x.copy_(unit_langevin(f, x))}),
     # The samples by a way that nothing sees.
     "states of the data": (
         lambda f, x, q: (f(q[torch.randperm(N)]), f.body(q).logsumexp(1)),
@@ -215,12 +189,3 @@ def test_a_step_may_have_a_loss_for_each_side(order: str) -> None:
             pos, neg = f(x), f(q)
             loss(*((pos, neg.detach()) if is_data else (pos.detach(), neg))).backward()
         optimizer.step()
-
-
-def test_reweighting_one_side_only_is_no_mistake() -> None:
-    f, x = Net(), torch.randn(N, 2)
-    g = guard(None, unit_langevin, model=f, beta_star=0.5, output_scale=1.0)
-    for _ in range(4):
-        q = g.sampler(f, x)
-        _, neg = g.reweight(f(x).detach(), f(q))
-        neg.mean().backward()

@@ -50,10 +50,7 @@ LOW |= {"sampler": lambda f, x: downhill(f.energy, x)}
 MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
     "sides are swapped": {
         "plain": (swapped, {}),
-        "negated": (lambda f, x, q: (-f(q), -f(x)), {}),
-        "one batch": (lambda f, x, q: halves(f(torch.cat([q, x]))), {}),
         "some, in another order": (lambda f, x, q: (f(q.flip(0))[:4], f(x)), {}),
-        "columns": (lambda f, x, q: (f(q, torch.zeros(N).long()), f(x, torch.ones(N).long())), {}),
         "samples in a dict": (
             lambda f, x, q: (f(q["x"]), f(x)),
             {"sampler": lambda f, x: {"x": unit_langevin(f, x), "acceptance": torch.rand(N)}},
@@ -62,15 +59,10 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
             lambda f, x, q: (f(q[1]), q[0]),
             {"draw": lambda sample, f, x: (f(x), sample(f, torch.randn_like(x)))},
         ),
-        "in a subclass": (
-            lambda f, x, q: (f(q), f(x.as_subclass(Image))),
-            {"sampler": lambda f, x: unit_langevin(f, x).as_subclass(Image)},
-        ),
     },
     "follows the logsumexp of the network's 5 outputs, and the loss gets the sum": {
         "logits": (both, LOGITS),
         "one batch, shuffled": (lambda f, x, q: halves(f(torch.cat([x, q.flip(0)]))), LOGITS),
-        "their mean": (alike(lambda f, x: f(x).mean(1)), LOGITS),
     },
     "the loss gets one": {"one logit": (alike(lambda f, x: f(x)[:, 0]), LOGITS)},
     "the loss gets a label's log-probability": {
@@ -81,17 +73,13 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
     },
     "follows the sum": {"logsumexp": (logsumexps, {"f": heads()})},
     "f_neg is a mean over the batch": {
-        "numbers": (alike(lambda f, x: f(x)[:, None].mean(0)), {}),
         "columns": (alike(lambda f, x: f(x).mean(0)), {"f": heads()}),
     },
     "of the same samples": {
-        "data twice": (lambda f, x, q: (f(x), f(x.clone())), {}),
         "samples twice": (lambda f, x, q: (f(q), f(q.clone())), {}),
     },
     "f_neg is what the sampler returned": {
         "samples": (lambda f, x, q: (f(x), q.squeeze(1)), LINE),
-        "a column": (lambda f, x, q: (f(x)[:, None], q), LINE),
-        "they carry a gradient": (lambda f, x, q: (f(x), q.requires_grad_().squeeze(1)), LINE),
         "beside data": (lambda f, x, q: (x.requires_grad_(), q), {}),
     },
     "f_pos is what the sampler returned": {
@@ -99,10 +87,6 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
     },
     "are one tensor": {
         "it twice": (lambda f, x, q: (f(q),) * 2, {}),
-        "its first half twice": (
-            lambda f, x, q: (lambda of: (of[:N], of[:N]))(f(torch.cat([x, q]))),
-            {},
-        ),
     },
     r"logits\.logsumexp\(1\)": {"logits": (alike(lambda f, x: f.body(x)), {})},
     r"shape \(12, 5\), 5 numbers a sample": {
@@ -118,7 +102,6 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
     "log-sigmoid": {"log-sigmoid": (alike(lambda f, x: logsigmoid(f(x))), {})},
     "the square of": {
         "square": (alike(lambda f, x: f(x) ** 2), {}),
-        "of a column": (alike(lambda f, x: f(x)[:, None] ** 2), {}),
     },
     r"f_pos has had no gradient.* Write f_pos = f\(x\) with gradients": {
         "data": (lambda f, x, q: (x.squeeze(1), f(q)), LINE),
@@ -126,11 +109,6 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
     },
     r"f_neg has had no gradient.* Write f_neg = f\(samples\) with gradients": {
         "detached": (lambda f, x, q: (f(x), f(q).detach()), {}),
-        "without gradient": (lambda f, x, q: (f(x), torch.no_grad()(f)(q)), {}),
-        "detached, no sampler": (
-            lambda f, x, q: (f(x), f(q).detach()),
-            {"sampler": None, "draw": lambda sample, f, x: x},
-        ),
     },
 }
 

@@ -3,7 +3,7 @@
 They are as those of the field. ``right`` and ``guard`` are what the way out says.
 """
 
-# ruff: noqa: B023, F821
+# ruff: noqa: F821
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -41,32 +41,6 @@ def a_script_that_stops():
         update(optim, f(q).mean() - f(batches["training"]()).mean())
 
 
-@is_left("no difference", {"-2 * (y * e).mean()": "e[B:].mean() - e[:B].mean()"})
-def signs_in_a_product():
-    y = torch.cat([torch.ones(B), -torch.ones(B)])
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        e = f(torch.cat([x, q])).squeeze(1)
-        update(optim, -2 * (y * e).mean())
-
-
-@is_left(
-    "no difference",
-    {
-        "f(q).mean().backward()\n    (-f(x).mean()).backward()": (
-            "(f(q).mean() - f(x).mean()).backward()"
-        )
-    },
-)
-def two_calls_of_backward():
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        optim.zero_grad()
-        f(q).mean().backward()
-        (-f(x).mean()).backward()
-        optim.step()
-
-
 @is_left(
     "no difference", {"((f(q) - 1) ** 2).mean() + (f(x) ** 2).mean()": "f(q).mean() - f(x).mean()"}
 )
@@ -102,22 +76,6 @@ def a_temperature_for_each_sample():
     for _ in range(30):
         q = climb(lambda x: f(x) / level, torch.randn(B, D))
         update(optim, f(q).mean() - f(data()).mean())
-
-
-@is_left(
-    "another energy",
-    {
-        "f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean()": (
-            "g.loss(f(x).logsumexp(1), f(q).logsumexp(1))"
-        )
-    },
-    SCALED,
-)
-def chains_on_the_sum_of_the_logits():
-    f = net(3)
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        update(optim, f(q).logsumexp(1).mean() - f(x).logsumexp(1).mean())
 
 
 @is_left(
@@ -169,25 +127,6 @@ def a_softmax_of_each_positive_among_its_negatives():
 @is_left(
     "no difference",
     {
-        "F.cross_entropy(f(x, torch.cat([y, z], 1)), first)": (
-            'loss_fn(f(x, y), f(x, z), groups="rows")'
-        )
-    },
-    "climb, model=f",
-    is_other=True,
-)
-def a_softmax_of_one_call():
-    f = Pairs(1, 2)
-    first = torch.zeros(B, dtype=torch.long)
-    for _ in range(30):
-        x = torch.randn(B, 1)
-        y, z = x + torch.randn(B, 1), climb(lambda z: f(x, z), torch.randn(B, 8))
-        update(optim, F.cross_entropy(f(x, torch.cat([y, z], 1)), first))
-
-
-@is_left(
-    "no difference",
-    {
         "torch.autograd.grad(f(z).sum(), z)": (
             "torch.autograd.grad(loss_fn.guard.temper(f(z)).sum(), z)"
         ),
@@ -207,29 +146,6 @@ def a_softmax_of_one_call_and_a_chain_beside_it():
             z = z + 0.02 * torch.autograd.grad(f(z).sum(), z)[0] + 0.2 * torch.randn_like(z)
         z = z.detach()
         update(optim, F.cross_entropy(f(torch.cat([x[:, None], z], 1)).squeeze(2), first))
-
-
-@is_left(
-    "two losses",
-    {
-        "q = climb(f, torch.rand(B, D))": "q = first(f, torch.rand(B, D))",
-        "r = climb(f, torch.randn(B, D))": "r = second(f, torch.randn(B, D))",
-        "one = -(fp.mean() - fq.mean())": "one = first_loss(fp, fq)",
-        "two = -(gp.mean() - gr.mean())": "two = second_loss(gp, gr)",
-    },
-    f"first_loss, first = {WRAPPED}\nsecond_loss, second = {WRAPPED}",
-)
-def two_losses_and_squares():
-    f = net()
-    nn.init.constant_(f[2].bias, 3)
-    for _ in range(30):
-        q = climb(f, torch.rand(B, D))
-        fp, fq = f(data()), f(q)
-        one = -(fp.mean() - fq.mean())
-        r = climb(f, torch.randn(B, D))
-        gp, gr = f(data()), f(r)
-        two = -(gp.mean() - gr.mean())
-        update(optim, one + two + fp.square().mean() + fq.square().mean() + gr.square().mean())
 
 
 @is_left(
@@ -348,32 +264,6 @@ def one_function_for_energies_and_gradients():
 
 
 @is_left(
-    "by hand",
-    {
-        "def gradient(f, x):\n": (
-            "import ebmguard\n\nloss_fn, draw = ebmguard.guard(None, None, output_scale=1)\n\n\n"
-            "def gradient(f, x):\n"
-        ),
-        "return torch.autograd.grad(f(x)": "return torch.autograd.grad(loss_fn.guard.temper(f(x))",
-        **LOSS,
-    },
-    again=False,
-)
-def a_gradient_in_another_file():
-    def gradient(f, x):
-        return torch.autograd.grad(f(x).sum(), x)[0]
-
-    # script
-    for _ in range(30):
-        x = torch.randn(B, D)
-        for _ in range(K):
-            x = x.detach().requires_grad_()
-            x = x + 0.02 * gradient(f, x) + 0.2 * torch.randn_like(x)
-        q = x.detach()
-        update(optim, f(q).mean() - f(data()).mean())
-
-
-@is_left(
     "no names",
     {
         "    update(optim, mean(f, q) - mean(f, x))": (
@@ -388,20 +278,6 @@ def means_in_a_function():
     for _ in range(30):
         x, q = data(), climb(f, torch.randn(B, D))
         update(optim, mean(f, q) - mean(f, x))
-
-
-@is_left(
-    "no names",
-    {
-        "    update(optim, 2 * f(q).mean() - 2 * f(x).mean())": (
-            "    fq = f(q)\n    fp = f(x)\n    update(optim, 2 * fq.mean() - 2 * fp.mean())"
-        )
-    },
-)
-def twice_a_difference():
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        update(optim, 2 * f(q).mean() - 2 * f(x).mean())
 
 
 @is_left(
@@ -458,25 +334,6 @@ def dropout_in_the_energy():
         q = climb(f, torch.randn(B, D))
         fq, fp = f(q), f(data())
         update(optim, fq.mean() - fp.mean())
-
-
-@is_left(
-    "differs",
-    {
-        "    update(optim, f(q).mean() - f(x).mean())": (
-            "    fq = f(q)\n    fp = f(x)\n    update(optim, fq.mean() - fp.mean())"
-        )
-    },
-)
-def energies_that_draw():
-    class Noisy(nn.Sequential):
-        def forward(self, x):
-            return super().forward(x + 0.1 * torch.randn(D))
-
-    f = Noisy(*net())
-    for _ in range(30):
-        x, q = data(), climb(f, torch.randn(B, D))
-        update(optim, f(q).mean() - f(x).mean())
 
 
 @is_left(

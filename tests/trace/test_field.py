@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import ebmguard
 from ebmguard import cli
 from ebmguard.trace import command, lines, refusals, script, tracer
-from tests import forks
 from tests.trace.exits import EXITS
 from tests.trace.field import STRUCTURES, Structure
 
@@ -23,13 +25,24 @@ STEPS = 12  # three epochs, where there are any: the trace ends with the first
 
 
 @pytest.fixture
-def forked(monkeypatch):
-    """Replays, forked; `test_a_traced_run_ends_as_a_plain_one` has them as they are."""
+def here(monkeypatch):
+    """Replays in this process; `test_a_traced_run_ends_as_a_plain_one` has one of its own."""
 
     def run(command, **_):
-        return forks.run(*command[1:], cwd=Path.cwd())
+        with monkeypatch.context() as patched:
+            for owner, name in ((ebmguard, "guard"), (SourceFileLoader, "get_code")):
+                patched.setattr(owner, name, getattr(owner, name))
+            patched.setattr(logging.getLogger("ebmguard"), "handlers", [])
+            forget()
+            script._main(Path(command[-1]))
 
     monkeypatch.setattr(script, "subprocess", SimpleNamespace(run=run))
+
+
+def forget() -> None:
+    """Let the structures' modules be imported anew."""
+    for name in [name for name in sys.modules if name.startswith("of_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +54,8 @@ def write(structure: Structure, *, is_right: bool = False) -> Path:
     """Its files in the present folder; the script."""
     # Compiled files are told from newer ones by seconds and size alone.
     shutil.rmtree("__pycache__", ignore_errors=True)
+    forget()
     for name, text in structure.files(is_right=is_right).items():
-        sys.modules.pop(name.removesuffix(".py"), None)
         Path(name).write_text(text)
     script.source_of.cache_clear()
     return Path(name)
@@ -52,7 +65,7 @@ def replay(structure: Structure, *, is_right: bool = True, **told: float) -> scr
     return script.replay(write(structure, is_right=is_right), [], STEPS, {}, **told)
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", RIGHT)
 def test_the_lines_are_right_and_proven(name, capsys, monkeypatch):
     structure, printed, diff = STRUCTURES[name], list[lines.Plan](), command._diff
@@ -75,7 +88,7 @@ def test_the_lines_are_right_and_proven(name, capsys, monkeypatch):
     assert found.state == acting.state, next(iter(printed[0].texts().values()))
 
 
-@pytest.mark.usefixtures("forked")
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", EXITS)
 def test_the_way_out_works(name, capsys):
     structure = EXITS[name]
@@ -108,9 +121,8 @@ def test_none_lacks_a_way_out_that_is_followed():
     assert {structure.refused for structure in EXITS.values()} == {*refusals.REFUSALS}
 
 
-@pytest.mark.parametrize("name", ["an_affine_energy", "a_latent_model"])
-def test_a_traced_run_ends_as_a_plain_one(name):
-    path = write(STRUCTURES[name])
+def test_a_traced_run_ends_as_a_plain_one():
+    path = write(STRUCTURES["a_latent_model"])
     found = tracer.trace_script(path, [], 3)
     plain = script.replay(path, [], found.steps, {})
     assert not found.error

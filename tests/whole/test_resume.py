@@ -24,8 +24,6 @@ from tests.runs import frozen, randomness
 
 Edit = Callable[[dict[str, Any]], object]
 STEPS = 20
-
-
 MADE: list[Run] = []
 
 
@@ -111,7 +109,6 @@ AVERAGE, MOMENTS = "module.net.0.weight", ("exp_avg", "exp_avg_sq")
 NAN = float("nan")
 INSIDE: list[tuple[str, Edit, str]] = [
     ("no guard", state(lambda x: x.pop("guard")), "guard"),
-    ("no model", state(lambda x: x.pop("model")), "other parts for model"),
     ("no buffer", state(lambda x: x.pop("buffer")), "other parts for buffer"),
     ("no random numbers", state(lambda x: x.pop("random")), "random"),
     ("a scaler more", state(set_to("scaler", {})), "other parts for scaler"),
@@ -120,12 +117,9 @@ INSIDE: list[tuple[str, Edit, str]] = [
         set_to("version", 2),
         "not a snapshot of this version: its format is 2, that of this ebmguard 4. Go on with",
     ),
-    ("no version", lambda x: x.pop("version"), "not a snapshot of this version"),
     ("a key more", set_to("extra", 1), "not a snapshot of this version"),
     ("ranks", set_to("ranks", 2), "a run on 2 ranks, but this one is on 1"),
-    ("step below 0", both_steps(-7), "of step -7"),
     ("step NaN", both_steps(NAN), "of step nan"),
-    ("step 1e30", both_steps(1e30), "of step 1e\\+30"),
     ("step of 30 digits", both_steps(10**30), "of step 10{30}"),
     ("step True", both_steps(True), "of step True"),
     ("step of another file", both_steps(3), "of step 3"),
@@ -145,64 +139,39 @@ INSIDE: list[tuple[str, Edit, str]] = [
     ("the attempt", lambda x: x["recovery"].__setitem__("attempt", "1"), "'1' is not"),
     ("weights of another shape", state(lambda x: swapped(x["model"], W, B)), W),
     ("weights of another dtype", weight(torch.Tensor.double), W),
-    ("weights of integers", weight(torch.Tensor.long), W),
-    ("complex weights", weight(lambda x: x + 1j), W),
-    ("a weight less", state(lambda x: x["model"].pop(W)), W),
-    ("a weight more", state(lambda x: x["model"].update(more=torch.ones(1))), "more"),
     ("a weight that is NaN", state(lambda x: x["model"][W].fill_(NAN)), f"{W} that is not finite"),
     ("an infinite average", state(lambda x: x["ema"][AVERAGE].fill_(float("inf"))), "finite"),
-    ("another average", state(lambda x: swapped(x["ema"], AVERAGE, "module.net.0.bias")), AVERAGE),
-    ("moments", state(lambda x: swapped(x["optimizer"]["state"], 0, 1)), "optimizer/state/0"),
+    ("moments", state(lambda x: swapped(x["optimizer"]["state"], 0, 1)), ""),
     ("half of the moments", state(lambda x: swapped(x["optimizer"]["state"][0], *MOMENTS)), ""),
     ("groups", state(lambda x: x["optimizer"]["param_groups"].clear()), "group"),
-    (
-        "a parameter less",
-        state(lambda x: x["optimizer"]["param_groups"][0]["params"].pop()),
-        "group",
-    ),
     ("the buffer", state(lambda x: x["buffer"].update(samples=torch.ones(3, 2))), "samples"),
     ("the ages", state(lambda x: x["buffer"].pop("ages")), "ages"),
     ("PyTorch's numbers", state(lambda x: x["random"].update(cpu=torch.ones(3).byte())), "cpu|RNG"),
     ("Python's numbers", state(lambda x: x["random"].update(python=(3, (1,), None))), "vector"),
     ("NumPy's numbers", state(lambda x: x["random"]["numpy"].pop(1)), "index|state"),
-    (
-        "the trainer's own numbers",
-        state(lambda x: x["random"]["own"].pop()),
-        "parts for generators",
-    ),
-    ("no kinds", state(lambda x: x.pop("kinds")), "kinds"),
+    ("the trainer's own numbers", state(lambda x: x["random"]["own"].pop()), "for generators"),
     ("no places", state(lambda x: x.pop("places")), "places"),
-    (
-        "a place that is none",
-        state(lambda x: x["places"]["optimizer"].__setitem__(0, "?")),
-        "device",
-    ),
+    ("a place that is none", state(lambda x: x["places"].update(optimizer=["?"])), "device|places"),
 ]
-# As an optimizer's own matter, nothing tells these from others once their digest is made again.
-OWN_MATTER = ("moments", "half of the moments")
-CASES = [
-    pytest.param(edit, words, again, id=f"{name}{', digest made again' * again}")
-    for name, edit, words in INSIDE
-    for again in (False, True)
-    if not (again and name in OWN_MATTER)
-]
+# Whose digest is not made again; of an optimizer's own matter nothing else tells.
+BY_DIGEST = ("no guard", "moments", "half of the moments")
 
 
-@pytest.mark.parametrize(("edit", "words", "again"), CASES)
+@pytest.mark.parametrize(("name", "edit", "words"), INSIDE)
 def test_what_a_snapshot_lacks(
-    edit: Edit, words: str, again: bool, folder: Path, caplog: pytest.LogCaptureFixture
+    name: str, edit: Edit, words: str, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where the newest one does, the older one is taken; where both do, nothing changes."""
     older, newest = files(folder)
     for file, expected in ((newest, step_of(older)), (older, None)):
         snapshot = torch.load(file, weights_only=True)
         edit(snapshot)
-        if again:
+        if name not in BY_DIGEST:
             snapshot["digest"] = digest_of([snapshot["state"], snapshot["recovery"]])
         torch.save(snapshot, file)
         run = make(folder)
         if expected is None:
-            refused(run, words if again else "")
+            refused(run, words)
         else:
             assert run.guard.resume() == expected
             assert newest.name in caplog.text
@@ -269,24 +238,21 @@ OUTSIDE: list[tuple[str, Callable[[Path], object], str]] = [
     ("a text", lambda file: file.write_text("nothing"), "not a zip"),
     ("a list", lambda file: torch.save([1], file), "sequence element|not iterable"),
     ("half", cut(0.5), "not a zip"),
-    ("all but its end", cut(0.999), "not a zip|directory"),
     ("a bit of its weights", flipped(0.5), "is not what was written"),
     ("compressed", deflated, "it unpacks to more"),
     ("more than it is", twice, "it unpacks to more"),
     ("lists in lists", doubled, "what it holds is more"),
     ("a pipe", replaced(os.mkfifo), "it is not a file"),
-    ("a folder", replaced(Path.mkdir), "it is not a file"),
     ("a link out of the folder", out_of_it, "it leads out of"),
     ("a link to a device", replaced(lambda file: file.symlink_to("/dev/zero")), "it leads out of"),
-    ("a link to nothing", replaced(lambda file: file.symlink_to("nothing")), "no such file"),
     ("a link to itself", replaced(lambda file: file.symlink_to(file.name)), "symbolic links"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"), [pytest.param(*case, id=name) for name, *case in OUTSIDE]
-)
-def test_what_is_no_snapshot(damage: Callable[[Path], object], words: str, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "damage", "words"), OUTSIDE)
+def test_what_is_no_snapshot(
+    name: str, damage: Callable[[Path], object], words: str, folder: Path
+) -> None:
     older, newest = files(folder)
     damage(newest)
     run = make(folder)
@@ -310,26 +276,14 @@ def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:
 # -- what goes on is another ----------------------------------------------------------------------
 
 
-def narrower(run: Run) -> None:
-    run.model = Energy(shape=(3,))
-    new_model(run)
+def model(*middle: nn.Module, **options: Any) -> Callable[[Run], object]:
+    def attach(run: Run) -> None:
+        run.model = Energy(*middle, **options)
+        average = torch.optim.swa_utils.AveragedModel(run.model)
+        adam = torch.optim.Adam(run.model.parameters())
+        run.guard.attach(model=run.model, optimizer=adam, ema=average)
 
-
-def of_doubles(run: Run) -> None:
-    run.model = Energy(dtype=torch.float64)
-    new_model(run)
-
-
-def deeper(run: Run) -> None:
-    run.model = Energy(nn.Linear(8, 8))
-    new_model(run)
-
-
-def new_model(run: Run) -> None:
-    average = torch.optim.swa_utils.AveragedModel(run.model)
-    run.guard.attach(
-        model=run.model, optimizer=torch.optim.Adam(run.model.parameters()), ema=average
-    )
+    return attach
 
 
 def optimizer(kind: Any, **options: Any) -> Callable[[Run], object]:
@@ -353,13 +307,12 @@ def with_a_mask(run: Run) -> None:
         module.register_buffer("mask", torch.ones(2, dtype=torch.bool))
 
 
-def cosine(run: Run) -> None:
-    other = torch.optim.lr_scheduler.CosineAnnealingLR(run.optimizer, 100)
-    run.guard.attach(scheduler=other)
-
-
 def attached(**parts: Any) -> Callable[[Run], object]:
     return lambda run: run.guard.attach(**{name: make() for name, make in parts.items()})
+
+
+def scheduled(run: Run) -> None:
+    run.guard.attach(scheduler=torch.optim.lr_scheduler.LambdaLR(run.optimizer, lambda _: 1.0))
 
 
 ROWS = attached(buffer=lambda: torch.zeros(4, 2))
@@ -367,23 +320,16 @@ RATE: dict[str, Any] = {"reinit_rate": 0.1, "generator": torch.Generator()}
 DOUBLES = attached(buffer=lambda: ReplayBuffer(32, (2,), dtype=torch.float64, **RATE))
 GENERATORS = attached(generators=lambda: [torch.Generator(), torch.Generator()])
 OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
-    ("another width", None, narrower, W),
-    ("another depth", None, deeper, "net.1.weight|net.2"),
-    ("another dtype", None, of_doubles, W),
+    ("another depth", None, model(nn.Linear(8, 8)), "net.1.weight|net.2"),
+    ("another dtype", None, model(dtype=torch.float64), W),
     ("a buffer of the model more", None, with_a_mask, "mask.* is missing there"),
     ("a buffer of the model less", with_a_mask, lambda run: None, "mask.* missing here"),
     ("SGD", None, optimizer(torch.optim.SGD, lr=0.1), "is Adam there, but SGD here"),
-    ("AdamW", None, optimizer(torch.optim.AdamW), "is Adam there, but AdamW here"),
-    ("RMSprop", None, optimizer(torch.optim.RMSprop), "is Adam there, but RMSprop here"),
     ("parameters in turn", None, in_turn, "0..0. is"),
     ("parameter groups", None, in_groups, "0..1. is"),
-    ("one group", in_groups, lambda run: None, "1..0. is"),
-    ("another schedule", None, cosine, "is StepLR there, but CosineAnnealingLR here"),
+    ("another schedule", None, scheduled, "is StepLR there, but LambdaLR here"),
     ("a scaler", None, attached(scaler=lambda: torch.amp.GradScaler("cpu")), "for scaler"),
-    ("no scaler", attached(scaler=lambda: torch.amp.GradScaler("cpu")), lambda run: None, "scaler"),
     ("generators", None, GENERATORS, "for generators"),
-    ("a tensor as buffer", None, ROWS, "for generators"),
-    ("a buffer as tensor", ROWS, lambda run: None, "for generators"),
     ("rows", ROWS, attached(buffer=lambda: torch.zeros(1, 2)), r"\(4, 2\) .* \(1, 2\)"),
     ("bits", ROWS, attached(buffer=lambda: torch.zeros(4, 2).bool()), "float32 .* torch.bool"),
     ("a buffer of doubles", None, DOUBLES, "float32, .* torch.float64"),
@@ -392,11 +338,9 @@ OTHERS: list[tuple[str, Callable[[Run], object] | None, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "words"), [pytest.param(*case, id=name) for name, *case in OTHERS]
-)
+@pytest.mark.parametrize(("name", "before", "now", "words"), OTHERS)
 def test_a_run_that_is_another(
-    before: Callable[[Run], object] | None, now: Any, words: str, folder: Path
+    name: str, before: Callable[[Run], object] | None, now: Any, words: str, folder: Path
 ) -> None:
     if before is not None:
         shutil.rmtree(folder)
@@ -411,13 +355,9 @@ def test_a_run_that_is_another(
     refused(run, words)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"beta_star": 0.25}, {"beta_star": lambda step: 0.1 * step}],
-    ids=["beta_star", "schedule"],
-)
-def test_options_are_the_constructors(options: dict[str, Any], folder: Path) -> None:
-    assert make(folder, **options).guard.resume() == step_of(files(folder)[-1])
+def test_options_are_the_constructors(folder: Path) -> None:
+    run = make(folder, beta_star=lambda step: 0.1 * step)
+    assert run.guard.resume() == step_of(files(folder)[-1])
 
 
 def test_a_mask_that_is_infinite_from_the_start_goes_on(tmp_path: Path) -> None:

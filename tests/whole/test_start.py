@@ -13,7 +13,7 @@ import pytest
 
 from ebmguard import Recovery, guard
 from ebmguard.errors import ConfigError
-from ebmguard.sinks import JsonlSink, TensorBoardSink, Writer, jsonl, lock_folder
+from ebmguard.sinks import JsonlSink, TensorBoardSink, jsonl
 from tests.whole.parts import Trainer, X
 
 HUGE = 10**400
@@ -107,30 +107,6 @@ def test_a_disk_that_is_full_at_the_start_leaves_no_file(
     assert {path: path.is_file() and path.read_text() for path in tmp_path.rglob("*")} == before
     assert trainer.traces() == hung
     trainer.guard(log_dir=folder).close()  # it is free
-
-
-def test_a_lock_that_another_holds_stays_where_the_disk_is_full(
-    tmp_path: Path, no_room: Callable[[bool], None]
-) -> None:
-    held = lock_folder(tmp_path / "run")
-    no_room(True)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Writer([], flush_every=1, folder=tmp_path / "run")
-    no_room(False)
-    assert (tmp_path / "run" / ".lock").is_file()
-    assert held is lock_folder(tmp_path / "run")
-
-
-@pytest.mark.parametrize("make", [JsonlSink, TensorBoardSink])
-def test_a_sink_that_cannot_be_made_leaves_no_file(
-    make: Callable[[Any], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("tensorboard")
-    monkeypatch.setattr(jsonl.AppendFile, "flush", full)
-    monkeypatch.setattr(os, "truncate", full)
-    with pytest.raises(ConfigError, match="cannot be written: No space"):
-        make(tmp_path / "run")
-    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize("name", ["log_dir", "recovery", JsonlSink, TensorBoardSink])
