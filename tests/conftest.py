@@ -56,8 +56,10 @@ COVERED_ELSEWHERE = (
     *("objective/test_double_backward.py", "objective/test_fixed_points.py"),
     *("objective/test_nonfinite.py", "objective/test_precision.py", "objective/test_properties.py"),
     *("reference_training/", "report/test_fuzz.py", "retrofit/test_bit_identity.py"),
-    *("retrofit/test_ensembles.py", "test_gpu_benchmarks.py", "test_grid.py", "test_package.py"),
-    *("test_population.py", "test_rules_stamp.py"),
+    *("retrofit/test_any_time.py", "retrofit/test_blocks.py", "retrofit/test_ensembles.py"),
+    *("sinks/test_tensorboard_page.py", "test_defaults.py", "test_examples.py"),
+    *("test_gpu_benchmarks.py", "test_grid.py", "test_package.py", "test_population.py"),
+    "test_rules_stamp.py",
     *("whole/test_close.py", "whole/test_files.py", "whole/test_start.py"),
 )
 """What runs of the core in these runs in its own tests too; the tracer doubles a test's time."""

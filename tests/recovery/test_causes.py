@@ -16,6 +16,7 @@ from ebmguard.alerts import Alert, FloorRule, Judge, Level, Remedy, Situation
 from ebmguard.errors import ConfigError
 from ebmguard.ranks import Ranks
 from ebmguard.recovery import Change, Recoverer, Rollback
+from ebmguard.recovery.policy import BY_CAUSE
 from ebmguard.trainer import Trainer
 from tests.recovery.parts import QUICK, Run, Scripted
 
@@ -98,6 +99,10 @@ def test_relapses_take_the_remedies_of_the_cause_in_turn_and_then_the_others() -
     ]
     assert [found[0]["sgld_steps"], found[3]["sgld_steps"]] == [(3, 6), (6, 12)]
     assert found[1]["beta_star"] == (0.5, 0.25)
+
+
+def test_steps_become_as_much_finer_as_is_said() -> None:
+    assert f" {BY_CAUSE[R.SUBSTEPS].substeps} times finer" in R.SUBSTEPS
 
 
 def test_advice_undoes_what_no_alert_has_named_and_no_earlier_advice() -> None:

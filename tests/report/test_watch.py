@@ -47,6 +47,8 @@ def test_a_frame_shows_diagnostics_alerts_and_rollbacks(folder, monkeypatch, cap
 def test_what_is_out_of_bounds_says_so_without_colour(tmp_path, monkeypatch, capsys):
     shown = once(write(tmp_path / "run", rescued=False), monkeypatch, capsys)
     assert "● lost since step 180 (energy_blowup), ERROR now" in shown
+    assert "step 192 of 300" in shown
+    assert "64%" in shown
     assert re.search(r"ERROR energy gap +inf .*×", shown)
     assert re.search(r"WARN +GradScale +0 ", shown)
     assert "at the reference exponent" in " ".join(shown.split())

@@ -92,6 +92,7 @@ def test_a_second_failure_is_said_again(caplog: pytest.LogCaptureFixture) -> Non
         row(sink, 0)
         sink.flush()
     assert len(errors(caplog)) == 2
+    assert "everything was written" in caplog.records[-1].getMessage()
 
 
 def test_what_is_kept_has_a_bound_and_alerts_stay(
