@@ -128,10 +128,10 @@ def at_fifty(rows):
 
 
 def test_what_the_rules_find_in_the_population():
-    """A third of the recorded runs through the rules as they are: the page, as a floor."""
-    runs = [each for each in load("first", "new") if each.run.number % 3 == 0]
+    """A sixth of the recorded runs through the rules as they are: the page, as a floor."""
+    runs = [each for each in load("first", "new") if each.run.number % 6 == 0]
     fates = Counter(each.fate.name for each in runs)
-    assert min(fates["dead"], fates["healthy"]) >= 40
+    assert min(fates["dead"], fates["healthy"]) >= 20
 
     def shares(detect, *names):
         found = scores(verdicts_of(runs, detect))
@@ -149,9 +149,9 @@ def test_energies_in_other_units_have_the_same_errors():
     """Whole runs: f times c is the same run where step sizes and beta* are over c."""
     factor = 1e3
     energies = re.compile(r"f_(pos|neg)/|energy_gap|loss|sampler/(grad_norm|unit)|optim/grad")
-    runs = [each for each in load("first", "new") if each.run.number % 6 == 1]
+    runs = [each for each in load("first", "new") if each.run.number % 12 == 1]
     fates = Counter(each.fate.name for each in runs)
-    assert min(fates["dead"], fates["healthy"]) >= 15
+    assert min(fates["dead"], fates["healthy"]) >= 7
     for each in runs:
         by = {tag: factor for tag in each.trace if energies.match(tag)} | {"beta_star": 1 / factor}
         rows = [{tag: x * by.get(tag, 1.0) for tag, x in row.items()} for row in each.rows]
