@@ -13,7 +13,7 @@ from ebmguard.reference_training.plots.images import (
     as_bytes,
     load_samples,
 )
-from ebmguard.reference_training.plots.numbers import mean, median, number
+from ebmguard.reference_training.plots.numbers import mean, median
 
 
 def test_kept_bytes_are_clamped_and_come_back_within_half_a_level(tmp_path):
@@ -44,24 +44,3 @@ NAN, INF = math.nan, math.inf
 )
 def test_what_is_undefined_stays_so_and_infinities_are_numbers(of, values, expected):
     assert of(values) == pytest.approx(expected, nan_ok=True)
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "words"),
-    [
-        (math.nan, 3, "undefined"),
-        (math.inf, 2, "∞"),
-        (-math.inf, 3, "−∞"),
-        (None, 3, "–"),
-        (0.0, 2, "0"),
-        (0.0864, 2, "0.086"),
-        (8.04, 2, "8"),
-        (99.4, 2, "99"),
-        (99.7, 2, "100"),
-        (999.7, 3, "1,000"),
-        (-1234.5, 3, "-1,234"),
-        (2.5e7, 2, "2.5e+07"),
-    ],
-)
-def test_numbers_as_people_read_them(value, digits, words):
-    assert number(value, digits) == words

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import math
 import pickle
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 
 import numpy as np
@@ -19,7 +17,6 @@ from sklearn.model_selection import train_test_split
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load, load_data
-from ebmguard.reference_training.data.load import shrunk
 from ebmguard.reference_training.data.published import (
     CIFAR100,
     FREY_FILE,
@@ -112,19 +109,6 @@ def test_where_a_data_set_is_looked_for(tmp_path, monkeypatch, variable, name, r
 
 
 # -- smaller images --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 12])
-def test_each_pixel_is_the_mean_of_its_square_as_a_fraction_a_half_rounded_up(size):
-    images = np.random.default_rng(0).integers(256, size=(5, 3, 12, 12), dtype=np.uint8)
-    small, side = shrunk(images, size), 12 // size
-    assert small.dtype == np.uint8
-    assert small.flags.c_contiguous
-    assert small.shape == (5, 3, size, size)
-    for n, c, row, column in np.ndindex(small.shape):
-        square = images[n, c, row * side : (row + 1) * side, column * side : (column + 1) * side]
-        mean = Fraction(sum(map(int, square.ravel())), side * side)
-        assert small[n, c, row, column] == math.floor(mean + Fraction(1, 2))
 
 
 def as_they_are(files, folder):

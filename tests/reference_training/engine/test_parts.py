@@ -8,9 +8,6 @@ import os
 import signal
 
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ebmguard.alerts import Alert, Level
 from ebmguard.errors import ConfigError
@@ -18,7 +15,7 @@ from ebmguard.reference_training.engine import interrupt as interrupt_module
 from ebmguard.reference_training.engine import progress
 from ebmguard.reference_training.engine.interrupt import DeferredInterrupt
 from ebmguard.reference_training.engine.loop import Run
-from ebmguard.reference_training.engine.ranks import Ranks, joined_ranks
+from ebmguard.reference_training.engine.ranks import joined_ranks
 from ebmguard.reference_training.engine.record import Record
 from tests.ranks import rank_fixtures
 from tests.reference_training.engine import ranks_process
@@ -106,21 +103,6 @@ def test_a_rollback_takes_a_divergence_back_and_marks_what_follows(tmp_path):
 TORCHRUN = {"RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-@given(st.integers(1, 7), st.integers(7, 1000))
-def test_parts_are_all_there_is_and_as_equal_as_can_be(world, count):
-    ranks = [Ranks(rank, world) for rank in range(world)]
-    things = list(range(count))
-    assert [thing for one in ranks for thing in things[one.part(count)]] == things
-    shares = [one.share(count) for one in ranks]
-    assert shares == [len(things[one.part(count)]) for one in ranks]
-    assert max(shares) - min(shares) <= 1
-    # The average over ranks of their weighted means is the mean over all.
-    x = torch.rand(count, dtype=torch.float64)
-    weighted = [x[one.part(count)].mean() * one.weight(count) for one in ranks]
-    torch.testing.assert_close(torch.stack(weighted).mean(), x.mean())
-    assert [one.is_first for one in ranks] == [True] + [False] * (world - 1)
-
-
 @pytest.mark.parametrize("missing", TORCHRUN)
 def test_half_of_torchruns_variables_are_refused(monkeypatch, missing):
     for name, value in TORCHRUN.items():
@@ -142,17 +124,6 @@ def test_they_know_who_they_are_and_tell_each_other(seen):
         assert one["joined"].tolist() == [[10, 11], [20, 21], [22, 23]]
         assert one["all"] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
         assert one["first"] == {"rank": 0}
-
-
-def test_the_first_rank_settles_the_settings_for_all(seen, folder):
-    for rank, one in enumerate(seen):
-        assert one["opened"]["new"]["seed"] == 10
-        assert one["opened"]["new writes"] == (rank == 0)
-        assert one["opened"]["resumed"] == one["opened"]["new"]
-        assert "already holds a run" in one["opened"]["again"]
-        assert "device is 'abacus', which cannot be used here" in one["opened"]["wrong"]
-    assert (folder / "run" / "config.json").is_file()
-    assert not (folder / "wrong").exists()
 
 
 def test_checkpoints_are_those_that_all_have_also_when_one_is_damaged(seen):

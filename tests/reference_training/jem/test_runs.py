@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,8 +9,8 @@ import pytest
 from torch import nn
 
 from ebmguard.reference_training.jem.course import Course, why_lost
-from ebmguard.reference_training.jem.runs import evaluated, load_run
-from tests.reference_training.jem.fabricate import INCEPTION, OWN, write_run
+from ebmguard.reference_training.jem.runs import load_run
+from tests.reference_training.jem.fabricate import write_run
 
 
 def made(*, before=3, after=2):
@@ -74,46 +73,6 @@ def test_the_best_evaluation_by_each_number_is_kept_and_of_equals_the_first():
     assert course.results([], {}, None)["best_evaluations"] == course.best
 
 
-SMALL: dict[str, Any] = {
-    "iterations": 30,
-    "steps_per_epoch": 10,
-    "train_images": 640,
-    "depth": 10,
-    "width": 1,
-}
-
-
-def changed(path, change):
-    """The run with another config.json."""
-    config = json.loads((path / "config.json").read_text())
-    change(config)
-    (path / "config.json").write_text(json.dumps(config))
-    return load_run(path)
-
-
-def test_a_run_that_is_over(tmp_path):
-    """What tables show of runs is in studies/jem_tables.md."""
-    alerts = [
-        {"level": "WARN", "step": 3, "rule": "energy_blowup"},
-        {"level": "ERROR", "step": 9, "rule": "nonfinite"},
-        {"level": "ERROR", "step": 7, "rule": "energy_blowup"},
-    ]
-    path = write_run(tmp_path / "x", alerts=alerts, samples=(20, 0, 10), **SMALL)
-    (path / "samples" / "notes.npy").write_text("")
-    run = load_run(path)
-    assert run.state() == "finished 30 of 30 iterations"
-    assert run.evaluations["step"].tolist() == [0, 10, 20, 30]
-    assert set(run.evaluations["features"]) == {INCEPTION["features"]}
-    assert (run.first_error, run.epoch(25)) == (alerts[2], 2.5)
-    assert list(run.grids()) == [0, 10, 20]
-    assert changed(path, lambda c: c.update(precision="bfloat16")).network == "WRN-10-1, bfloat16"
-    # Results of a shorter run are not those of the longer one.
-    longer = changed(path, lambda config: config["settings"].update(iterations=60))
-    assert (longer.results, longer.steps, longer.complete) == (None, 30, False)
-    run = load_run(write_run(tmp_path / "lost", diverged_at=12, steps=20, **SMALL))
-    assert (run.complete, run.state()) == (True, "diverged at step 12 (epoch 1.2)")
-
-
 IMAGES: dict[str, Any] = {"train_images": 45_000, "valid_images": 5_000, "test_images": 10_000}
 LOOKS: dict[str, Any] = {"eval_every": 100, "quality_samples": 500, "stop_after": 3}
 
@@ -139,17 +98,3 @@ def test_deviations_from_the_published_runs_are_named(tmp_path, settings, words)
     found = run.deviations().values()
     for own, expected in zip(found, words, strict=True):
         assert own.endswith(expected)
-
-
-def test_the_measure_is_published_with_inception_and_the_whole_buffer():
-    # Rows of older versions do not say whether they are comparable.
-    looks: list[dict[str, Any]] = [INCEPTION, INCEPTION, OWN, {"features": "Inception"}]
-    rows = [
-        {"step": step, "epoch": 0.0, **look, "buffer_samples": 1_000 if step == 1 else 10_000}
-        for step, look in enumerate(looks)
-    ]
-    found = evaluated(rows)
-    assert found["published"].tolist() == [True, False, False, False]
-    assert found["fixed"].tolist() == [True, True, False, False]
-    assert found[["accuracy", "inception", "fid"]].isna().all(axis=None)
-    assert evaluated([]).columns.tolist() == found.columns.tolist()

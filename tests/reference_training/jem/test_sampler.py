@@ -92,32 +92,6 @@ def buffer(own, size=20, classes=1, reinit_rate=0.3):
     return ReplayBuffer(size, SHAPE, reinit_rate=reinit_rate, generator=own, classes=classes)
 
 
-def test_samples_share_no_memory_and_the_network_is_frozen(network):
-    own = rng(5)
-    chains = buffer(own)
-    sample_q = make_sampler(SETTINGS, 6, own)
-    x = sample_q(network, chains)
-    stored = chains.samples.clone()
-    x.zero_()
-    assert torch.equal(chains.samples, stored)
-    first = sample_q(network, chains)
-    kept = first.clone()
-    chains.samples.fill_(7)
-    sample_q(network, chains)
-    assert torch.equal(first, kept)
-    # A compiled network computes what requires a gradient; test_frozen.py has what comes after.
-    own, seen = rng(5), []
-    network.register_forward_pre_hook(
-        lambda module, args: seen.append(
-            module.training or any(p.requires_grad for p in module.parameters())
-        )
-    )
-    make_sampler(SETTINGS, 6, own)(network, buffer(own))
-    assert seen == [False] * 3
-    assert network.training
-    assert all(p.requires_grad and p.grad is None for p in network.parameters())
-
-
 def test_a_guard_measures_a_captured_sampler_by_its_warm_up(network, monkeypatch):
     """No evaluation inside a capture counts, as on a GPU."""
     capture_as_replays(monkeypatch)

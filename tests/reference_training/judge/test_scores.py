@@ -18,7 +18,7 @@ from ebmguard.reference_training.judge.classification import (
     evaluation_mode,
 )
 from ebmguard.reference_training.judge.features import Features
-from ebmguard.reference_training.judge.ood import auroc, other_images, scores
+from ebmguard.reference_training.judge.ood import auroc, scores
 from ebmguard.reference_training.judge.quality import SPLITS, SampleQuality, inception_score
 from tests.parts import Bowl
 from tests.reference_training.data.test_celeba import root
@@ -166,28 +166,3 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order_and_nan_where_there_is_n
     assert auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
     for one, other in (([1.0], []), ([], [1.0]), ([1.0, math.inf], [0.0]), ([1.0], [math.nan])):
         assert math.isnan(auroc(torch.tensor(one), torch.tensor(other)))
-
-
-def test_made_up_images_are_noise_colours_and_means(digits):
-    x = other_images("uniform", digits, None)
-    assert x.shape == digits.test_x.shape
-    assert -1 <= float(x.min()) < -0.98
-    assert 0.98 < float(x.max()) <= 1
-    assert torch.equal(x, other_images("uniform", digits, None))
-    colour = torch.randint(0, 256, (30, 3, 4, 4), dtype=torch.uint8)
-    data = replace(load_data("digits"), train_x=colour, test_x=colour, levels=255)
-    x = other_images("constant", data, None)
-    assert torch.equal(x, x[:, :, :1, :1].expand(30, 3, 4, 4))
-    assert len(x[:, :, 0, 0].unique()) == 90
-    x = other_images("interpolated", digits, None)
-    images = digits.scale(digits.test_x)
-    used: list[int] = []
-    for row in x:
-        (pair,) = (
-            {i, j}
-            for i in range(20)
-            for j in range(i + 1, 20)
-            if torch.allclose(row, (images[i] + images[j]) / 2)
-        )
-        used += pair
-    assert sorted(used) == sorted([*range(20)] * 2)

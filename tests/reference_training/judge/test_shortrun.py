@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 
 from ebmguard.cli import main
 from ebmguard.reference_training.bism.deep import DeepEnergy, DeepModel, pixels
@@ -19,9 +18,8 @@ from ebmguard.reference_training.judge.bism import (
     Sampler,
     as_images,
     from_images,
-    linear_accuracy,
 )
-from ebmguard.reference_training.judge.chains import anneal, temperatures
+from ebmguard.reference_training.judge.chains import temperatures
 from ebmguard.reference_training.judge.shortrun import (
     short_run_samples,
 )
@@ -51,9 +49,6 @@ def test_samples_have_gone_through_the_chains():
     assert torch.equal(short_run_samples(trained, 60), samples)
 
 
-WIDE = torch.float64
-
-
 def test_the_published_course_of_temperatures():
     course = temperatures(2700)
     assert (course[:500], course[500]) == ([100.0] * 500, 100.0)
@@ -63,22 +58,6 @@ def test_the_published_course_of_temperatures():
     cool = temperatures(2700, 1.0)
     assert cool[:2501] == pytest.approx([1.0] * 2501)
     assert cool[2501:] == course[2501:]
-
-
-def test_annealed_chains_end_where_a_gaussian_is_densest():
-    centre, std = 0.3, 0.05
-    ends = anneal(
-        lambda x: -((x - centre) / std).square().sum(1) / 2,
-        torch.randn(200, 2, generator=rng(), dtype=WIDE),
-        2000,
-        0.0,
-        rng(1),
-    )
-    assert (ends - centre).abs().mean() < std / 2
-    # The last step is Tweedie's: of a Gaussian seen through noise, its own mean comes out.
-    noisy = torch.randn(200, 2, generator=rng(2), dtype=WIDE)
-    step = anneal(lambda x: -(x - centre).square().sum(1) / 2 / 0.1**2, noisy, 0, 0.1, rng(3))
-    torch.testing.assert_close(step, torch.full_like(step, centre))
 
 
 class Pull(DeepEnergy):  # type: ignore[misc]
@@ -148,19 +127,3 @@ def test_a_run_is_judged_from_its_checkpoint(tmp_path, capsys, options, kinds):
     trained, model, *_ = bism.load_run(folder, CPU, None)
     assert trained.data_root is None
     assert found["parameters"] == sum(p.numel() for p in model.network.parameters())
-
-
-def test_the_linear_classifier_is_of_what_it_is_given():
-    data = load_data("digits", train_images=200, test_images=100)
-
-    def label(x):  # by its place, since bytes alone do not say it
-        known = data.train_y if len(x) == 200 else data.test_y
-        return torch.nn.functional.one_hot(known, 10).float()
-
-    assert linear_accuracy(data, label) == 1
-    # A scale of each entry changes nothing, since it is taken off.
-    by_pixels = linear_accuracy(data, lambda x: data.scale(x).flatten(1))
-    assert by_pixels == linear_accuracy(data, lambda x: 1e4 * data.scale(x).flatten(1) + 7)
-    plain = LogisticRegression(max_iter=1000).fit(data.train_x.flatten(1), data.train_y)
-    own = plain.score(data.test_x.flatten(1), data.test_y)
-    assert by_pixels == pytest.approx(own, abs=0.08)

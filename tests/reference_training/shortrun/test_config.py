@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,32 +15,6 @@ from ebmguard.reference_training.shortrun.train import told
 
 def at(out="x", **settings):
     return ShortRunConfig(**{"out": Path(out), **settings})
-
-
-def test_data_and_settings_are_those_of_the_presets_with_what_is_overridden():
-    data = at(train_images=100, test_images=9, image_size=4).load_data()
-    assert [len(x) for x in (data.train_x, data.valid_x, data.test_x)] == [100, 0, 9]
-    assert data.sample_shape == (1, 4, 4)
-    whole = at().load_data()
-    # None is put aside: the published script trains on every image.
-    assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
-    assert at(data="cifar10").settings == PRESETS["cifar10"]
-    changed = at(data="cifar10", nf=32, lr=0.5, init="persistent").settings
-    assert changed == replace(PRESETS["cifar10"], nf=32, lr=0.5, init="persistent")
-    assert at(iterations=7).total_steps == 7
-
-
-def test_a_run_keeps_what_its_preset_was_when_it_began(monkeypatch):
-    """A network trained with LeakyReLU is none with GELU, whatever the preset has become."""
-    changed = replace(PRESETS["digits"], activation="leaky_relu", lr=0.5, iterations=7, nf=6)
-    with monkeypatch.context() as earlier:
-        earlier.setitem(PRESETS, "digits", changed)
-        stored = at(sgld_steps=3, nf=5).to_json()
-    resumed = at(resume=True).resumed(stored)
-    expected = replace(changed, sgld_steps=3, most_sgld_steps=3, nf=5)
-    assert resumed.settings == expected
-    assert at(resume=True, iterations=9).resumed(stored).settings == replace(expected, iterations=9)
-    assert resumed.resumed(resumed.to_json()) == resumed
 
 
 def test_a_run_of_another_trainer_is_not_resumed_and_stays_as_it_is(tmp_path):

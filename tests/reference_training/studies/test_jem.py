@@ -13,19 +13,16 @@ from hypothesis import strategies as st
 from matplotlib.scale import SymmetricalLogTransform
 
 from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs, load_run
+from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs
 from ebmguard.reference_training.studies import jem_tables
 from ebmguard.reference_training.studies.command import find, told
 from ebmguard.reference_training.studies.config import JemFigure
 from ebmguard.reference_training.studies.jem_figures import (
     LINTHRESH,
     bundle,
-    chosen_steps,
 )
 from ebmguard.reference_training.studies.jem_tables import (
     best_beta_star,
-    describe,
-    setups,
 )
 from tests.reference_training.jem.fabricate import write_run
 from tests.reference_training.studies.small import assert_no_text_on_text
@@ -67,16 +64,6 @@ def test_bundles_are_those_of_a_loop(values, size, stride):
         places = [float(AXIS.transform(np.array([value]))[0]) for value in known]
         expected = AXIS.inverted().transform(np.array([math.fsum(places) / len(places)]))
         assert row["centre"] == pytest.approx(float(expected[0]), rel=1e-6, abs=1e-6)
-
-
-def test_figure_4_is_of_epoch_107_or_the_latest(tmp_path):
-    path = write_run(tmp_path / "x", beta_star=0.5, samples=(0, 900, 1060, 1090), **LONG)
-    assert chosen_steps("4", load_run(path)) == ((1060,), "")
-    early = write_run(tmp_path / "y", beta_star=0.5, samples=(0, 100, 300), **LONG)
-    figure, (row,), words = made("4", early)
-    assert row["step"] == "300"
-    assert "the latest; epoch 107" in figure.get_suptitle()
-    assert "\n\nthe latest; epoch 107 is not reached" in words
 
 
 def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
@@ -144,28 +131,3 @@ def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
             assert known[best] == pick(known.values())
         else:
             assert best is None
-
-
-def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
-    def load(name, **settings):
-        return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
-
-    tiny = {"depth": 10, "width": 1}
-    groups = setups(
-        [
-            load("a", **tiny, lr=0.001),
-            load("b", scenario="6", **tiny, lr=0.001),
-            load("c", **tiny),
-            load("d", beta_star=2.0, seed=1),
-            load("e", scenario="3"),
-            load("f", precision="bfloat16"),
-        ]
-    )
-    names = {name: [run.path.name for run in group] for name, group in groups.items()}
-    assert names == {"A": ["d", "e"], "B": ["f"], "C ≠": ["a", "b"], "D ≠": ["c"]}
-    assert describe(groups["A"]) == "size and settings as published"
-    assert describe(groups["B"]) == "size and settings as published; in bfloat16"
-    # The published learning rate of scenario 6 is another one.
-    assert describe(groups["C ≠"]) == (
-        "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
-    )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import gaussian_kde
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.engine.run_folder import RunFolder
@@ -27,7 +26,6 @@ from ebmguard.reference_training.studies.toy import (
     training,
 )
 from ebmguard.reference_training.toy.config import ToyConfig
-from ebmguard.reference_training.toy.distributions import DISTRIBUTIONS
 from tests.reference_training.toy.fabricate import made_up, write_run
 
 
@@ -98,29 +96,6 @@ def test_the_claim_on_beta_follows_the_numbers(numbers):
     for ratios, words in ((kl, "holds"), (lost, "cannot be told"), (lost.fillna(2), "does not")):
         said = find("2").verdict(pd.DataFrame({"kl of seeds": ratios}))
         assert f"is below its own at β = 0: {words}" in said
-
-
-def test_densities_are_those_of_the_model_its_samples_and_the_truth(numbers, tmp_path):
-    frame = numbers("2", None, ("0", "0.5"), ("gmm-default",), resolution=80, samples=500)
-    row, run = frame.iloc[1], load_run(tmp_path / "gmm-default")
-    cell = float(run.axis[1] - run.axis[0]) ** 2
-    (truth, log_truth), (learned, _), (sampled, _) = (
-        [shown for shown, _ in row["picture"][name]] for name in ("truth", "learned", "sampled")
-    )
-    np.testing.assert_allclose(log_truth, np.log(truth + 1e-10))
-    assert truth.shape == (80, 80)
-    assert truth.sum() * cell == pytest.approx(1, abs=1e-3)
-    # The made-up energies are the true log density times a slope.
-    power = truth ** made_up("0.5", "default", 0)["energy_scale"]
-    bright = truth > 0.01
-    np.testing.assert_allclose(learned[bright], (power / power.sum() / cell)[bright], rtol=1e-3)
-    # Rows are y, columns are x: the kernel estimate of scipy at the points (x, y).
-    x, y = np.meshgrid(run.axis[::8], run.axis[::8])
-    index = run.members.index[run.members["beta"] == "0.5"][0]
-    samples = run.samples[index].astype(np.float64)
-    published = gaussian_kde(samples.T, bw_method=DISTRIBUTIONS["gmm"].kde_factor)
-    expected = published(np.stack([x.ravel(), y.ravel()])).reshape(x.shape)
-    assert np.abs(sampled[::8, ::8] - expected).max() < 0.1 * expected.max()
 
 
 def test_reads_members_grids_and_alerts(tmp_path):

@@ -96,22 +96,6 @@ def written(cell, results, **changes):
         (cell.config.out / "results.json").write_text(json.dumps(results))
 
 
-def test_printed_commands_make_what_is_not_finished(tmp_path, capsys):
-    grid = parse(f"{DIGITS} '{tmp_path}/a b' --print -- --iterations 9")
-    first, second, *others = grid.cells()
-    written(first, {"iterations": 9, "diverged_at": None})
-    written(second, None)
-    assert sweep(grid) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5
-    for line, cell in zip(lines, [second, *others], strict=True):
-        words = shlex.split(line)
-        assert words[:3] == ["ebmguard", "train", "jem"]
-        config = tyro.cli(type(cell.config), args=words[3:])
-        assert config.resume == (cell is second)
-        assert config.out == cell.config.out
-
-
 def test_finished_runs_have_the_steps_that_are_asked_for_and_ensembles_go_on(tmp_path):
     def cell(name, iterations):
         words = f"{DIGITS} {tmp_path}/{name} -- --iterations {iterations}"

@@ -87,16 +87,6 @@ def test_is_the_density_estimate_of_scipy(name):
     np.testing.assert_allclose(ours, oracle, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(("name", "resolution"), [("gmm", 20), ("mixture1d", 200)])
-def test_blurred_mixture_is_the_wider_mixture(name, resolution):
-    distribution = DISTRIBUTIONS[name]
-    grid = Grid.of(distribution, resolution)
-    wider = replace(distribution, std=math.hypot(0.15, 0.07))
-    torch.testing.assert_close(
-        blurred(distribution, grid, 0.07), wider.log_density(grid.points).exp(), rtol=1e-9, atol=0
-    )
-
-
 def test_blurred_rings_are_those_of_the_rice_distribution():
     """A point at radius r, blurred, has a radius of Rice's law."""
     grid = Grid.of(DISTRIBUTIONS["circles"])
