@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ebmguard.errors import ConfigError
 from ebmguard.reference_training.judge.features import load_features
-from ebmguard.reference_training.judge.inception import SIZE, resize
 from ebmguard.reference_training.networks import WideResNet
 from tests.parts import save_script
+from tests.reference_training.judge.parts import jem_folder
 from tests.reference_training.parts import CPU
 
 NETWORK = WideResNet(width=1)
@@ -54,10 +54,23 @@ def test_own_follows_the_network_in_training():
         network.stem.weight.mul_(1.5)
     assert_is_classifier(features, network)
     assert not features.fixed
-    assert "own classifier" in features.label
     assert "one evaluation only" in features.label
     assert network.training
     assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_a_run_folder_is_that_runs_best_classifier(tmp_path):
+    other = WideResNet(depth=16, width=1, early_stride=True)
+    run = tmp_path / "run"
+    jem_folder(run, best=False, depth=16)
+    with pytest.raises(ConfigError, match="--checkpoint last"):
+        load(run)
+    state = {"step": 1234, "valid_accuracy": 0.5, "network": other.state_dict()}
+    torch.save(state, run / "checkpoints" / "best.pt")
+    features = load(run)
+    assert_is_classifier(features, other)
+    assert features.fixed
+    assert "1,234" in features.label
 
 
 def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
@@ -68,21 +81,7 @@ def test_a_torchscript_file_is_read_without_a_warning(tmp_path):
     own, logits = features.module(x)
     assert torch.equal(own, x.flatten(1) * 0.5)
     assert torch.equal(logits, x.flatten(1) + 1)
-    assert "halves.pt" in features.label
     assert checksum(file)[:8] in features.label
-
-
-@pytest.mark.parametrize("content", [{"fc.weight": torch.zeros(2, 2)}, [1.0], b"no pickle"])
-def test_what_is_not_inceptions_weights_is_refused(tmp_path, content):
-    file = tmp_path / "weights.pth"
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    else:
-        torch.save(content, file)
-    with pytest.raises(
-        ConfigError, match=r"weights\.pth does not hold the weights of pt_inception"
-    ):
-        load(f"inception:{file}")
 
 
 def test_what_names_nothing_is_refused_with_what_could_be_named(tmp_path):
@@ -90,6 +89,9 @@ def test_what_names_nothing_is_refused_with_what_could_be_named(tmp_path):
         load(tmp_path / "nothing")
     with pytest.raises(ConfigError, match="not there"):
         load(f"inception:{tmp_path / 'missing.pth'}")
+    torch.save({"fc.weight": torch.zeros(2, 2)}, tmp_path / "weights.pth")
+    with pytest.raises(ConfigError, match="does not hold the weights of pt_inception"):
+        load(f"inception:{tmp_path / 'weights.pth'}")
     (tmp_path / "text.pt").write_text("not a network")
     with pytest.raises(ConfigError, match="not a TorchScript file"):
         load(tmp_path / "text.pt")
@@ -213,20 +215,3 @@ def test_features_and_logits_are_those_of_the_usual_reader_of_the_weights(tmp_pa
     torch.testing.assert_close(found.module(changed)[0], features)
     grey = images[:1, :1]
     torch.testing.assert_close(found.module(grey)[0], found.module(grey.expand(1, 3, 32, 32))[0])
-
-
-def test_resizing_is_tensorflows():
-    x = torch.rand(1, 1, 5, 31, dtype=torch.float64)
-    y = resize(x)
-    assert y.shape == (1, 1, SIZE, SIZE)
-    for i, j in ((0, 0), (1, 1), (100, 7), (150, 290), (298, 298), (298, 0)):
-        row, column = i * 5 / SIZE, j * 31 / SIZE
-        top, left = int(row), int(column)
-        below, right = min(top + 1, 4), min(left + 1, 30)
-        v, u = row - top, column - left
-        upper = (1 - u) * x[0, 0, top, left] + u * x[0, 0, top, right]
-        lower = (1 - u) * x[0, 0, below, left] + u * x[0, 0, below, right]
-        torch.testing.assert_close(y[0, 0, i, j], (1 - v) * upper + v * lower)
-    # A picture of the size that is asked for stays as it is.
-    same = torch.rand(1, 2, SIZE, SIZE)
-    torch.testing.assert_close(resize(same), same)

@@ -8,18 +8,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
+from ebmguard.errors import ConfigError
 from ebmguard.reference_training.data import load_data
 from ebmguard.reference_training.judge import ood
 from ebmguard.reference_training.judge.classification import (
+    BATCH,
     accuracy,
+    as_seen,
     calibration_error,
-    evaluation_mode,
+    classify,
 )
 from ebmguard.reference_training.judge.features import Features
-from ebmguard.reference_training.judge.ood import auroc, scores
+from ebmguard.reference_training.judge.ood import auroc, other_images, scores
 from ebmguard.reference_training.judge.quality import SPLITS, SampleQuality, inception_score
+from ebmguard.reference_training.networks import WideResNet
 from tests.parts import Bowl
 from tests.reference_training.data.test_celeba import root
 from tests.reference_training.judge.parts import frechet
@@ -40,7 +43,7 @@ def guo(logits, labels, bins):
     return total
 
 
-@pytest.mark.parametrize(("sharpness", "bins"), [(0.3, 15), (2.0, 7), (30.0, 1), (3000.0, 15)])
+@pytest.mark.parametrize(("sharpness", "bins"), [(0.3, 15), (2.0, 7), (3000.0, 15)])
 def test_calibration_error_is_guos_formula(sharpness, bins):
     logits = sharpness * torch.randn(300, 10)
     labels = torch.randint(0, 10, (300,))
@@ -56,12 +59,21 @@ def test_accuracy_counts_hits_and_the_calibration_of_what_is_undefined_is_nan():
     assert math.isnan(calibration_error(logits, torch.zeros(4, dtype=torch.int64)))
 
 
-def test_modes_of_all_modules_come_back_after_an_error_too():
-    network = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
-    network[1].eval()
-    with pytest.raises(ZeroDivisionError), evaluation_mode(network):
-        _ = 1 / sum(module.training for module in network.modules())  # none is
-    assert [module.training for module in network.modules()] == [True, True, False, False]
+def test_logits_are_those_of_all_images_and_noise_is_the_same_every_time():
+    network = WideResNet(width=1)
+    images = torch.rand(BATCH + 3, 1, 4, 4)
+    with torch.no_grad():
+        expected = network.classify(images)
+    actual = classify(network, images, noise_std=0.0)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    images = torch.ones(2 * BATCH, 1, 8, 8)
+    state = torch.get_rng_state()
+    first, again = (torch.cat(as_seen(images, 0.03)) for _ in range(2))
+    assert torch.equal(first, again)
+    noise = first - 1
+    assert float(noise.std()) == pytest.approx(0.03, rel=0.02)
+    assert not torch.equal(noise[:BATCH], noise[BATCH:])
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def pixels(x):
@@ -96,9 +108,34 @@ def test_fid_is_the_definition_with_scipys_matrix_root():
     result = quality.measure(samples)
     assert torch.equal(torch.get_rng_state(), state)
     assert result["fid"] == pytest.approx(frechet(images, samples), rel=1e-5)
-    assert result["samples"] == 150
     wild = 3 * torch.randn(50, *images.shape[1:])
     assert quality.measure(wild) == quality.measure(wild.clamp(-1, 1))
+
+
+def test_reference_images_are_seen_once_unless_features_are_in_training():
+    seen = []
+
+    def counting(x):
+        seen.append(len(x))
+        return pixels(x)
+
+    quality, images = make(counting, count=250)
+    seen.clear()
+    quality.measure(images[:30])
+    quality.measure(images[50:90] + 0.1)
+    assert sum(seen) == 250 + 30 + 40
+    factor = [1.0]
+
+    def growing(x):
+        features, logits = pixels(x)
+        return factor[0] * features, logits
+
+    quality, images = make(growing, fixed=False)
+    samples = images[:60] * 0.5
+    once = quality.measure(samples)["fid"]
+    factor[0] = 3.0
+    # A distance of features that are all three times as large.
+    assert quality.measure(samples)["fid"] == pytest.approx(9 * once, rel=1e-6)
 
 
 def test_what_is_undefined_is_nan_and_leaves_the_next_measurement_alone():
@@ -123,6 +160,19 @@ def test_inception_score_is_the_definition_on_ten_parts():
     parts = [score_of(part) for part in np.array_split(probabilities, SPLITS)]
     assert mean == pytest.approx(np.mean(parts), rel=1e-12)
     assert deviation == pytest.approx(np.std(parts), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (lambda x: x.flatten(1), "returned Tensor"),
+        (lambda x: (x[:1].flatten(1), x.flatten(1)), r"\(1, 6\)"),
+        (torch.nn.Conv2d(4, 4, 1), r"shape \(3, 1, 2\)"),
+    ],
+)
+def test_a_module_of_another_interface_is_refused_at_once(module, words):
+    with pytest.raises(ConfigError, match=words):
+        make(module)
 
 
 class Judged(Bowl):
@@ -150,9 +200,7 @@ def test_scores_have_their_closed_form_and_leave_no_trace():
     other = 1 / (1 + flat.sum(dim=1).double().exp())
     torch.testing.assert_close(found["confidence"], torch.maximum(other, 1 - other))
     assert network.height.grad is None
-    assert network.height.requires_grad
     assert network.training
-    assert not images.requires_grad
     assert not any(score.requires_grad for score in found.values())
     # Of images with noise, whose E |noise|^2 is 25 * 0.04.
     noisy = scores(network, torch.zeros(400, 1, 5, 5), noise_std=0.2)["f"]
@@ -166,3 +214,38 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order_and_nan_where_there_is_n
     assert auroc(inside, outside) == pytest.approx(sum(pairs) / len(pairs))
     for one, other in (([1.0], []), ([], [1.0]), ([1.0, math.inf], [0.0]), ([1.0], [math.nan])):
         assert math.isnan(auroc(torch.tensor(one), torch.tensor(other)))
+
+
+def test_made_up_images_are_noise_colours_and_means(digits):
+    x = other_images("uniform", digits, None)
+    assert x.shape == digits.test_x.shape
+    assert -1 <= float(x.min()) < -0.98
+    assert 0.98 < float(x.max()) <= 1
+    assert torch.equal(x, other_images("uniform", digits, None))
+    colour = torch.randint(0, 256, (30, 3, 4, 4), dtype=torch.uint8)
+    data = replace(load_data("digits"), train_x=colour, test_x=colour, levels=255)
+    x = other_images("constant", data, None)
+    assert torch.equal(x, x[:, :, :1, :1].expand(30, 3, 4, 4))
+    assert len(x[:, :, 0, 0].unique()) == 90
+    x = other_images("interpolated", digits, None)
+    images = digits.scale(digits.test_x)
+    pairs = torch.combinations(torch.arange(20))
+    means = images[pairs].mean(1)
+    used = [pairs[(means - row).abs().flatten(1).amax(1) < 1e-6] for row in x]
+    assert sorted(torch.cat(used).flatten().tolist()) == sorted([*range(20)] * 2)
+
+
+def test_other_data_sets_are_of_the_size_of_the_images(digits, faces):
+    x = other_images("digits", replace(digits, name="mine"), None)
+    assert torch.equal(x, digits.scale(digits.test_x))
+    with pytest.raises(ConfigError, match="trained on"):
+        other_images("digits", digits, None)
+    colour = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ConfigError, match=r"\(1, 8, 8\).*\(3, 8, 8\)"):
+        other_images("digits", replace(digits, name="mine", train_x=colour, test_x=colour), None)
+    colour = torch.zeros(3, 3, 16, 16, dtype=torch.uint8)
+    x = other_images("celeba64", replace(digits, train_x=colour, test_x=colour), str(faces))
+    whole = load_data("celeba64", faces, train_images=1, valid_images=0, test_images=3)
+    means = whole.test_x.double().unflatten(3, (16, 4)).unflatten(2, (16, 4)).mean((3, 5))
+    assert x.shape == (3, 3, 16, 16)
+    torch.testing.assert_close(x.double(), means / 127.5 - 1, rtol=0, atol=1 / 127)

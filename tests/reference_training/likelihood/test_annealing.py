@@ -17,7 +17,6 @@ from ebm.samplers.base import Sampler
 from torch import Tensor
 
 from ebmguard.errors import ConfigError, ShapeError
-from ebmguard.objective import weights
 from ebmguard.reference_training.likelihood import (
     Gaussian,
     Path,
@@ -96,9 +95,9 @@ KNOWN: dict[str, Callable[[], Known]] = {
 }
 
 
-@pytest.mark.parametrize("make", KNOWN.values(), ids=KNOWN)
-def test_log_z_lies_between_the_two_sides(make):
-    known, count = make(), RUNS * CHAINS
+@pytest.mark.parametrize("name", ["gaussian-mala", "modes"])
+def test_log_z_lies_between_the_two_sides(name):
+    known, count = KNOWN[name](), RUNS * CHAINS
     schedule = pilot(known.path, chains=100, temperatures=known.temperatures, generator=rng(1))
     ahead = forward(known.path, schedule, chains=count, generator=rng(2))
     back = reverse(known.path, schedule, known.samples(count), generator=rng(3))
@@ -126,43 +125,18 @@ def test_weights_are_unbiased_however_coarse_the_schedule(name):
         assert float(ratio.mean()) == pytest.approx(1, abs=4 * error)
 
 
-def test_annealed_negatives_know_their_log_q():
-    known = modes()
-    schedule = pilot(known.path, chains=100, temperatures=30, generator=rng(1))
-    ahead = forward(known.path, schedule, chains=500, generator=rng(2))
-    f_neg = known.path.f(ahead.samples)
-    torch.testing.assert_close(weights(f_neg, 1.0, log_q=ahead.log_q), ahead.weights)
-    # At positives it is a density ratio as well: E[q / exp f] over the model is 1 / Z.
-    x_pos = known.samples(5000)
-    back = reverse(known.path, schedule, x_pos, generator=rng(3))
-    ratio = (back.log_q - known.path.f(x_pos) + known.log_z).exp()
-    assert float(ratio.mean()) == pytest.approx(1, abs=4 * float(ratio.std()) / 5000**0.5)
-
-
-@pytest.mark.parametrize("scale", [1e-9, 1e7])
-def test_the_pilot_ends_whatever_f_is(scale):
-    path = Path(lambda x: -scale * x.square().sum(1), isotropic(2, 1.0))
-    schedule = pilot(path, chains=10, temperatures=7, generator=rng())
-    assert (len(schedule.betas), len(schedule.sizes)) == (8, 7)
-    assert (schedule.betas[0], schedule.betas[-1]) == (0, 1)
-
-
-def test_nothing_of_the_callers_is_touched():
-    network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    path = Path(lambda x: network(x).squeeze(1), isotropic(2, 1.0))
-    network.double()
-    x = torch.zeros(6, 2, dtype=WIDE)
-    before = torch.get_rng_state()
-    schedule = pilot(path, chains=6, temperatures=3, generator=rng())
-    for found in (
-        forward(path, schedule, chains=6, generator=rng()),
-        reverse(path, schedule, x, generator=rng()),
-    ):
-        assert not found.log_weights.requires_grad
-        assert not found.samples.requires_grad
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(parameter.grad is None for parameter in network.parameters())
-    assert torch.equal(x, torch.zeros_like(x))
+def test_the_pilot_spends_equally_and_meets_the_acceptance():
+    known = gaussian()
+    schedule = pilot(known.path, chains=500, temperatures=60, generator=rng(1))
+    evenly = Schedule((*(k / 60 for k in range(60)), 1.0), schedule.sizes)
+    found = forward(known.path, schedule, chains=2000, generator=rng(2))
+    plain = forward(known.path, evenly, chains=2000, generator=rng(2))
+    assert found.conditional_ess.min() > plain.conditional_ess.min()
+    lost = 1 - found.conditional_ess
+    assert lost.max() < 3 * lost.median()
+    assert (1 - plain.conditional_ess).max() > 20 * (1 - plain.conditional_ess).median()
+    # Near β = 0 the size is held at the base's width, and more is accepted.
+    assert found.acceptance[30:].mean() == pytest.approx(0.574, abs=0.08)
 
 
 def test_a_state_that_the_model_cannot_have_weighs_nothing():
@@ -184,20 +158,11 @@ def _path(**more):
     ("wrong", "error", "said"),
     [
         (lambda: _path(moves=0), ConfigError, "moves is 0"),
-        (lambda: _path(leapfrog_steps=0), ConfigError, "leapfrog_steps is 0"),
         (lambda: Schedule(()), ConfigError, "from 0 to 1"),
-        (lambda: Schedule((0.0,)), ConfigError, "from 0 to 1"),
         (lambda: Schedule((0.0, 0.5, 0.5, 1.0)), ConfigError, "increase"),
         (lambda: Schedule((0.0, 1.0), (0.1, 0.1)), ConfigError, "2 sizes"),
         (lambda: pilot(_path(), chains=1, temperatures=5), ConfigError, "chains is 1"),
-        (lambda: pilot(_path(), chains=5, temperatures=0), ConfigError, "temperatures is 0"),
         (lambda: forward(_path(), Schedule((0.0, 1.0)), chains=5), ConfigError, "no step sizes"),
-        (lambda: forward(_path(), Schedule((0.0, 1.0), (1.0,)), chains=0), ConfigError, "chains"),
-        (
-            lambda: reverse(_path(), Schedule((0.0, 1.0), (1.0,)), torch.zeros(0, 2)),
-            ConfigError,
-            "is 0",
-        ),
         (
             lambda: pilot(Path(lambda x: x, isotropic(2, 1.0)), chains=5, temperatures=5),
             ShapeError,

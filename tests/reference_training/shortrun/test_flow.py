@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import lsq_linear
 from torch import Tensor
 
-from ebmguard.errors import ConfigError
 from ebmguard.reference_training.shortrun.flow.density import (
+    bits_per_dim,
+    dequantise,
+    extended_log_density,
     flow,
-    inside_cube,
+    hessians,
     log_abs_det,
-    noise_bits,
 )
 from ebmguard.reference_training.shortrun.flow.invert import (
     Objective,
@@ -44,8 +45,8 @@ def uniform(*shape: int, seed: int = 0) -> Tensor:
 # -- determinants ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("channels", "size"), [(1, 6), (2, 5)])
-def test_it_is_that_of_the_whole_map_by_automatic_differentiation(channels, size):
+def test_it_is_that_of_the_whole_map_by_automatic_differentiation():
+    channels, size = 2, 5
     # With steep energies a few steps change volumes visibly.
     f, z = wide(60, in_channels=channels, image_size=size), uniform(3, channels, size, size)
     entries = channels * size**2
@@ -64,31 +65,6 @@ def test_it_is_that_of_the_whole_map_by_automatic_differentiation(channels, size
     torch.testing.assert_close(found.x, flow(f, z, steps=6, step_size=0.8))
 
 
-@settings(deadline=None, max_examples=12)
-@given(
-    eigenvalues=st.lists(
-        st.floats(-3, 3).filter(lambda e: abs(1 - 0.3 * e) > 0.05), min_size=1, max_size=6
-    ),
-    steps=st.integers(0, 20),
-)
-def test_a_quadratic_is_the_sum_over_its_eigenvalues(eigenvalues: list[float], steps: int) -> None:
-    own = torch.tensor(eigenvalues, dtype=torch.float64)
-    torch.manual_seed(len(own))
-    turn, _ = torch.linalg.qr(torch.randn(len(own), len(own), dtype=torch.float64))
-    curvature = turn @ own.diag() @ turn.T
-
-    def f(x: Tensor) -> Tensor:
-        value: Tensor = -0.5 * ((x @ curvature) * x).sum(1)
-        return value
-
-    z = torch.randn(2, len(own), dtype=torch.float64)
-    found = log_abs_det(f, z, steps=steps, step_size=0.3)
-    expected = steps * (1 - 0.3 * own).abs().log().sum()
-    torch.testing.assert_close(found.total, expected.expand(2), rtol=1e-9, atol=1e-9)
-    negative = int((1 - 0.3 * own < 0).sum()) % 2
-    assert found.flips.tolist() == [steps * negative] * 2
-
-
 def test_it_is_right_where_the_product_of_the_jacobians_has_lost_it() -> None:
     # A step stretches one direction by 3 and shrinks the other a hundredfold.
     turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
@@ -104,29 +80,43 @@ def test_it_is_right_where_the_product_of_the_jacobians_has_lost_it() -> None:
     assert found.total.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_determinants_that_are_none() -> None:
-    z = torch.randn(2, 3, dtype=torch.float64)
-    found = log_abs_det(lambda x: -x.square().sum(1) / 2, z, steps=2, step_size=1.0)
-    assert found.total.tolist() == [-math.inf, -math.inf]
-    assert found.flips.tolist() == [0, 0]
-    z = torch.tensor([[1.0, 2.0], [math.nan, 0.0]], dtype=torch.float64)
-    total = log_abs_det(lambda x: -x.pow(4).sum(1), z, steps=1, step_size=0.1).total
-    assert math.isfinite(total[0])
-    assert math.isnan(total[1])
+@settings(deadline=None, max_examples=12)
+@given(chunk=st.integers(1, 40))
+@example(chunk=16)  # as many columns at a time as rows: nothing but the numbers tells them apart
+def test_hessians_are_plain_second_derivatives_in_chunks_of_any_size(chunk: int) -> None:
+    torch.manual_seed(1)
+    weight = torch.randn(5, 7, dtype=torch.float64)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(x @ weight.T).pow(3).sum(1)
+
+    x = torch.randn(4, 7, dtype=torch.float64)
+    expected = torch.stack(
+        [torch.autograd.functional.hessian(lambda row: f(row[None])[0], row) for row in x]
+    )
+    torch.testing.assert_close(hessians(f, x, chunk=chunk), expected)
 
 
 # -- from determinants to densities and bits --
 
 
-def test_the_cube_has_its_sides() -> None:
-    z = torch.tensor([[1.0, -1.0], [1.0000001, 0.0], [0.3, -7.0]])
-    assert inside_cube(z).tolist() == [True, False, False]
+def test_bits_are_those_of_a_box_in_levels() -> None:
+    # A flow x = 3 z fills a box of 6 a side, 3 * levels in levels.
+    log_p = extended_log_density(torch.tensor([40 * math.log(3)], dtype=torch.float64), size=40)
+    assert bits_per_dim(log_p, size=40, levels=16).item() == pytest.approx(math.log2(16 * 3))
 
 
-@pytest.mark.parametrize(("noise", "levels"), [(0.03, 255), (0.03, 16), (0.5, 1)])
-def test_noise_bits_are_the_entropy_of_the_noise_in_levels(noise: float, levels: int) -> None:
-    entropy = torch.distributions.Normal(0.0, noise * levels / 2).entropy() / math.log(2)
-    assert noise_bits(noise, levels) == pytest.approx(float(entropy), abs=1e-5)
+def test_dequantised_images_fill_the_cells_of_their_levels() -> None:
+    levels = 4
+    pixels = torch.randint(
+        0, levels + 1, (400, 1, 5, 5), generator=torch.Generator().manual_seed(0)
+    )
+    x = dequantise(pixels / (levels / 2) - 1, levels, torch.Generator().manual_seed(1))
+    # In levels, the noise is uniform on half a level to either side.
+    noise = (x + 1) * levels / 2 - pixels
+    assert float(noise.abs().max()) <= 0.5 + 1e-6
+    assert float(noise.mean()) == pytest.approx(0, abs=0.01)
+    assert float(noise.var()) == pytest.approx(1 / 12, rel=0.05)
 
 
 # -- the map itself --
@@ -151,11 +141,6 @@ def quadratic(x: Tensor) -> Tensor:
     return -0.5 * x.square() @ x.new_tensor(CURVATURES)
 
 
-def squashing(x: Tensor) -> Tensor:
-    """log cosh x - x²/2: a step of size 1 is x -> tanh x."""
-    return (x + torch.nn.functional.softplus(-2 * x) - x.square() / 2).sum(1)
-
-
 def test_a_quadratic_is_inverted_in_closed_form_in_the_cube_to_the_nearest_side() -> None:
     x = uniform(5, 4, seed=1)
     found = invert(quadratic, x, steps=3, step_size=1.0, z0=uniform(5, 4))
@@ -170,42 +155,23 @@ def test_a_quadratic_is_inverted_in_closed_form_in_the_cube_to_the_nearest_side(
     torch.testing.assert_close(found.error, (x - nearest * factors).square().mean(1))
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_the_start_of_a_networks_run_is_found_again(inside: bool) -> None:
+def test_the_start_of_a_networks_run_is_found_again() -> None:
     f, z = wide(6), uniform(4, 1, 8, 8, seed=2)
     x = flow(f, z, steps=5, step_size=1.0)
     assert (x - z).square().mean() > 0.01
-    found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=inside)
+    found = invert(f, x, steps=5, step_size=1.0, z0=uniform(4, 1, 8, 8), inside=True)
     torch.testing.assert_close(found.z, z, rtol=0, atol=1e-6)
     assert found.error.max() < 1e-12
 
 
-@pytest.mark.parametrize("activation", ["gelu", "leaky_relu"])
-def test_the_gradient_is_that_of_the_whole_graph(activation: str) -> None:
-    f, z, x = wide(activation=activation), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
+def test_the_gradient_is_that_of_the_whole_graph() -> None:
+    f, z, x = wide(), uniform(3, 1, 8, 8), uniform(3, 1, 8, 8, seed=1)
     residual, gradient = residual_and_gradient(f, z, x, steps=6, step_size=2.0)
     z.requires_grad_()
     expected = flow(f, z, steps=6, step_size=2.0) - x
     torch.testing.assert_close(residual, expected)
     (whole,) = torch.autograd.grad(expected.square().sum(), z)
     torch.testing.assert_close(gradient, whole)
-
-
-def test_an_image_out_of_range_keeps_its_error_beside_one_that_is_reached() -> None:
-    x = torch.tensor([[0.5, -0.2], [2.0, 0.5]], dtype=torch.float64)
-    found = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2))
-    torch.testing.assert_close(found.z[0], x[0].atanh())
-    # tanh ends at 1: of the two entries one is at least 1 away.
-    assert 0.5 <= float(found.error[1]) < 0.51
-    torch.testing.assert_close(found.error, (found.x - x).square().mean(1))
-    held = invert(squashing, x, steps=1, step_size=1.0, z0=uniform(2, 2), inside=True)
-    assert torch.equal(held.z[1, 0], torch.tensor(1.0, dtype=torch.float64))
-    torch.testing.assert_close(held.error[1].item(), (2 - math.tanh(1)) ** 2 / 2)
-
-
-def test_a_map_that_is_lost_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"M\(z0\) is not finite for 2 of 2"):
-        invert(quadratic, uniform(2, 4), steps=3, step_size=1e200, z0=uniform(2, 4))
 
 
 # -- the descent, against closed forms and another implementation's constrained optimum --
@@ -247,25 +213,6 @@ def test_least_squares_in_a_box_are_those_of_scipy() -> None:
         expected = torch.from_numpy(lsq_linear(a[i].numpy(), y[i].numpy(), (-1, 1), tol=1e-14).x)
         assert 2 < int((found.z[i].abs() == 1).sum()) < 12
         torch.testing.assert_close(found.z[i], expected, rtol=0, atol=1e-5)
-
-
-def test_what_is_flat_and_what_is_steep_is_learned() -> None:
-    # Gradient descent takes some 10,000 iterations to halve the distance along the flattest axis.
-    curvatures = torch.logspace(-4, 0, 8, dtype=torch.float64)
-
-    def objective(z: Tensor) -> tuple[Tensor, Tensor]:
-        return (curvatures * z.square()).sum(1) / 2, curvatures * z
-
-    assert end(objective, uniform(10, 8), iterations=60).value.max() < 1e-20
-
-
-def test_problems_do_not_touch_each_other() -> None:
-    z = uniform(5, 2)
-    together = list(descend(rosenbrock, z, iterations=40))
-    for i in range(5):
-        alone = list(descend(rosenbrock, z[i : i + 1], iterations=40))
-        for both, one in zip(together, alone, strict=False):
-            torch.testing.assert_close(both.z[i], one.z[0], rtol=1e-9, atol=1e-12)
 
 
 def test_what_is_not_finite_is_stepped_back_from() -> None:

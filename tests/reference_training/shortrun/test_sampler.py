@@ -10,9 +10,9 @@ import torch
 
 from ebmguard import guard
 from ebmguard.reference_training.engine.ranks import ONE_RANK, Ranks
-from ebmguard.reference_training.shortrun import trained as trained_module
 from ebmguard.reference_training.shortrun.config import CIFAR10
-from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler, refined
+from ebmguard.reference_training.shortrun.sampler import Draws, chain, make_sampler
+from ebmguard.reference_training.shortrun.trained import load_run
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
     CPU,
@@ -23,6 +23,7 @@ from tests.reference_training.parts import (
     same,
     saved,
     tiny_run,
+    trained_folder,
 )
 from tests.replay import Replay, capture_as_replays
 
@@ -54,17 +55,6 @@ def draws(steps, n=5, seed=5, device=CPU, dtype=torch.float32):
     rng = torch.Generator().manual_seed(seed)
     x0 = torch.rand(n, 1, 8, 8, generator=rng, dtype=dtype) * 2 - 1
     return x0.to(device), torch.randn(steps, n, 1, 8, 8, generator=rng, dtype=dtype).to(device)
-
-
-def test_refined_steps_keep_the_diffusions_time_and_output_scale():
-    for finer in (2, 4, 0.25):
-        settings = refined(SETTINGS, finer)
-        # α = noise_std², drift α o / 2: r steps of them last as long.
-        assert finer * settings.step_size == pytest.approx(SETTINGS.step_size)
-        assert finer * settings.noise_std**2 == pytest.approx(SETTINGS.noise_std**2)
-        assert settings.output_scale == pytest.approx(SETTINGS.output_scale)
-        others = {"step_size": 0.7, "noise_std": 0.05}
-        assert replace(settings, **others) == SETTINGS
 
 
 def test_the_network_is_frozen_within_a_chain_alone_and_starts_are_the_callers():
@@ -141,6 +131,15 @@ def test_ranks_have_chains_of_their_own():
     assert float((starts[0] - starts[1]).abs().mean()) > 0.4
 
 
+def test_the_network_is_that_of_the_newest_checkpoint(tmp_path):
+    run = load_run(trained_folder(tmp_path / "tenth", beta_star=2000.0, seed=3), CPU)
+    assert same(dict(run.network.state_dict()), saved(run.path)["network"])
+    assert not run.network.training
+    assert (run.step, run.config.seed, run.name) == (6, 3, "tenth")
+    assert run.drift == pytest.approx(0.9)
+    assert len(run.data.train_x) == 64
+
+
 @pytest.mark.parametrize("beta_star", [0.0, 2000.0])
 def test_chains_are_those_of_the_training_under_its_guard(beta_star):
     run = tiny_run(beta_star=beta_star, sgld_steps=7)
@@ -173,14 +172,3 @@ def test_a_step_four_times_as_large_has_four_times_the_drift_and_twice_the_noise
     for factor, drift, noise in ((1.0, 0.9, 0.01), (4.0, 3.6, 0.02), (0.25, 0.225, 0.005)):
         x = run.chains(x0, 1, rng(9), step_factor=factor)
         torch.testing.assert_close(x, x0 + drift * gradient + noise * z)
-
-
-def test_noise_in_parts_makes_one_chain(monkeypatch):
-    run = tiny_run(noise_std=0.1)
-    x0, generator = run.starts(5, rng(4)), rng(9)
-    noise = torch.cat([torch.randn(k, *x0.shape, generator=generator) for k in (3, 3, 2)])
-    settings = replace(run.settings, step_size=run.step_size)
-    monkeypatch.setattr(trained_module, "CHUNK", 3)
-    x = run.chains(x0, 8, rng(9))
-    torch.testing.assert_close(x, chain(settings, run.network, x0, noise))
-    assert torch.equal(run.chains(x0, 0, rng(4)), x0)

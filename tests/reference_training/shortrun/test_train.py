@@ -1,8 +1,10 @@
-"""A short run: that the loop is the published one, what is written, and how a run is lost."""
+"""A short run: its settings, that the loop is the published one, and what is written."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 import torch
 from matplotlib.image import imread
 
+from ebmguard.errors import ConfigError
+from ebmguard.reference_training.shortrun.config import CIFAR10, PRESETS, Preset, ShortRunConfig
 from ebmguard.reference_training.shortrun.train import ShortRun
 from ebmguard.sinks import read_jsonl
 from tests.reference_training.parts import (
@@ -19,7 +23,90 @@ from tests.reference_training.parts import (
     pulled,
     same,
     saved,
+    trained_folder,
 )
+
+
+def at(out="x", **settings):
+    return ShortRunConfig(**{"out": Path(out), **settings})
+
+
+def test_data_and_settings_are_those_of_the_presets_with_what_is_overridden():
+    whole = at().load_data()
+    # None is put aside: the published script trains on every image.
+    assert [len(x) for x in (whole.train_x, whole.valid_x, whole.test_x)] == [1437, 0, 360]
+    changed = at(data="cifar10", nf=32, lr=0.5, init="persistent").settings
+    assert changed == replace(PRESETS["cifar10"], nf=32, lr=0.5, init="persistent")
+    assert at(iterations=7).total_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [({"sgld_steps": 20}, (20, 20)), ({"most_sgld_steps": 120}, (100, 120))],
+)
+def test_k_is_random_where_both_ends_say_so(given, ends):
+    settings = at(**given).settings
+    assert (settings.sgld_steps, settings.most_sgld_steps) == ends
+
+
+def test_a_run_keeps_what_its_preset_was_when_it_began(monkeypatch):
+    """A network trained with LeakyReLU is none with GELU, whatever the preset has become."""
+    changed = replace(PRESETS["digits"], activation="leaky_relu", lr=0.5, iterations=7, nf=6)
+    with monkeypatch.context() as earlier:
+        earlier.setitem(PRESETS, "digits", changed)
+        stored = at(sgld_steps=3, nf=5).to_json()
+    resumed = at(resume=True).resumed(stored)
+    expected = replace(changed, sgld_steps=3, most_sgld_steps=3, nf=5)
+    assert resumed.settings == expected
+    assert at(resume=True, iterations=9).resumed(stored).settings == replace(expected, iterations=9)
+    assert resumed.resumed(resumed.to_json()) == resumed
+
+
+def test_a_network_to_start_from_is_looked_at_before_there_is_a_folder(tmp_path):
+    run = str(trained_folder(tmp_path / "a"))
+    settings = {"device": "cpu", "train_images": 64, "start_from": run}
+    for own, says in (
+        ({"nf": 8}, "its parameters have other shapes; give the same data, image_size and nf"),
+        ({"nf": 4, "activation": "leaky_relu"}, "its activation is gelu, here it is leaky_relu"),
+    ):
+        with pytest.raises(ConfigError, match=f"start_from is {run}, .*another.*{says}"):
+            at(tmp_path / "b", **settings, **own).open()
+    assert not (tmp_path / "b").exists()
+    state = torch.random.get_rng_state()
+    at(tmp_path / "b", **settings, nf=4).check()
+    assert torch.equal(torch.random.get_rng_state(), state)
+    # A run that is resumed has its own checkpoint.
+    replace(at(tmp_path / "b", **settings, nf=4), start_from="gone", resume=True).check()
+
+
+def test_presets_sample_as_the_published_script_number_by_number():
+    """train_cifar10_minimal.py of Nijkamp et al. (2019)."""
+    published = {
+        "image_size": None,
+        "train_images": None,  # all 50,000
+        "nf": 64,
+        "activation": "leaky_relu",
+        "iterations": 100_000,
+        "optimizer": "adam",
+        "lr": 1e-4,
+        "batch": 64,
+        "data_noise": 0.03,
+        "init": "noise",
+        "sgld_steps": 100,
+        "most_sgld_steps": 100,
+        "step_size": 1.0,
+        "noise_std": 0.01,
+    }
+    assert PRESETS["cifar10"] is CIFAR10
+    assert {name: getattr(CIFAR10, name) for name in published} == published
+    ours = {"test_images", "buffer_size", "sample_every"}
+    assert {field.name for field in fields(Preset)} == published.keys() | ours
+    assert CIFAR10.output_scale == pytest.approx(20_000)
+    for name, preset in PRESETS.items():
+        assert preset.problems() == [], name
+        sampling = ("sgld_steps", "most_sgld_steps", "step_size", "noise_std", "init", "data_noise")
+        assert all(getattr(preset, s) == getattr(CIFAR10, s) for s in sampling), name
+
 
 config_for, go = SHORTRUN.config_for, SHORTRUN.go
 
@@ -137,20 +224,6 @@ def test_the_trainer_is_the_published_loop_under_eq_8(tmp_path, case):
         assert (mine - first).abs().max() > 1e-4
 
 
-def test_the_guard_knows_the_steps_and_the_persistent_chains(tmp_path):
-    settings = {"noise_std": 0.05, "step_size": 0.7, "beta_star": 100.0}
-    go(config_for(tmp_path, **settings, init="persistent", buffer_size=12))
-    rows = read_jsonl(tmp_path / "metrics.jsonl")
-    assert len(rows) == 6
-    for row in rows:
-        # The drift is that of (1 - β) f, with o = 2 * 0.7 / 0.05² = 560; an image has 64 entries.
-        drift = 0.7 * (1 - 100 / 560) * row["sampler/grad_norm"]
-        assert row["sampler/drift_to_noise"] == pytest.approx(drift / (0.05 * 8), rel=1e-5)
-    # Of 12 chains each update draws 8: some are drawn again.
-    ages = [row["buffer/age"] for row in rows]
-    assert ages[0] < 1 < ages[-1]
-
-
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A run of eight updates, its negatives, and what it returned."""
@@ -186,16 +259,8 @@ def test_a_row_for_each_update_and_samples_as_bytes(written):
         shown = (negatives[int(name[:8]) - 1][:64].clamp(-1, 1) + 1) * 127.5
         assert np.abs(array - shown.numpy()).max() <= 0.5
     with np.load(out / "figures" / "samples.npz") as samples:
-        assert set(samples.files) == {"data", "end"}
         assert np.array_equal(samples["end"], negatives[-1][:64])
-        assert np.array_equal(samples["data"], config_data(out)[:64])
-    for name in ("data", "end"):
-        assert imread(out / "figures" / f"samples_{name}.png").shape[0] > 8 * 8
-
-
-def config_data(out):
-    data = config_for(out, train_images=80).load_data()
-    return data.scale(data.train_x)
+    assert imread(out / "figures" / "samples_end.png").shape[0] > 8 * 8
 
 
 # -- where it starts --------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from typing import Any
 
 import numpy as np
@@ -12,17 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.scale import SymmetricalLogTransform
 
-from ebmguard.errors import ConfigError
-from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs
+from ebmguard import cli
+from ebmguard.errors import ConfigError, DiskError
+from ebmguard.reference_training.jem.runs import JemRun, evaluated, find_runs, load_run
 from ebmguard.reference_training.studies import jem_tables
 from ebmguard.reference_training.studies.command import find, told
-from ebmguard.reference_training.studies.config import JemFigure
+from ebmguard.reference_training.studies.config import JemFigure, TableConfig
 from ebmguard.reference_training.studies.jem_figures import (
     LINTHRESH,
     bundle,
+    chosen_steps,
 )
 from ebmguard.reference_training.studies.jem_tables import (
-    best_beta_star,
+    FINAL,
+    describe,
+    run,
+    setups,
 )
 from tests.reference_training.jem.fabricate import write_run
 from tests.reference_training.studies.small import assert_no_text_on_text
@@ -66,6 +70,32 @@ def test_bundles_are_those_of_a_loop(values, size, stride):
         assert row["centre"] == pytest.approx(float(expected[0]), rel=1e-6, abs=1e-6)
 
 
+def test_which_runs_a_picture_of_progress_refuses(tmp_path):
+    path = write_run(tmp_path / "one", **SHORT)
+    with pytest.raises(ConfigError, match="--scenario 3 --beta-star 0"):
+        made("21", path)
+    write_run(tmp_path / "two", **{**SHORT, "width": 2})
+    with pytest.raises(ConfigError, match="2 different setups"):
+        made("16", tmp_path)
+    many = [write_run(tmp_path / "many" / str(b), beta_star=b, **SHORT) for b in range(9)]
+    with pytest.raises(ConfigError, match="9 β\\*, and the figure has room for 8"):
+        made("16", *many)
+    empty = write_run(tmp_path / "empty" / "x", finished=False, steps=0, **SHORT)
+    assert made("16", empty)[1][0]["gap, first"] == "–"
+
+
+@pytest.mark.parametrize(
+    ("stored", "steps", "note"),
+    [
+        ((300, 400, 450, 500, 600), (450, 500), "50 iterations apart, not 100"),
+        ((100, 500), (100, 500), "400 iterations apart, not 100"),
+    ],
+)
+def test_figure_17_is_around_the_divergence(tmp_path, stored, steps, note):
+    path = write_run(tmp_path / "x", diverged_at=460, samples=stored, **LONG)
+    assert chosen_steps("17", load_run(path)) == (steps, note)
+
+
 def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
     write_run(tmp_path / "healthy", samples=(0, 100), **LONG)
     write_run(tmp_path / "other", beta_star=2, diverged_at=50, samples=(0, 100), **LONG)
@@ -83,6 +113,10 @@ def test_figure_17_needs_a_run_that_was_lost_and_18_one_with_samples(tmp_path):
     assert [row["step"] for row in made("17", tmp_path)[1]] == ["400", "500"]
 
 
+SMALL: dict[str, Any] = {"iterations": 30, "steps_per_epoch": 10, "depth": 10, "width": 1}
+
+number = st.one_of(st.floats(0, 1), st.just(math.nan))
+maybe = st.one_of(st.none(), number)
 NAMES = ("valid_accuracy", "test_accuracy", "buffer_is", "buffer_fid")
 
 
@@ -109,25 +143,55 @@ def marks(run):
 
 
 @settings(max_examples=30)
-@given(
-    st.dictionaries(
-        st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
-        st.lists(st.one_of(st.none(), st.integers(0, 9)), min_size=1, max_size=3),
+@given(st.lists(st.tuples(maybe, st.floats(0, 1), maybe, maybe), max_size=8))
+def test_the_best_of_a_run(rows):
+    run = run_with(rows)
+    accuracy, *found = scores(run)
+    known = [row for row in rows if row[0] is not None and not math.isnan(row[0])]
+    if known:
+        assert accuracy == max(known, key=lambda row: row[0])[1]  # the first of equals
+    else:
+        assert accuracy == (rows[-1][1] if rows else None)
+    assert (FINAL in marks(run)[0]) == bool(rows and not known)
+    for value, place, pick in zip(found, (2, 3), (max, min), strict=True):
+        defined = [
+            row[place] for row in rows if row[place] is not None and row[place] == row[place]
+        ]
+        assert value == (pick(defined) if defined else None)
+
+
+def test_setups_part_runs_by_their_own_values_and_arithmetic(tmp_path):
+    def load(name, **settings):
+        return load_run(write_run(tmp_path / name, finished=False, steps=0, **settings))
+
+    tiny = {"depth": 10, "width": 1}
+    groups = setups(
+        [
+            load("a", **tiny, lr=0.001),
+            load("b", scenario="6", **tiny, lr=0.001),
+            load("c", **tiny),
+            load("d", beta_star=2.0, seed=1),
+            load("e", scenario="3"),
+            load("f", precision="bfloat16"),
+        ]
     )
-)
-def test_the_best_beta_star_is_not_zero_and_has_the_best_median(table):
-    runs = {
-        beta_star: [run_with([(0.5, v and v / 10, v and float(v), v and float(v))]) for v in values]
-        for beta_star, values in sorted(table.items())
-    }
-    known = {
-        beta_star: statistics.median([v for v in values if v is not None])
-        for beta_star, values in table.items()
-        if beta_star and any(v is not None for v in values)
-    }
-    for metric, pick in (("inception", max), ("fid", min)):
-        best = best_beta_star(metric, runs)
-        if known:
-            assert known[best] == pick(known.values())
-        else:
-            assert best is None
+    names = {name: [run.path.name for run in group] for name, group in groups.items()}
+    assert names == {"A": ["d", "e"], "B": ["f"], "C ≠": ["a", "b"], "D ≠": ["c"]}
+    assert describe(groups["B"]) == "size and settings as published; in bfloat16"
+    # The published learning rate of scenario 6 is another one.
+    assert describe(groups["C ≠"]) == (
+        "depth 10, not 28; width 1, not 10; lr 0.001, not 0.0001; lr 0.001, not 2.5e-05"
+    )
+
+
+def test_the_command_prints_and_writes_the_same_page(tmp_path, capsys):
+    path = write_run(tmp_path / "x", **SMALL)
+    out = tmp_path / "page.md"
+    assert cli.main(["table", "jem", str(path), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert out.read_text() == printed
+    assert "| `x`" in printed
+    with pytest.raises(ConfigError, match="name run folders"):
+        run(TableConfig(runs=()))
+    with pytest.raises(DiskError, match=r"page\.md could not be written"):
+        run(TableConfig(runs=(path,), out=tmp_path / "no" / "page.md"))
