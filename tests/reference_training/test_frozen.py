@@ -9,43 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch._aot_autograd.utils import make_boxed_func
 
-from ebmguard import guard
-from ebmguard.reference_training.device import compile_modules
+from ebmguard.reference_training.device import autocast_type, compile_modules, set_precision
 from ebmguard.reference_training.networks import WideResNet, frozen
 from ebmguard.reference_training.shortrun.network import EnergyNet
 from ebmguard.samplers import sgld
 from tests.reference_training.parts import Calls
 
 aten = torch.ops.aten
-
-
-class Masks:
-    """AOT autograd with an eager backend, keeping what its backward passes compute.
-
-    For each compiled backward pass and each of its convolutions: whether there are gradients of the
-    input, the weight and the bias.
-    """
-
-    def __init__(self):
-        self.backwards: list[list[tuple[bool, ...]]] = []
-        self.backend = aot_autograd(
-            fw_compiler=lambda graph, _: make_boxed_func(graph.forward), bw_compiler=self._backward
-        )
-
-    def _backward(self, graph, _):
-        nodes = [n for n in graph.graph.nodes if n.target is aten.convolution_backward.default]
-        self.backwards.append([tuple(n.args[-1]) for n in nodes])
-        return make_boxed_func(graph.forward)
-
-
-@pytest.fixture
-def masks():
-    torch.compiler.reset()
-    yield Masks()
-    torch.compiler.reset()
 
 
 SETTINGS: dict[str, Any] = {"steps": 3, "step_size": 1.0, "noise_std": 0.1}
@@ -66,36 +37,6 @@ def sampler(network, *tensors):
         return plain(f, *tensors)
 
 
-@pytest.mark.parametrize("part", ["module", "outputs"])
-@pytest.mark.parametrize("labels", [(), (torch.tensor([7, 2]),)], ids=["f(x)", "f(x, y)"])
-def test_compiled_networks_are_tempered(masks, part, labels):
-    torch.manual_seed(0)
-    net, twin = WideResNet(width=1).double(), WideResNet(width=1).double()
-    twin.load_state_dict(net.state_dict())
-    if part == "module":
-        net.compile(backend=masks.backend)
-    else:
-        compiled = torch.compile(net.outputs, backend=masks.backend)
-        net.outputs = compiled
-    inputs = (*start(dtype=torch.float64), *labels)
-    found, norms = [], []
-    for each in (net, twin):
-        g = guard(None, sampler, beta_star=lambda step: 0.2 * (1 + step), output_scale=1.0)
-        for _ in range(3):
-            found.append(g.sampler(each, *inputs))
-            g.loss_fn(torch.zeros(2), torch.ones(2))
-            norms.append(g.last["sampler/grad_norm"])
-    for step in range(3):
-        torch.testing.assert_close(found[step], found[3 + step], rtol=1e-10, atol=1e-10)
-        assert norms[step] == pytest.approx(norms[3 + step], rel=1e-6)
-    assert (found[0] - found[1]).abs().max() > 1e-6
-    assert len(masks.backwards) == 1  # a new beta compiles nothing
-    assert not any(weight or bias for _, weight, bias in masks.backwards[0])
-    torch.testing.assert_close(
-        plain(net, *inputs), plain(twin, *inputs), rtol=1e-10, atol=1e-10
-    )  # untempered afterwards
-
-
 class Normalised(nn.Module):
     """With a BatchNorm, whose weights autocast leaves in float32."""
 
@@ -112,22 +53,23 @@ class Normalised(nn.Module):
         return self.head(maps.float()).flatten()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "compiled"),
     [
-        partial(WideResNet, depth=16, autocast=torch.bfloat16),
-        partial(EnergyNet, in_channels=1, image_size=8, nf=4, autocast=torch.bfloat16),
-        Normalised,
+        (partial(WideResNet, autocast=torch.bfloat16), True),
+        (partial(EnergyNet, in_channels=1, image_size=8, nf=4, autocast=torch.bfloat16), False),
+        (Normalised, False),
+        (Normalised, True),
     ],
-    ids=["WideResNet", "EnergyNet", "BatchNorm"],
+    ids=["WideResNet", "EnergyNet", "BatchNorm", "compiled BatchNorm"],
 )
-def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, masks):
+def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled):
     torch.manual_seed(0)
     net, (x, noise) = make().eval(), start()
     twin = deepcopy(net)
     if compiled:
-        net.compile(backend=masks.backend)
+        torch.compiler.reset()
+        net.compile(backend="aot_eager")
     weights, cast = {p.shape for p in net.parameters()}, aten._to_copy.default
     for step in range(2):  # parameters of the second are others
         with Calls() as before:
@@ -144,7 +86,51 @@ def test_a_chain_casts_weights_once_to_the_bits_of_autocast(make, compiled, mask
         torch.testing.assert_close(net.state_dict()[name], own, rtol=0, atol=0)
 
 
+def test_frozen_gives_each_parameter_its_own_back():
+    net = WideResNet(width=1)
+    net.stem.weight.requires_grad_(False)
+    net.stem.weight.grad = kept = torch.ones_like(net.stem.weight)
+    before = [p.requires_grad for p in net.parameters()]
+
+    def required():
+        return [p.requires_grad for p in net.parameters()]
+
+    with frozen(net):
+        assert not any(required())
+        with frozen(net):
+            pass
+        assert not any(required())
+    assert required() == before
+    with pytest.raises(ZeroDivisionError), frozen(net):
+        raise ZeroDivisionError
+    assert required() == before
+    assert sum(before) == len(before) - 1
+    assert net.stem.weight.grad is kept
+
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_precision_is_that_of_the_settings_and_only_bfloat16_casts():
+    assert torch.get_float32_matmul_precision() == "highest"
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit
+    try:
+        set_precision("tf32")
+        assert torch.get_float32_matmul_precision() == "high"
+        assert cudnn.allow_tf32
+        for precision in ("float32", "bfloat16"):
+            set_precision(precision)
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not cudnn.allow_tf32
+            # All kernels are tried, not the first ten.
+            assert cudnn.benchmark
+            assert cudnn.benchmark_limit == 0
+    finally:
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32, cudnn.benchmark, cudnn.benchmark_limit = before
+    assert autocast_type("bfloat16") is torch.bfloat16
+    assert autocast_type("float32") is autocast_type("tf32") is None
 
 
 class Double(nn.Module):
@@ -157,10 +143,8 @@ class Double(nn.Module):
     [
         ("auto", "bfloat16", GPU, True),
         ("auto", "tf32", GPU, False),
-        ("auto", "float32", GPU, False),
         ("auto", "bfloat16", CPU, False),
         ("yes", "float32", CPU, True),
-        ("yes", "tf32", GPU, True),
         ("no", "bfloat16", GPU, False),
     ],
 )
