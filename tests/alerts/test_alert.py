@@ -22,7 +22,7 @@ from ebmguard.alerts import (
     Remedy,
     Situation,
 )
-from ebmguard.alerts.remedies import WordedRemedy, agreeing, contradict, recorded
+from ebmguard.alerts.remedies import Remedies, WordedRemedy, agreeing, contradict, recorded
 
 from .parts import GROWTH, Slump, feed, make_row
 
@@ -259,3 +259,9 @@ def test_what_a_remedy_is_does_not_rest_on_its_words():
     assert agreeing([alike], {R.ROLL_BACK: 1}) == (alike,)
     for damaged in (None, 3, "x", [], ["NO_SUCH", 2, None, "ROLL_BACK"]):
         assert [*recorded(record | {"named": damaged})] == record["remedies"]
+
+
+def test_remedies_go_by_the_sign_of_beta_star() -> None:
+    remedies = Remedies(zero=("zero",), positive=("more",), negative=("less",))
+    found = [*map(remedies.at, (-1.0, 0.0, 0.5, 1.0, math.nan))]
+    assert found == [("less",), ("zero",), ("more",), ("more",), ("more",)]
