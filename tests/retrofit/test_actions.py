@@ -55,6 +55,8 @@ def test_raise_withholds_at_once_and_raises_after_the_update():
     (loss + other_term).backward()
     assert all(x.grad is not None and not x.grad.any() for x in (pos, neg))
     assert gradient(g).abs().sum() == 0  # a second loss of the same step
+    with g.paused():
+        assert gradient(g).abs().sum() == 0  # and one that leaves no trace
     with pytest.raises(errors.EnergyBlowupError) as caught:
         sgd.step()
     assert caught.value.alert is g.alerts[0]

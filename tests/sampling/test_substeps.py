@@ -277,19 +277,21 @@ class Noisy(Net):
 def test_the_network_and_the_random_numbers_do_not_notice() -> None:
     moves = look(Net(), stepping(plain), torch.randn(64, 3, dtype=torch.float64))
     assert isinstance(moves, SamplerUpdate)
-    seen = []
-    for n in (1, 4):
+    seen, found = [], []
+    for n, seed in ((1, 0), (4, 0), (4, 1)):
         torch.manual_seed(0)
         f, x = Noisy(), torch.randn(64, 3, dtype=torch.float64)
-        found = Tempering(f).run(stepping(plain), (f, x), {}, 1.0, None, Substeps(moves, n))
+        substeps = Substeps(moves, n, seed=seed)
+        found.append(Tempering(f).run(stepping(plain), (f, x), {}, 1.0, None, substeps))
         masks = f.net[2](torch.ones(8, dtype=torch.float64))
         buffers = {k: v for k, v in f.named_buffers() if "running" not in k}
         parameters = [p.grad for p in f.parameters()]
         seen.append((frozen(buffers), randomness(), frozen(masks), parameters))
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
     # It has the statistics of the batches that the sampler asked for, and of no others.
     assert f.net.get_buffer("1.num_batches_tracked") == STEPS
-    assert found.isfinite().all()
+    assert all(x.isfinite().all() for x in found)
+    assert not torch.equal(found[1], found[2])  # the finer steps have noise of their own
 
 
 def with_graph(f: Any, x: Tensor) -> Tensor:
