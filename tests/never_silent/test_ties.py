@@ -59,6 +59,10 @@ MISTAKES: dict[str, dict[str, tuple[Sides, dict[str, Any]]]] = {
             lambda f, x, q: (f(q[1]), q[0]),
             {"draw": lambda sample, f, x: (f(x), sample(f, torch.randn_like(x)))},
         ),
+        "in a subclass": (
+            lambda f, x, q: (f(q), f(x.as_subclass(Image))),
+            {"sampler": lambda f, x: unit_langevin(f, x).as_subclass(Image)},
+        ),
     },
     "follows the logsumexp of the network's 5 outputs, and the loss gets the sum": {
         "logits": (both, LOGITS),

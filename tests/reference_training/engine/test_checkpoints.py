@@ -17,11 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ebmguard.errors import ConfigError
+from ebmguard.errors import ConfigError, DiskError
 from ebmguard.recovery import save_durably
 from ebmguard.reference_training.engine import checkpoints as checkpoints_module
 from ebmguard.reference_training.engine.checkpoints import Checkpoints, load_all_ranks, restoring
 from ebmguard.reference_training.engine.ranks import Ranks
+from tests.full_disk import small_disk
 from tests.parts import PATIENCE
 from tests.reference_training.parts import CPU
 
@@ -85,6 +86,20 @@ def test_a_run_that_went_back_leaves_its_abandoned_future_behind(checkpoints):
     checkpoints.save(5, state_of(5))  # Ctrl-C, before step 6 came again
     assert names(checkpoints.folder) == ["step-00000003.pt", "step-00000005.pt"]
     assert checkpoints.load(CPU)["x"][0] == 5
+
+
+def test_a_full_disk_is_a_typed_error_and_leaves_the_checkpoints_before_and_no_rest(tmp_path):
+    with small_disk(tmp_path, 400) as folder:
+        checkpoints = Checkpoints(folder)
+        checkpoints.save(3, state_of(3))
+        with pytest.raises(
+            DiskError, match=r"step-00000006\.pt could not be written: the disk is full.*--resume"
+        ):
+            checkpoints.save(6, {"x": torch.zeros(1_000_000)})
+        assert names(folder) == ["step-00000003.pt"]
+        assert checkpoints.load(CPU)["x"][0] == 3
+        checkpoints.save(6, state_of(6))
+        assert checkpoints.load(CPU)["x"][0] == 6
 
 
 def test_the_data_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):

@@ -40,15 +40,14 @@ COMMANDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "toy": (toy.run, EvaluateToy, {}),
 }
 NO_CLASSIFIER = "and the model has no classifier"
-OWN = "and the model has no classifier"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("jem", {"samples": 0}, "samples is 0, expected 1 or more"),
     ("jem", {"chain_steps": -1}, "chain_steps is -1, expected 0 or more"),
     *(("jem", {"attacks": (x,)}, f"has '{x}'") for x in ("linf", "l1:8", "linf:nan")),
-    ("shortrun", {"likelihood": False}, f'features is "None", {OWN}'),
+    ("shortrun", {"likelihood": False}, f'features is "None", {NO_CLASSIFIER}'),
     ("shortrun", {"count": 1}, "count is 1, expected 2 or more"),
     ("bism", {"chain_steps": 0}, "chain_steps is 0, expected 1 or more"),
-    ("bism", {"features": "own"}, f'features is "own", {OWN}'),
+    ("bism", {"features": "own"}, f'features is "own", {NO_CLASSIFIER}'),
     ("bism", {"likelihood": True}, "likelihood is on, expected it off"),
     ("toy", {"temperatures": 0}, "temperatures is 0, expected 1 or more"),
     ("bism", {"ais_chains": 1}, "ais_chains is 1, expected 2 or more"),
