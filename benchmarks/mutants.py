@@ -174,7 +174,8 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     """Imports one module from its mutated source."""
 
     def __init__(self, mutant: Mutant) -> None:
-        self.mutant = mutant
+        # Now: a test may work in another folder when the module is imported.
+        self.file, self.source = Path(mutant.file).absolute(), mutant.source()
         self.module = mutant.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
     def pytest_sessionstart(self) -> None:
@@ -184,18 +185,16 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name != self.module:
             return None
-        file = Path(self.mutant.file).absolute()
-        places = [str(file.parent)] if file.name == "__init__.py" else None
+        places = [str(self.file.parent)] if self.file.name == "__init__.py" else None
         return importlib.util.spec_from_file_location(
-            name, file, loader=self, submodule_search_locations=places
+            name, self.file, loader=self, submodule_search_locations=places
         )
 
     def get_source(self, fullname: str) -> str:
-        return self.mutant.source().decode()
+        return self.source.decode()
 
     def get_code(self, fullname: str) -> Any:
-        file = Path(self.mutant.file).absolute()
-        return compile(self.mutant.source(), file, "exec", dont_inherit=True)
+        return compile(self.source, self.file, "exec", dont_inherit=True)
 
 
 def pytest_of(*words: str) -> list[str]:

@@ -47,5 +47,7 @@ def test_the_changed_module_is_imported(tmp_path: Path, monkeypatch: pytest.Monk
     Path("mutated_part.py").write_text("LIMIT = 8\n")
     (mutant,) = mutants.mutants_of(Path("mutated_part.py"))
     monkeypatch.setattr(sys, "meta_path", [mutants.Loader(mutant), *sys.meta_path])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert importlib.import_module("mutated_part").LIMIT == 9
-    assert Path("mutated_part.py").read_text() == "LIMIT = 8\n"
+    assert (tmp_path / "mutated_part.py").read_text() == "LIMIT = 8\n"
